@@ -1,0 +1,131 @@
+"""The existing PABBO implementation, driven as its users run it, for the side-by-side measurement.
+
+It takes a checkout of the public repository draiqw/lgd (branch SABO, folder ``pabbo_method``) and
+calls its own ``train()``. What is not numerically relevant there and not installed here is replaced
+before the import: ``wandb``, ``hydra``, ``omegaconf`` (logging and configuration), ``botorch``,
+``gpytorch`` and ``sobol_seq`` (only used by data sets and grids that its ``train.yaml`` does not
+use). torchrl's ``MaskedCategorical`` is replaced by the equal ``torch.distributions.Categorical``
+over logits with ``-inf`` where masked. No line of that repository is part of this one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Categorical
+
+MODEL = {
+    "d_x": 1, "d_f": 1, "d_model": 32, "nhead": 2, "dropout": 0.0, "n_layers": 3,
+    "dim_feedforward": 64, "emb_depth": 2, "tok_emb_option": "ind_point_emb_sum",
+    "joint_model_af_training": True, "af_name": "mlp", "bound_std": False, "nbuckets": 2,
+    "transformer_encoder_layer_cls": "efficient", "time_budget": True,
+}  # fmt: skip
+
+SAMPLER = {
+    "kernel_list": ["rbf", "matern52", "matern32", "matern12"],
+    "sample_kernel_weights": [0.25, 0.25, 0.25, 0.25],
+    "lengthscale_range": [0.05, 2], "std_range": [0.1, 2], "p_iso": 0.5,
+}  # fmt: skip
+
+QUICK = {
+    "n_steps": 2000, "n_burnin": 800, "batch_size": 16, "batch_size_2": 8, "lr": 1e-3,
+    "lr_2": 3e-5, "n_random_pairs": 50, "num_prediction_points": 50, "num_query_points": 50,
+    "n_trajectories": 10, "max_T": 30, "discount_factor": 0.98, "min_num_ctx": 1,
+    "max_num_ctx": 20, "sobol_grid": False, "seed": 0,
+}  # fmt: skip
+
+
+class MaskedCategorical(Categorical):
+    """A categorical distribution that never draws where the mask is false."""
+
+    def __init__(self, logits: Tensor, mask: Tensor) -> None:
+        super().__init__(logits=logits.masked_fill(~mask, float("-inf")))
+
+
+class _Absent(ModuleType):
+    """A module of which any name can be imported, but none used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+def load_reference(folder: Path) -> ModuleType:
+    """The reference's ``train`` module, imported from its folder with the replacements above."""
+    if not (folder / "train.py").is_file():
+        raise ValueError(f"{folder} has no train.py: give the folder pabbo_method of the checkout")
+    for name in (
+        "wandb", "omegaconf", "hydra", "botorch", "botorch.models", "botorch.optim",
+        "botorch.optim.fit", "gpytorch", "sobol_seq", "torchrl", "torchrl.modules",
+    ):  # fmt: skip
+        sys.modules[name] = _Absent(name)
+    sys.modules["hydra"].main = lambda **_: lambda function: function  # type: ignore[attr-defined]
+    sys.modules["torchrl.modules"].MaskedCategorical = MaskedCategorical  # type: ignore[attr-defined]
+    sys.path.insert(0, str(folder))
+    return importlib.import_module("train")
+
+
+def _retry_sampling(reference: ModuleType) -> None:
+    """Draw again where the reference's unbatched Cholesky fails, instead of ending its run."""
+    sampler = reference.OptimizationSampler
+    draw = sampler.sample_a_function
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        while True:
+            try:
+                return draw(*args, **kwargs)
+            except torch.linalg.LinAlgError:
+                continue
+
+    sampler.sample_a_function = again
+
+
+def train_reference(folder: Path, out: Path, save_every: int, **changes: Any) -> None:
+    """Run the reference's ``train()`` in this process.
+
+    Every ``save_every`` steps its weights go to ``out/<step>.pt`` and ``step, cpu_s`` (CPU time of
+    the training so far, without the saving) as a line to ``out/times.jsonl``.
+    """
+    reference = load_reference(folder)
+    _retry_sampling(reference)
+    out.mkdir(parents=True, exist_ok=True)
+    kwargs = {**QUICK, **changes}
+    spent_saving = 0.0
+    torch.manual_seed(kwargs["seed"])
+    start = time.process_time()
+    save = torch.save
+
+    def keep(checkpoint: dict[str, Any], _path: str) -> None:
+        nonlocal spent_saving
+        now = time.process_time()
+        step = checkpoint["step"] - 1
+        row = {"step": step, "cpu_s": now - start - spent_saving}
+        save(checkpoint["model"], out / f"{step}.pt")
+        with (out / "times.jsonl").open("a") as times:
+            times.write(json.dumps(row) + "\n")
+        spent_saving += time.process_time() - now
+
+    torch.save = keep
+    try:
+        reference.train(
+            expid="reference", exp_path=str(out / "log"),
+            model=reference.TransformerModel(**MODEL), model_kwargs=MODEL, dataname="GP1D",
+            x_range=[[-1.0, 1.0]], sampler_kwargs=SAMPLER, save_freq=save_every, print_freq=100,
+            device="cpu", wb=False, **kwargs,
+        )  # fmt: skip
+    finally:
+        torch.save = save
+
+
+if __name__ == "__main__":
+    train_reference(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), seed=int(sys.argv[4]))

@@ -1,0 +1,367 @@
+"""Figures of the topic-number studies: how fast and how far each optimiser gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from raypipe.report.figures import (
+    HEIGHT,
+    INK,
+    MUTED,
+    PAPER,
+    WIDTH,
+    Figure,
+    Stroke,
+    finite,
+    frame_y,
+    label_lines,
+    needs_log,
+    rows,
+    set_log,
+    strokes,
+    style,
+)
+from raypipe.report.values import number, plus_minus
+
+NAMES = {
+    "ga": "GA",
+    "es": "ES",
+    "pabbo_small": "PABBO small",
+    "pabbo_large": "PABBO large",
+    "sabbo": "SABBO",
+    "random": "random",
+    "tpe": "TPE",
+    "golden_section": "golden section",
+}
+_FINAL = "Final best perplexity"
+_LABELLED = (0.115, 0.135, 0.575, 0.78)  # axes with room at the right for names and values
+
+_Draw = Callable[[str, pd.DataFrame], Figure]
+
+
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """All figures the tables allow, by kind and then by corpus.
+
+    Reads ``study_history`` (curves, trajectories), ``summary`` (bars), ``studies`` (boxes) and
+    ``regret``. A missing or empty table, or a corpus without a finite value, leaves its figures
+    out; a table that lacks a column is a ValueError.
+    """
+    drawn: list[Figure] = []
+    history_columns = ["dataset", "optimizer", "run", "evaluation", "batch", "T"]
+    history_columns += ["best_T", "best_value", "elapsed_s"]
+    with style():
+        history = rows(tables, "study_history", history_columns)
+        if history is not None:
+            for draw in (_by_evaluation, _by_time, _trajectory):
+                drawn += _each_dataset(history, "best_value", draw)
+        summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std", "min"])
+        if summary is not None:
+            drawn += _each_dataset(summary, "mean", _bars)
+        studies = rows(tables, "studies", ["dataset", "optimizer", "run", "best_perplexity"])
+        if studies is not None:
+            drawn += _each_dataset(studies, "best_perplexity", _boxes)
+        regret = rows(
+            tables, "regret", ["trial_id", "stage", "method", "step", "mean", "low", "high"]
+        )
+        if regret is not None:
+            drawn += [_regret(str(stage), t) for stage, t in regret.groupby("stage", sort=False)]
+    return drawn
+
+
+def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
+    """One figure a corpus that has a finite value, in the table's order of corpora."""
+    groups = table.groupby("dataset", sort=False)
+    return [draw(str(name), group) for name, group in groups if finite(group[value]).size]
+
+
+def _strokes(present: Sequence[str]) -> dict[str, Stroke]:
+    """The stroke of each optimiser, whichever of them a study has."""
+    return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
+
+
+def _optimizers(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:
+    """The optimisers of a table in the fixed order, each with its rows and its stroke."""
+    groups = {str(name): group for name, group in table.groupby("optimizer", sort=True)}
+    fixed = _strokes(list(groups))
+    return [(name, groups[name], fixed[name]) for name in fixed if name in groups]
+
+
+def _name(optimizer: str) -> str:
+    return NAMES.get(optimizer, optimizer.replace("_", " "))
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
+
+
+def _best(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.DataFrame:
+    """The best so far of one optimiser: one row a point of ``at``, one column a run.
+
+    A finished run carries its best forward; a run with no finite value at all is left out, and so
+    are the points before every other run has one.
+    """
+    known = table[np.isfinite(table["best_value"].astype(float))].sort_values("evaluation")
+    series = {run: one.groupby(at)[column].last() for run, one in known.groupby("run")}
+    wide = pd.DataFrame(series).astype(float)
+    if at == "evaluation":
+        wide = wide.reindex(range(1, int(table[at].max()) + 1))
+    return wide.ffill().dropna()
+
+
+def _start(table: pd.DataFrame) -> int:
+    """How many evaluations make up the start population that all studies share; 0 for none."""
+    studies = [study for _, study in table.groupby(["optimizer", "run"])]
+    first = [study[study["batch"] == study["batch"].min()] for study in studies]
+    shared = {frozenset(batch["T"]) for batch in first}
+    return len(first[0]) if len(shared) == 1 and len(first[0]) > 1 else 0
+
+
+def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float) -> None:
+    """Median and interquartile band over runs; dotted where all runs are carried forward."""
+    band = best.quantile([0.25, 0.5, 0.75], axis=1).T
+    # A step curve needs only the points where it moves, and its ends.
+    moves = band.ne(band.shift()).any(axis=1)
+    moves.iloc[-1] = True
+    moves.loc[band.index[band.index <= end].max()] = True
+    band = band[moves]
+    x = band.index.to_numpy(float)
+    look: dict[str, Any] = {"color": stroke.colour, "drawstyle": "steps-post"}
+    own, rest = band[x <= end], band[x >= x[x <= end].max()]
+    axes.plot(own.index, own[0.5], linestyle=stroke.line, label=name, **look)
+    if len(rest) > 1:
+        axes.plot(rest.index, rest[0.5], linestyle=":", linewidth=1.1, label="_carried", **look)
+    if best.shape[1] > 1:
+        axes.fill_between(
+            x, band[0.25], band[0.75], step="post", color=stroke.colour, alpha=0.12, linewidth=0
+        )
+
+
+def _curves(table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
+    """The best-so-far curves of one corpus over the column ``at``; the last is for the caption."""
+    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    axes = figure.add_axes(_LABELLED)
+    start, last = _start(table), float(table[at].max())
+    ends: list[tuple[float, str, Stroke]] = []
+    shown: list[float] = []  # what the y axis must show: from the end of the start population on
+    most = 0
+    for name, group, stroke in _optimizers(table):
+        best = _best(group, at)
+        if best.empty:
+            continue
+        most = max(most, best.shape[1])
+        best = best.reindex(best.index.union([last])).ffill()
+        _curve(axes, best, name, stroke, float(group[at].max()))
+        quartiles = _best(group, "evaluation").loc[max(1, start) :].quantile([0.25, 0.75], axis=1)
+        shown.extend(quartiles.to_numpy().ravel())
+        final = float(np.median(best.loc[last]))
+        ends.append((final, f"{_name(name)}  {number(final)}", stroke))
+    axes.set_title("lowest perplexity so far")
+    frame_y(axes, shown)
+    label_lines(axes, ends)
+    note = f", median of {_runs(most)} with the interquartile band." if most > 1 else "."
+    top, edge = float(finite(table["best_value"]).max()), axes.get_ylim()[1]
+    if top > edge:
+        note += f" Values above {number(edge)} (up to {number(top)}) are cut off."
+    return figure, axes, note
+
+
+def _by_evaluation(dataset: str, table: pd.DataFrame) -> Figure:
+    last, start = int(table["evaluation"].max()), _start(table)
+    figure, axes, note = _curves(table, "evaluation")
+    if 0 < start < last:
+        axes.axvspan(1, start, color=MUTED, alpha=0.09, linewidth=0, label="_start")
+        axes.annotate(
+            "start",
+            (1, 0),
+            (4, 4),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            color=MUTED,
+            fontsize=7.5,
+        )
+        note += f" The first {start} evaluations (shaded) are the start all optimisers share."
+    axes.set_xlim(1, max(2, last))
+    axes.set_xlabel("evaluation (distinct T)")
+    if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
+        note += " Dotted: the studies have ended and their best is carried forward."
+    caption = f"Lowest perplexity found after each evaluation{note}"
+    group = "Best perplexity by evaluation"
+    return Figure(f"best_by_evaluation-{dataset}", dataset, caption, figure, group)
+
+
+def _by_time(dataset: str, table: pd.DataFrame) -> Figure:
+    longest = float(table["elapsed_s"].max())
+    if longest >= 2 * 3600:
+        scale, unit = 3600, "h"
+    else:
+        scale, unit = (60, "min") if longest >= 120 else (1, "s")
+    figure, axes, note = _curves(table.assign(elapsed=table["elapsed_s"] / scale), "elapsed")
+    axes.set_xlim(0, longest / scale or 1)
+    axes.set_xlabel(f"time in LDA evaluations, {unit}")
+    caption = f"Lowest perplexity by the summed time of a study's own evaluations{note}"
+    group = "Best perplexity by time"
+    return Figure(f"best_by_time-{dataset}", dataset, caption, figure, group)
+
+
+def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
+    """One panel an optimiser: every T it tried, and the median of its best T so far."""
+    optimizers = _optimizers(table)
+    columns = min(2, len(optimizers))
+    lines = -(-len(optimizers) // columns)
+    height = 0.75 + 1.2 * lines
+    figure = Canvas(figsize=(WIDTH, height))
+    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    figure.subplots_adjust(
+        left=0.135,
+        right=0.98,
+        top=1 - 0.28 / height,
+        bottom=0.48 / height,
+        hspace=0.34,
+        wspace=0.09,
+    )
+    for axes in grid.flat[len(optimizers) :]:
+        axes.remove()
+    last = max(2, int(table["evaluation"].max()))
+    for axes, (name, group, stroke) in zip(grid.flat, optimizers, strict=False):
+        axes.plot(group["evaluation"], group["T"], linestyle="", marker="o", markersize=2.2,
+                  markeredgewidth=0, color=MUTED, alpha=0.4, label="T",
+                  rasterized=len(table) > 1500)  # fmt: skip
+        best = _best(group, "evaluation", "best_T")
+        axes.plot(best.index, best.median(axis=1), color=stroke.colour, label="best T",
+                  drawstyle="steps-post", linestyle=stroke.line)  # fmt: skip
+        axes.set_title(_name(name), pad=3)
+    set_log(grid[0, 0].yaxis, float(table["T"].min()), float(table["T"].max()), (1, 3))
+    grid[0, 0].set_xlim(1, last)
+    bottoms = grid.flat[max(0, len(optimizers) - columns) : len(optimizers)]
+    for axes in bottoms:
+        axes.tick_params(labelbottom=True)
+        axes.set_xlabel("evaluation")
+    figure.supylabel("number of topics T", x=0.012, fontsize=8.5, color=MUTED)
+    runs = _runs(int(table["run"].nunique()))
+    caption = f"Grey: every number of topics T evaluated ({runs}). Line: the best T so far"
+    caption += ", median over runs." if table["run"].nunique() > 1 else "."
+    group_title = "Numbers of topics tried"
+    return Figure(f"t_trajectory-{dataset}", dataset, caption, figure, group_title)
+
+
+def _bars(dataset: str, table: pd.DataFrame) -> Figure:
+    """Mean and standard deviation of the final best; zero-based bars, or points on a log axis."""
+    table = table[np.isfinite(table["mean"].astype(float))]
+    table = table.sort_values("mean", ascending=False, kind="stable")
+    figure = Canvas(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
+    bottom = 0.47 / figure.get_figheight()
+    axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
+    fixed = _strokes(list(table["optimizer"]))
+    mean = table["mean"].to_numpy(float)
+    std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)
+    y = np.arange(len(table))
+    colours = [fixed[name].colour for name in table["optimizer"]]
+    logarithmic = needs_log(mean, 20)
+    # A deviation larger than the mean has no place on a log axis: its bar ends at the best run.
+    below = np.minimum(std, mean - table["min"].to_numpy(float)) if logarithmic else std
+    errors = np.where(std > 0, [below, std], np.nan)
+    bars: dict[str, Any] = {"ecolor": INK, "elinewidth": 1.0, "capsize": 2.5}
+    if logarithmic:
+        set_log(axes.xaxis, float(mean.min()), float(mean.max()))
+        for i, colour in enumerate(colours):
+            axes.errorbar(mean[i], y[i], xerr=errors[:, [i]], fmt="o", color=colour, **bars)
+    else:
+        axes.barh(y, mean, height=0.62, color=colours)
+        axes.errorbar(mean, y, xerr=errors, fmt="none", **bars)
+        axes.set_xlim(0, float(np.nanmax(mean + std)) * 1.03)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    for i, (m, s, n) in enumerate(zip(mean, std, table["runs"], strict=True)):
+        text = plus_minus(m, s) if n > 1 else number(m)
+        axes.text(1.03, y[i], text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_yticks(y, [_name(name) for name in table["optimizer"]])
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    axes.spines["left"].set_visible(not logarithmic)
+    axes.set_xlabel("final best perplexity")
+    most = int(table["runs"].max())
+    caption = f"Final best perplexity of each optimiser, lower is better; {_runs(most)}"
+    caption += ", mean ± standard deviation." if most > 1 else "."
+    caption += (
+        " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
+    )
+    return Figure(f"final_bars-{dataset}", f"{dataset}: mean", caption, figure, _FINAL)
+
+
+def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
+    """Quartiles over runs with every run as a point, best median at the left."""
+    groups = {}
+    for name, group, _ in _optimizers(table):
+        if (known := finite(group["best_perplexity"])).size:
+            groups[name] = known
+    names = sorted(groups, key=lambda name: float(np.median(groups[name])))
+    fixed = _strokes(names)
+    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
+    for place, name in enumerate(names):
+        known, colour = groups[name], fixed[name].colour
+        if known.size > 1:
+            axes.boxplot(
+                [known], positions=[place], widths=0.55, showfliers=False, patch_artist=True,
+                boxprops={"facecolor": "none", "edgecolor": colour, "linewidth": 1.3},
+                medianprops={"color": colour, "linewidth": 2.2, "solid_capstyle": "butt"},
+                whiskerprops={"color": colour}, capprops={"color": colour}, manage_ticks=False,
+            )  # fmt: skip
+        # Points side by side in the order of the runs, so that equal values stay visible.
+        beside = place + (np.linspace(-0.17, 0.17, known.size) if known.size > 1 else 0.0)
+        axes.scatter(np.broadcast_to(beside, known.shape), known, s=9, color=colour,
+                     edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
+    axes.set_xticks(range(len(names)), [_name(name).replace(" ", "\n") for name in names])
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    frame_y(axes, np.concatenate(list(groups.values())))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_title("final best perplexity")
+    most = max(known.size for known in groups.values())
+    lost = len(table) - sum(known.size for known in groups.values())
+    caption = "One point a run; the box spans the quartiles, its line is the median, the whiskers"
+    caption += " reach the furthest run within 1.5 box lengths." if most > 1 else ""
+    caption = caption if most > 1 else "The final best perplexity of the one run."
+    caption += " The axis does not start at zero."
+    caption += f" {_runs(lost)} without a finite value left out." if lost else ""
+    return Figure(f"final_boxes-{dataset}", f"{dataset}: runs", caption, figure, _FINAL)
+
+
+def _regret(stage: str, table: pd.DataFrame) -> Figure:
+    """Simple regret of the model against random search, with its confidence band."""
+    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    axes = figure.add_axes(_LABELLED)
+    model = f"pabbo_{stage.removeprefix('evaluate_')}"
+    fixed = _strokes([model])
+    ends: list[tuple[float, str, Stroke]] = []
+    for (_, method), group in table.groupby(["trial_id", "method"], sort=False):
+        group = group.sort_values("step")
+        name = model if method == "pabbo" else str(method)
+        stroke = fixed.get(name, fixed["random"])
+        axes.plot(
+            group["step"], group["mean"], color=stroke.colour, linestyle=stroke.line, label=name
+        )
+        axes.fill_between(group["step"], group["low"], group["high"], color=stroke.colour,
+                          alpha=0.16, linewidth=0)  # fmt: skip
+        last = float(group["mean"].iloc[-1])
+        ends.append((last, f"{_name(name)}  {number(last)}", stroke))
+    frame_y(axes, table[["mean", "low", "high"]].where(table[["mean", "low", "high"]] > 0))
+    label_lines(axes, [end for end in ends if np.isfinite(end[0])])
+    axes.set_title("simple regret")
+    axes.set_xlabel("duels")
+    axes.set_xlim(float(table["step"].min()), max(1.0, float(table["step"].max())))
+    caption = "Distance of the best point queried from the optimum, mean over held-out functions"
+    caption += " with its confidence band; the label is the regret after the last duel."
+    return Figure(
+        f"regret-{stage}",
+        f"{_name(model)} and random search",
+        caption,
+        figure,
+        "Simple regret of the model",
+    )

@@ -1,0 +1,164 @@
+"""The two losses of PABBO (Zhang et al., ICLR 2025, section 4), summed over functions.
+
+Each function's loss depends on its own keyed draws alone, so that any split of a batch into
+micro-batches has the same gradient.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.pabbo_lda.duels import Candidates, draw_pairs, summed
+from experiments.pabbo_lda.functions import sample_functions
+from experiments.pabbo_lda.model import PabboModel
+from raypipe.training import keyed_random
+from raypipe.training.task import Loss
+
+if TYPE_CHECKING:
+    from experiments.pabbo_lda.training import PabboSettings
+
+#: streams of the keyed draws, apart from those of the functions
+STREAM_DUELS, STREAM_SPLITS, STREAM_SIZES, STREAM_CANDIDATES, STREAM_ACTIONS = range(10, 15)
+_PROBIT = torch.pi / 8
+
+
+def burn_in_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
+    """The preference loss on functions ``samples``, an int64 ``[B]``."""
+    s = settings
+    functions = sample_functions(
+        seed, samples, s.prediction_points, s.functions, dtype=_dtype(model)
+    )
+    loss, accuracy = _prediction(model, functions.points, functions.utility, samples, seed, s)
+    metrics = {"prediction_loss": loss, "accuracy": accuracy}
+    return Loss(loss.sum(), len(samples), summed(metrics))
+
+
+def policy_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
+    """REINFORCE and the preference loss on functions ``samples``, an int64 ``[B]``."""
+    s = settings
+    n = s.prediction_points
+    functions = sample_functions(
+        seed, samples, n + s.query_points, s.functions, with_best=True, dtype=_dtype(model)
+    )
+    prediction, accuracy = _prediction(
+        model, functions.points[:, :n], functions.utility[:, :n], samples, seed, s
+    )
+    pairs = draw_pairs(seed, STREAM_CANDIDATES, samples, s.query_points, s.candidate_pairs)
+    candidates = Candidates.of(functions.points[:, n:], functions.utility[:, n:], pairs)
+    log_prob, chosen_utility = _trajectories(model, candidates, samples, seed, s)
+    best = chosen_utility.amax(3).cummax(2).values
+    if s.advantage == "trajectory":
+        weight = _over_trajectory(best, s.discount)
+    else:
+        weight = _over_function(best, s.discount)
+    policy = -(weight * log_prob).sum(2).mean(1)
+    regret = functions.best_utility - best[:, :, -1].mean(1)
+    metrics = {
+        "policy_loss": policy, "prediction_loss": prediction, "accuracy": accuracy,
+        "simple_regret": regret,
+    }  # fmt: skip
+    total = policy + s.prediction_weight * prediction
+    return Loss(total.sum(), len(samples), summed(metrics))
+
+
+def _dtype(model: PabboModel) -> torch.dtype:
+    return next(model.parameters()).dtype
+
+
+def _prediction(
+    model: PabboModel, points: Tensor, utility: Tensor, samples: Tensor, seed: int, s: PabboSettings
+) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy and accuracy of predicted winners, each ``[B]``.
+
+    In each of the random splits, 1 to ``max_context`` of the duels are context. The model's
+    Gaussian utilities give the probability of a win by MacKay's approximation of the expected
+    sigmoid (Neural Computation 4, 1992), where the published code draws one sample.
+    """
+    batch, splits, duels = len(samples), s.prediction_splits, s.prediction_duels
+    pairs = draw_pairs(seed, STREAM_DUELS, samples, points.shape[1], duels)
+    known = Candidates.of(points, utility, pairs)
+    keys = keyed_random.words(seed, STREAM_SPLITS, samples, splits * duels)
+    order = keys.view(batch, splits, duels).argsort(2)
+    sizes = keyed_random.uniform(seed, STREAM_SIZES, samples, splits)
+    sizes = 1 + (sizes * s.max_context).long()
+    place = torch.arange(duels, device=samples.device)
+
+    tokens = model.embed_duels(known.duels, known.preferred)
+    context = _rows(tokens, order[:, :, : s.max_context])
+    mask = place[: s.max_context] < sizes[:, :, None]
+    mean, std = model.predict(model(context, model.embed_points(points), mask))
+
+    ends = pairs.flatten(1)[:, None].expand(-1, splits, -1)
+    mean = mean.gather(2, ends).unflatten(2, (duels, 2))
+    variance = std.square().gather(2, ends).unflatten(2, (duels, 2)).sum(3)
+    logit = (mean[..., 1] - mean[..., 0]) / torch.sqrt(1 + _PROBIT * variance)
+    truth = known.preferred[:, None].expand_as(logit)
+    target = torch.ones_like(order, dtype=torch.bool)
+    target = target.scatter(2, order, place >= sizes[:, :, None])
+    count = target.sum(2)
+    error = F.binary_cross_entropy_with_logits(logit, truth.to(logit.dtype), reduction="none")
+    right = ((logit > 0) == truth.bool()) & target
+    loss = ((error * target).sum(2) / count).mean(1)
+    return loss, (right.sum(2) / count).mean(1)
+
+
+def _trajectories(
+    model: PabboModel, candidates: Candidates, samples: Tensor, seed: int, s: PabboSettings
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities ``[B, R, T]`` and utilities ``[B, R, T, 2]`` of R trajectories' duels.
+
+    Duels are drawn without replacement from the softmax of the scores (Gumbel-max), starting from
+    an empty context.
+    """
+    batch, runs, steps, pairs = len(samples), s.trajectories, s.horizon, s.candidate_pairs
+    noise = keyed_random.gumbel(seed, STREAM_ACTIONS, samples, runs * steps * pairs)
+    noise = noise.view(batch, runs, steps, pairs)
+    targets = model.embed_points(candidates.points)
+    tokens = model.embed_duels(candidates.duels, candidates.preferred)
+    chosen = torch.empty(batch, runs, 0, dtype=torch.int64, device=samples.device)
+    asked = torch.zeros(batch, runs, pairs, dtype=torch.bool, device=samples.device)
+    log_probs = []
+    for step in range(steps):
+        encoded = model(_rows(tokens, chosen), targets)
+        scores = model.score(encoded, candidates.pairs, (step + 1) / steps)
+        logits = scores.masked_fill(asked, -torch.inf)
+        action = (logits.detach() + noise[:, :, step]).argmax(2, keepdim=True)
+        log_probs.append(torch.log_softmax(logits, 2).gather(2, action))
+        asked = asked.scatter(2, action, True)
+        chosen = torch.cat((chosen, action), 2)
+    return torch.cat(log_probs, 2), _rows(candidates.utility, chosen)
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows ``[B, R, K, d]`` of each function's table ``[B, P, d]`` at ``index`` ``[B, R, K]``."""
+    first = torch.arange(len(table), device=table.device) * table.shape[1]
+    flat = (index + first[:, None, None]).flatten()
+    return table.flatten(0, 1).index_select(0, flat).view(*index.shape, table.shape[2])
+
+
+def _over_trajectory(best: Tensor, discount: float) -> Tensor:
+    """As published: the discounted rewards ``[B, R, T]``, standardised over each trajectory."""
+    steps = torch.arange(best.shape[2], device=best.device)
+    returns = best * discount**steps
+    centred = returns - returns.mean(2, keepdim=True)
+    return centred / (returns.std(2, keepdim=True) + torch.finfo(torch.float32).eps)
+
+
+def _over_function(best: Tensor, discount: float) -> Tensor:
+    """Discounted returns to go against the other trajectories of the function, ``[B, R, T]``.
+
+    The baseline is the mean of the other trajectories (Kool, van Hoof, Welling: Buy 4 REINFORCE
+    samples, get a baseline for free, 2019); the scale is the function's spread of returns.
+    """
+    runs, steps = best.shape[1:]
+    ahead = torch.arange(steps, device=best.device)
+    ahead = ahead[:, None] - ahead[None, :]
+    decay = torch.where(ahead >= 0, discount ** ahead.clamp(min=0).to(best.dtype), 0)
+    returns = best @ decay
+    centred = (returns - returns.mean(1, keepdim=True)) * (runs / (runs - 1))
+    spread = centred.square().mean((1, 2), keepdim=True).sqrt()
+    return centred / (spread + torch.finfo(torch.float32).eps)

@@ -1,0 +1,114 @@
+"""The objective of the studies: the perplexity of a topic model, computed or looked up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from sklearn.decomposition import LatentDirichletAllocation
+
+
+def lda_perplexity(counts: csr_matrix, T: int, seed: int, max_iter: int, batch_size: int) -> float:
+    """The perplexity on ``counts`` of the topic model fitted to ``counts``.
+
+    Online variational Bayes (Hoffman, Blei and Bach 2010) as scikit-learn has it, with both
+    Dirichlet priors 1/T. One job, since the number of jobs changes the value; the caller limits
+    the threads of the mathematics libraries. The matrix is only read, so it may lie in read-only
+    shared memory.
+
+    Args:
+        counts: documents x words, non-negative counts; empty documents are allowed.
+        T: the number of topics, at least 1.
+        seed: of the initial topics.
+        max_iter: passes over the documents.
+        batch_size: documents a step.
+
+    Raises:
+        ValueError: for fewer than one topic, or what scikit-learn refuses.
+
+    """
+    if T < 1:
+        raise ValueError(f"a topic model needs at least one topic, not T={T}")
+    model = LatentDirichletAllocation(
+        n_components=T,
+        doc_topic_prior=1 / T,
+        topic_word_prior=1 / T,
+        learning_method="online",
+        max_iter=max_iter,
+        batch_size=batch_size,
+        random_state=seed,
+        n_jobs=1,
+    )
+    return float(model.fit(counts).perplexity(counts))
+
+
+class TabularObjective:
+    """Recorded values of the objective in place of training topic models.
+
+    Between recorded T the logarithm of the value is interpolated linearly in log T (values grow to
+    1e44); beyond the largest recorded T the value of that T holds.
+
+    Args:
+        table: columns dataset, seed, T and perplexity, one row for each recorded value.
+
+    Raises:
+        ValueError: when a column is missing or a perplexity is not positive and finite.
+
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        missing = {"dataset", "seed", "T", "perplexity"} - set(table.columns)
+        if missing:
+            raise ValueError(f"the table of evaluations lacks the columns {sorted(missing)}")
+        if not table["perplexity"].between(0, np.inf, inclusive="neither").all():
+            raise ValueError("the table of evaluations holds perplexities that are not positive")
+        self._curves: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        table = table.sort_values("T")
+        for dataset, seed in {*zip(table["dataset"], table["seed"], strict=True)}:
+            rows = (table["dataset"] == dataset).to_numpy() & (table["seed"] == seed).to_numpy()
+            points = table["T"].to_numpy(dtype=np.int64)[rows]
+            values = table["perplexity"].to_numpy(dtype=np.float64)[rows]
+            self._curves[str(dataset), int(seed)] = points, values
+
+    @classmethod
+    def read(cls, path: Path) -> TabularObjective:
+        """The objective recorded in a CSV file such as ``evaluations.csv.gz``."""
+        return cls(pd.read_csv(path))
+
+    @property
+    def runs(self) -> tuple[tuple[str, int], ...]:
+        """The (dataset, seed) that have values, ascending."""
+        return tuple(sorted(self._curves))
+
+    def value(self, dataset: str, seed: int, T: int) -> float:
+        """The recorded or interpolated perplexity.
+
+        Raises:
+            ValueError: for a dataset and seed without values.
+
+        """
+        points, values = self._curve(dataset, seed)
+        at = int(np.searchsorted(points, T))
+        if at < len(points) and points[at] == T:  # exactly as recorded, past any logarithm
+            return float(values[at])
+        return float(np.exp(np.interp(np.log(T), np.log(points), np.log(values))))
+
+    def recorded(self, dataset: str, seed: int, T: int) -> bool:
+        """Whether the value of T is recorded; otherwise it is interpolated."""
+        return bool(np.isin(T, self._curve(dataset, seed)[0]))
+
+    def best(self, dataset: str, seed: int) -> tuple[int, float]:
+        """The T of the smallest recorded value, and that value."""
+        points, values = self._curve(dataset, seed)
+        return int(points[values.argmin()]), float(values.min())
+
+    def _curve(self, dataset: str, seed: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        try:
+            return self._curves[dataset, seed]
+        except KeyError:
+            raise ValueError(
+                f"no recorded values for dataset {dataset!r}, seed {seed}; there are {self.runs}"
+            ) from None

@@ -1,0 +1,151 @@
+"""The command line: arguments in, exit status out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from raypipe.errors import ConfigError
+
+app = typer.Typer(
+    name="raypipe",
+    help="Run experiments in parallel on Ray: one experiment, one YAML, every result in Parquet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Override any key by its dotted path, e.g. lda.runs=2 "
+        "train_small.training.precision=bf16 'lda.datasets=[20news,agnews]'.",
+    ),
+]
+RunDir = Annotated[
+    str | None,
+    typer.Option(
+        help="Where results go; the same directory again continues that run. "
+        "A path or a URI (s3://...). [default: runs/<experiment>/<timestamp>-<id>]"
+    ),
+]
+Profile = Annotated[
+    str, typer.Option(help="auto (by the hardware), cpu, gpu, or a name from `profiles:`.")
+]
+Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
+
+
+@app.command()
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STAGE", help="Run this stage and what it needs. May be repeated."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
+    ] = None,
+) -> None:
+    """Run an experiment; finished work is kept, and never done twice.
+
+    Examples:
+      raypipe run configs/quickstart.yaml
+
+      raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
+
+    """
+    from raypipe import commands
+
+    raise typer.Exit(
+        commands.run(
+            config,
+            overrides or [],
+            run_dir=run_dir,
+            profile=profile,
+            only=only or [],
+            address=address,
+        )
+    )
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+) -> None:
+    """Show what would run, what is already done and what it should cost; start nothing."""
+    from raypipe import commands
+
+    _show(commands.plan(config, overrides or [], run_dir=run_dir, profile=profile))
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster."""
+    from raypipe import commands
+
+    found = commands.doctor()
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    gpus = found["hardware"]["gpus"]
+    for gpu in gpus:
+        typer.echo(
+            f"GPU {gpu['index']}: {gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB, "
+            f"compute capability {gpu['compute_capability']}, {gpu['uuid']}"
+        )
+    if not gpus:
+        typer.echo(f"no GPU ({found['hardware']['gpu_note']}): the cpu profile will be used")
+    for name, value in found.items():
+        if name not in ("hardware", "gpus", "cluster"):
+            typer.echo(f"{name}: {value}")
+    nodes = found["cluster"]
+    typer.echo(f"Ray cluster: {f'{len(nodes)} node(s)' if nodes else 'none'}")
+
+
+@app.command()
+def results(
+    run_dir: Existing,
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="e.g. studies, trials, failures.")
+    ] = None,
+) -> None:
+    """Print a results table, or without TABLE the tables there are."""
+    from raypipe import commands
+
+    _show(commands.table(run_dir, table))
+
+
+@app.command()
+def report(run_dir: Existing) -> None:
+    """Write report/index.html (one self-contained page) and the figures again."""
+    from raypipe import commands
+
+    typer.echo(commands.report(run_dir))
+
+
+def _show(frame: Any) -> None:
+    """A table on the terminal, whole."""
+    typer.echo(frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)")
+
+
+def main() -> None:
+    """The entry point: a configuration error is one message and exit status 2."""
+    try:
+        app()
+    except ConfigError as error:
+        print(f"raypipe: {error}", file=sys.stderr)
+        sys.exit(2)

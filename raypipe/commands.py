@@ -1,0 +1,326 @@
+"""What the commands do; ``cli`` only parses their arguments."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from raypipe import config, faults, hardware, results
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError
+from raypipe.experiment import Stage, in_order, with_needs
+from raypipe.hardware import Hardware
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.runner import Session, is_done, refuse_changes, run_stages
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raypipe.launch.launcher import Launcher
+
+RUNS = "RAYPIPE_RUNS"
+
+
+def run(
+    path: str,
+    overrides: Sequence[str],
+    *,
+    run_dir: str | None,
+    profile: str,
+    only: Sequence[str],
+    address: str | None,
+) -> int:
+    """``raypipe run``: 0 when all is done, 1 when a stage failed, 130 when interrupted."""
+    document = config.read(path)
+    faults.from_environment()
+    with ExitStack() as stack:
+        launcher = _attach(address, stack)
+        nodes = launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
+        configuration = config.resolve(document, overrides, profile, nodes)
+        stages = _stages(configuration, only)
+        _check_precision(configuration, nodes)
+        run = _run_directory(run_dir, configuration, in_cluster=launcher is not None)
+        fresh = not run.exists(run.ledger)
+        if not fresh:
+            refuse_changes(Ledger(run, writable=False), stages, run.location)
+        print(f"run directory: {run.location}", flush=True)
+        if not fresh and _nothing_to_do(stages, Ledger(run, writable=False)):
+            print("nothing to do: everything this configuration asks for is stored", flush=True)
+            return 0
+        stack.enter_context(_locked(run))
+        ledger = Ledger(run)
+        run.write(run.config, yaml.safe_dump(configuration.resolved(), sort_keys=False).encode())
+        display = stack.enter_context(Display())
+        _announce(display, configuration, nodes)
+        again = _command(path, overrides, run, profile, only, address)
+        try:
+            if launcher is None:
+                launcher = _start(stack)
+            _interrupt_on_sigterm()
+            session = Session(run, _run_id(ledger, configuration), ledger, launcher, display, nodes)
+            failed = run_stages(stages, session)
+            if ledger.rows("stages"):
+                _report(run, configuration, again)
+        except KeyboardInterrupt:
+            display.say(f"interrupted; what is finished is kept. Continue with: {again}")
+            return 130
+        if failed:
+            display.say(f"failed: {failed}\ncontinue with: {again}")
+            return 1
+        display.say(f"done: {run.location} (report: {run.report}/index.html)")
+        return 0
+
+
+def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: str) -> pd.DataFrame:
+    """``raypipe plan``: a row a stage, what is to do, what is done, what it costs."""
+    import pandas as pd
+
+    document = config.read(path)
+    configuration = config.resolve(document, overrides, profile, [hardware.detect()])
+    stages = _stages(configuration, ())
+    ledger = None
+    if run_dir is not None:
+        run = RunDirectory.at(run_dir)
+        ledger = Ledger(run, writable=False)
+        refuse_changes(ledger, stages, run.location)
+    rows = []
+    for stage in stages:
+        done = [unit for unit in stage.units if ledger is not None and is_done(ledger, unit)]
+        rows.append(
+            {
+                "stage": stage.name,
+                "needs": ", ".join(stage.needs),
+                "units": len(stage.units),
+                "done": len(done),
+                "to do": len(stage.units) - len(done),
+                "cost": stage.cost,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def doctor() -> dict[str, Any]:
+    """``raypipe doctor``: this machine, the packages, and the Ray cluster if there is one."""
+    from raypipe.launch.cluster import RayLauncher, in_cluster
+    from raypipe.provenance import environment_row, git_commit
+
+    report: dict[str, Any] = {
+        **environment_row(),
+        "git_commit": git_commit(),
+        "hardware": hardware.detect().as_dict(),
+        "cluster": None,
+    }
+    if in_cluster():
+        launcher = RayLauncher()
+        try:
+            nodes = launcher.on_every_node(hardware.detect)
+            report["cluster"] = [node.as_dict() for node in nodes]
+        finally:
+            launcher.close()
+    return report
+
+
+def table(run_dir: str, name: str | None) -> pd.DataFrame:
+    """``raypipe results``: a table, or without a name the tables with their numbers of rows."""
+    import pandas as pd
+
+    run = _existing(run_dir)
+    names = run.list(run.path("results"))
+    if name is None:
+        rows = [{"table": each, "rows": len(results.read_table(run, each))} for each in names]
+        return pd.DataFrame(rows, columns=["table", "rows"])
+    if name not in names and name not in results.SCHEMAS:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(
+            f"{run.location}: no table {name!r}{hint} (there are: {', '.join(names)})"
+        )
+    return results.read_table(run, name)
+
+
+def report(run_dir: str) -> str:
+    """``raypipe report``: write the page and the figures again from the tables."""
+    run = _existing(run_dir)
+    try:
+        text = run.read(run.config).decode()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{run.location}: has no config.yaml; is it a run directory?") from error
+    document = config.parse(text, f"{run.location}/config.yaml")
+    configuration = config.resolve(document, (), "cpu", [])
+    return _report(run, configuration, f"raypipe run {run.config} --run-dir {run.location}")
+
+
+def _report(run: RunDirectory, configuration: Configuration, command: str) -> str:
+    from raypipe.report.build import build
+
+    return str(build(run, configuration, command))
+
+
+def _attach(address: str | None, stack: ExitStack) -> Launcher | None:
+    """The launcher of a cluster that is already there; None on a plain machine."""
+    if address is None and not os.environ.get("RAY_ADDRESS") and "RAY_JOB_ID" not in os.environ:
+        return None
+    from raypipe.launch.cluster import RayLauncher
+
+    launcher = RayLauncher(address)
+    stack.callback(launcher.close)
+    return launcher
+
+
+def _start(stack: ExitStack) -> Launcher:
+    from raypipe.launch.cluster import RayLauncher
+
+    launcher = RayLauncher()
+    stack.callback(launcher.close)
+    return launcher
+
+
+def _stages(configuration: Configuration, only: Sequence[str]) -> list[Stage]:
+    try:
+        stages = in_order(configuration.experiment.stages(configuration.settings))
+    except ConfigError as error:
+        raise ConfigError(f"{configuration.origin}: {error}") from error
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{configuration.origin}: {error}") from error
+    names = [stage.name for stage in stages]
+    for name in only:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"--only {name}: unknown stage{hint} (there are: {', '.join(names)})")
+    return with_needs(stages, only) if only else stages
+
+
+def _check_precision(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+    """Refuse before anything starts a precision that the hardware lacks."""
+    capability = next((gpu.compute_capability for node in nodes for gpu in node.gpus), None)
+    for name, section in configuration.settings:
+        training = getattr(section, "training", None)
+        if training is None:
+            continue
+        on_gpu = capability if section.scaling.gpus_per_worker != 0 else None
+        allowed = hardware.supported_precisions(on_gpu)
+        if training.precision not in allowed:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.training.precision = {training.precision}: this "
+                f"{'GPU' if on_gpu else 'CPU'} lacks it (allowed here: {', '.join(allowed)})"
+            )
+
+
+def _run_directory(
+    run_dir: str | None, configuration: Configuration, *, in_cluster: bool
+) -> RunDirectory:
+    runs = os.environ.get(RUNS)
+    if "RAY_JOB_ID" in os.environ or (in_cluster and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")):
+        given = run_dir or runs
+        if given is None or not ("://" in given or Path(given).is_absolute()):
+            raise ConfigError(
+                "in a Ray job the working directory is a throw-away copy: give --run-dir, or set "
+                f"{RUNS}, as an absolute path on shared storage or as a URI"
+            )
+    if run_dir is None:
+        return RunDirectory.new(runs or "runs", configuration.experiment.name)
+    run = RunDirectory.at(run_dir)
+    if run.is_local and Path(run.path()).is_file():
+        raise ConfigError(f"--run-dir {run_dir}: is a file, not a directory")
+    stored = Ledger(run, writable=False).get("runs", "run")
+    if stored is not None and stored["experiment"] != configuration.experiment.name:
+        raise ConfigError(
+            f"--run-dir {run_dir}: holds a run of the experiment {stored['experiment']!r}; "
+            "use another directory"
+        )
+    return run
+
+
+def _nothing_to_do(stages: Sequence[Stage], ledger: Ledger) -> bool:
+    return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
+
+
+@contextmanager
+def _locked(run: RunDirectory) -> Iterator[None]:
+    """Be the only command that writes this run directory, until this process ends."""
+    if not run.is_local:
+        yield
+        return
+    try:
+        Path(run.path()).mkdir(parents=True, exist_ok=True)
+        lock = Path(run.lock).open("a+")  # noqa: SIM115 - held open as long as the lock
+    except OSError as error:
+        raise ConfigError(f"--run-dir {run.location}: cannot be written: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--run-dir {run.location}: another raypipe command is writing it; "
+                "wait for it to end or use another directory"
+            ) from error
+        yield
+
+
+def _run_id(ledger: Ledger, configuration: Configuration) -> str:
+    """The run's name in every row, made once for a run directory."""
+    stored = ledger.get("runs", "run")
+    if stored is None:
+        name = configuration.experiment.name
+        stored = {"experiment": name, "run_id": f"{name}-{os.urandom(4).hex()}"}
+        ledger.put("runs", {"run": stored})
+    return str(stored["run_id"])
+
+
+def _announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+    gpus = [gpu.name for node in nodes for gpu in node.gpus]
+    if gpus:
+        found = f"{len(gpus)} GPU(s): {gpus[0]}"
+    else:
+        note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
+        found = f"no GPU ({note})"
+    display.say(f"profile {configuration.profile}: {found}")
+    if value := os.environ.get(faults.VARIABLE):
+        display.say(f"WARNING: failures on purpose are switched on: {faults.VARIABLE}={value}")
+
+
+def _interrupt_on_sigterm() -> None:
+    """End in order on SIGTERM as on Ctrl-C; after ``ray.init``, which replaces handlers."""
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def _command(
+    path: str,
+    overrides: Sequence[str],
+    run: RunDirectory,
+    profile: str,
+    only: Sequence[str],
+    address: str | None,
+) -> str:
+    parts = ["raypipe", "run", path, *overrides, "--run-dir", run.location]
+    if profile != "auto":
+        parts += ["--profile", profile]
+    for name in only:
+        parts += ["--only", name]
+    if address is not None:
+        parts += ["--address", address]
+    return shlex.join(parts)
+
+
+def _existing(run_dir: str) -> RunDirectory:
+    run = RunDirectory.at(run_dir)
+    if not run.exists(run.path("results")):
+        raise ConfigError(f"{run_dir}: no run directory (it has no results/)")
+    return run

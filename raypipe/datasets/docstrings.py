@@ -1,0 +1,121 @@
+"""The docstrings of Python's standard library, read from its sources without importing them."""
+
+from __future__ import annotations
+
+import ast
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from raypipe.datasets.corpus import CorpusError
+
+#: Tests, programs, installed packages, generated tables (the character maps of ``encodings``).
+SKIPPED = frozenset(
+    {
+        "__pycache__",
+        "dist-packages",
+        "encodings",
+        "ensurepip",
+        "idle_test",
+        "idlelib",
+        "lib-dynload",
+        "lib2to3",
+        "pydoc_data",
+        "site-packages",
+        "test",
+        "tests",
+        "turtledemo",
+    }
+)
+
+Kind = Literal["module", "class", "function"]
+
+
+@dataclass(frozen=True)
+class DocstringRecord:
+    """One docstring.
+
+    Attributes:
+        module: dotted name of the module; its first part is the package, the coarse class of
+            a two-level hierarchy.
+        qualname: dotted name inside the module, empty for the module itself.
+        kind: what is documented; methods are functions.
+        text: the docstring without its indentation.
+
+    """
+
+    module: str
+    qualname: str
+    kind: Kind
+    text: str
+
+    @property
+    def package(self) -> str:
+        """The top-level package or module."""
+        return self.module.partition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """The first line, by PEP 257 a summary of the rest."""
+        return self.text.partition("\n")[0]
+
+
+def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
+    """Every non-empty docstring below ``root``, by default the standard library.
+
+    The order is fixed: modules by name, in each the order of the source.
+
+    Raises:
+        CorpusError: no Python sources there, or one that does not parse.
+
+    """
+    folder = root or Path(sysconfig.get_path("stdlib"))
+    found = [
+        (_module_name(path.relative_to(folder)), path)
+        for path in folder.rglob("*.py")
+        if SKIPPED.isdisjoint(path.relative_to(folder).parts)
+    ]
+    if not found:
+        raise CorpusError(f"{folder}: no Python sources; install Python with its standard library")
+    for module, path in sorted(found):
+        try:
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise CorpusError(f"{path}: not a readable Python source: {error}") from error
+        yield from _records(tree, module, "", "module")
+
+
+def _records(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+    module: str,
+    qualname: str,
+    kind: Kind,
+) -> Iterator[DocstringRecord]:
+    """The docstring of a definition, then those of the definitions inside."""
+    text = ast.get_docstring(node)
+    if text:
+        yield DocstringRecord(module, qualname, kind, text)
+    for inner in _definitions(node):
+        name = f"{qualname}.{inner.name}" if qualname else inner.name
+        yield from _records(
+            inner, module, name, "class" if isinstance(inner, ast.ClassDef) else "function"
+        )
+
+
+def _definitions(
+    node: ast.AST,
+) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The definitions directly inside, also under ``if``, ``try``, ``with`` and ``match``."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        elif isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _definitions(child)
+
+
+def _module_name(path: Path) -> str:
+    """``xml/dom/__init__.py`` -> ``xml.dom``."""
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)

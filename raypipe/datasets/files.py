@@ -1,0 +1,81 @@
+"""Finding and opening the files of corpora, with errors that name them."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TextIO
+
+from raypipe.datasets.corpus import CorpusError
+
+
+def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> Path:
+    """The first existing ``directory/<prefix><name><suffix>`` of several forms.
+
+    Args:
+        directory: the folder to look in.
+        name: the corpus.
+        forms: pairs of prefix and suffix, the preferred one first.
+
+    Raises:
+        CorpusError: no such folder or file; names the corpora the folder holds, and the nearest.
+
+    """
+    if not directory.is_dir():
+        raise CorpusError(f"{directory}: no such folder; set data.dir to the folder of the corpora")
+    for prefix, suffix in forms:
+        path = directory / f"{prefix}{name}{suffix}"
+        if name and path.is_file():
+            return path
+    sought = " or ".join(f"{prefix}{name}{suffix}" for prefix, suffix in forms)
+    names = sorted(
+        {
+            path.name.removeprefix(prefix).removesuffix(suffix)
+            for prefix, suffix in forms
+            for path in directory.glob(f"{prefix}*{suffix}")
+        }
+    )
+    raise CorpusError(f"{directory}: there is no {sought}; {_offer(name, names, 'corpora')}")
+
+
+def check_known(what: str, name: str, known: Sequence[str], source: str) -> None:
+    """Refuse a name that is not among the known ones.
+
+    Raises:
+        CorpusError: lists the known names and the nearest.
+
+    """
+    if name not in known:
+        raise CorpusError(f"{source}: there is no {what} {name!r}; {_offer(name, known, what)}")
+
+
+@contextmanager
+def reading(path: Path, form: str) -> Iterator[None]:
+    """Turn whatever a parser raises on a damaged file into a :class:`CorpusError` naming it."""
+    try:
+        yield
+    except CorpusError:
+        raise
+    except Exception as error:  # parsers raise anything on foreign bytes, from KeyError to zlib's
+        raise CorpusError(
+            f"{path}: cannot be read as {form}: {type(error).__name__}: {error}; "
+            "the file is damaged, incomplete or of another format: copy it anew"
+        ) from error
+
+
+def open_text(path: Path) -> TextIO:
+    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _offer(name: str, known: Sequence[str], what: str) -> str:
+    """What there is instead: the names and the nearest one."""
+    if not known:
+        return f"no {what} found at all"
+    nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return f"there are: {', '.join(known)}; the nearest is {nearest!r}"

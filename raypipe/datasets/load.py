@@ -1,0 +1,58 @@
+"""One entry point to all corpora."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from raypipe.datasets.bow import load_bow, load_uci
+from raypipe.datasets.builtin import NAME, builtin_corpus
+from raypipe.datasets.corpus import Corpus, CorpusError
+from raypipe.datasets.files import check_known
+from raypipe.datasets.text import Tokenisation, load_table, load_text
+
+Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
+
+_TOKENISATION = tuple(field.name for field in fields(Tokenisation))
+
+
+def load_corpus(
+    source: Source, name: str, directory: Path | None = None, **settings: Any
+) -> Corpus:
+    """Load one corpus.
+
+    Args:
+        source: ``builtin`` (its only name is ``stdlib``); ``bow`` for
+            ``X_<name>_<split>_bow.npz``; ``uci`` for ``docword``/``vocab``; ``text`` for a
+            document a line or a folder of files; ``jsonl``, ``csv``, ``parquet`` for a column.
+        name: the corpus.
+        directory: the folder of the files; not used by ``builtin``.
+        settings: ``max_documents`` (builtin); ``split`` (bow); ``column`` (tables); the fields of
+            :class:`Tokenisation` (all but bow and uci).
+
+    Raises:
+        CorpusError: an unknown source, name or setting, a missing folder, or what the reader of
+            that source raises.
+
+    """
+    check_known("source", source, get_args(Source), "data.source")
+    own = {"builtin": ("max_documents",), "bow": ("split",), "uci": (), "text": ()}
+    allowed = own.get(source, ("column",))
+    if source not in ("bow", "uci"):
+        allowed += _TOKENISATION
+    for key in settings:
+        check_known("setting", key, allowed, f"data.source={source}")
+    words = Tokenisation(**{k: settings.pop(k) for k in _TOKENISATION if k in settings})
+    if source == "builtin":
+        check_known("corpus", name, [NAME], "data.source=builtin")
+        return builtin_corpus(tokenisation=words, **settings)
+    if directory is None:
+        raise CorpusError(f"data.source={source} reads files: set data.dir to their folder")
+    if source == "bow":
+        return load_bow(directory, name, **settings)
+    if source == "uci":
+        return load_uci(directory, name)
+    if source == "text":
+        return load_text(directory, name, words)
+    return load_table(directory, name, source, tokenisation=words, **settings)

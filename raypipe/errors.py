@@ -1,0 +1,32 @@
+"""The errors a user meets; everything else is a bug and keeps its traceback."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+FailureKind = Literal[
+    "out_of_memory",
+    "host_out_of_memory",
+    "worker_died",
+    "node_lost",
+    "timeout",
+    "invalid_value",
+    "error",
+]
+
+
+class ConfigError(ValueError):
+    """A mistake in the command or the configuration: exit status 2, nothing started."""
+
+
+class UnitError(RuntimeError):
+    """A unit of work ended without a result; ``kind`` is what ``failures.kind`` records."""
+
+    def __init__(self, unit: str, kind: FailureKind, message: str) -> None:
+        super().__init__(f"{unit}: {kind}: {message}")
+        self.unit = unit
+        self.kind = kind
+        self.message = message
+
+    def __reduce__(self) -> tuple[type[UnitError], tuple[str, str, str]]:
+        return type(self), (self.unit, self.kind, self.message)

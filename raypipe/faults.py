@@ -1,0 +1,81 @@
+"""Failures on purpose, for rehearsing: the environment variable ``RAYPIPE_FAULTS``.
+
+Comma-separated, read where the fault would happen, in workers too:
+
+``oom:micro_batch>N``      a training step with a larger micro-batch runs out of memory
+``kill_worker:step=K``     rank 0 of a training run kills itself at step K of attempt 1
+``kill_task:p=X``          a CPU task kills itself with probability X on its first attempt
+``delay_task:s=X``         each CPU task sleeps X seconds first
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+
+from raypipe.errors import ConfigError
+
+VARIABLE = "RAYPIPE_FAULTS"
+_FORMS = {
+    "oom_above": r"oom:micro_batch>(\d+)",
+    "kill_worker_at": r"kill_worker:step=(\d+)",
+    "kill_task": r"kill_task:p=(\d*\.?\d+)",
+    "delay_task_s": r"delay_task:s=(\d*\.?\d+)",
+}
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What is to go wrong; nothing by default."""
+
+    oom_above: int | None = None
+    kill_worker_at: int | None = None
+    kill_task: float = 0.0
+    delay_task_s: float = 0.0
+
+    def at_step(self, step: int, micro_batch: int, rank: int, attempt: int) -> None:
+        """Fail here if this training step is to fail."""
+        if self.oom_above is not None and micro_batch > self.oom_above:
+            import torch
+
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory (rehearsed by {VARIABLE}: "
+                f"micro-batch {micro_batch} > {self.oom_above})"
+            )
+        if self.kill_worker_at == step and rank == 0 and attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def at_task(self, identity: str, attempt: int) -> None:
+        """Sleep or die here if this CPU task is to."""
+        if self.delay_task_s:
+            time.sleep(self.delay_task_s)
+        if self.kill_task and attempt == 1:
+            draw = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) / 2**64
+            if draw < self.kill_task:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def from_environment() -> Faults:
+    """The faults that ``RAYPIPE_FAULTS`` asks for.
+
+    Raises:
+        ConfigError: a fault of another form.
+
+    """
+    wanted: dict[str, float] = {}
+    for fault in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        for name, form in _FORMS.items():
+            if match := re.fullmatch(form, fault.strip()):
+                number = float(match[1])
+                wanted[name] = int(number) if name in ("oom_above", "kill_worker_at") else number
+                break
+        else:
+            raise ConfigError(
+                f"{VARIABLE}: {fault!r}: unknown fault (allowed: oom:micro_batch>N, "
+                "kill_worker:step=K, kill_task:p=X, delay_task:s=X)"
+            )
+    return Faults(**wanted)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""What this machine has: GPUs through NVML, CPUs, memory; and which profile fits it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psutil
+import pynvml
+
+from raypipe.training.settings import Precision
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as NVML reports it."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """A node: what training and CPU tasks find there."""
+
+    hostname: str
+    cpus: int
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = field(default=())
+    driver: str | None = None
+    cuda: str | None = None
+    gpu_note: str | None = None
+
+    @property
+    def device(self) -> str:
+        """``cpu``, or the name of the first GPU."""
+        return self.gpus[0].name if self.gpus else "cpu"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def detect() -> Hardware:
+    """The hardware of this machine; a missing driver means no GPUs, and a note says why.
+
+    ``CUDA_VISIBLE_DEVICES`` is respected: hidden GPUs are not listed. ``cpus`` counts the
+    cores this process may run on.
+    """
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpus, driver, cuda, note = _nvml()
+    return Hardware(
+        hostname=socket.gethostname(),
+        cpus=cpus or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=gpus,
+        driver=driver,
+        cuda=cuda,
+        gpu_note=note,
+    )
+
+
+def _nvml() -> tuple[tuple[Gpu, ...], str | None, str | None, str | None]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), None, None, f"no NVIDIA driver ({error})"
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        cuda = f"{number // 1000}.{number % 1000 // 10}"
+        gpus = tuple(
+            gpu
+            for gpu in (_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
+            if _visible(gpu)
+        )
+        return gpus, driver, cuda, None if gpus else "no visible GPU"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(
+        index=index,
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        compute_capability=f"{major}.{minor}",
+    )
+
+
+def _visible(gpu: Gpu) -> bool:
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return True
+    names = [name.strip() for name in wanted.split(",")]
+    return str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
+
+
+def pick_profile(profiles: Mapping[str, Mapping[str, Any]], nodes: Sequence[Hardware]) -> str:
+    """The name of the profile for these nodes.
+
+    Without a GPU it is ``cpu``. With GPUs it is the profile whose name begins with ``gpu`` and
+    whose ``min_gpu_memory_gb`` (0 where it has none) is the largest that the smallest GPU
+    reaches; ``gpu`` if the configuration has no such profile.
+    """
+    memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
+    if not memories:
+        return "cpu"
+    # the memory a card reports is a little under its name: 24 GB cards report 23.6 GiB
+    smallest = min(memories) / 2**30 * 1.03
+    fitting = {
+        name: float(profile.get("min_gpu_memory_gb", 0))
+        for name, profile in profiles.items()
+        if name.startswith("gpu") and float(profile.get("min_gpu_memory_gb", 0)) <= smallest
+    }
+    return max(fitting, key=lambda name: fitting[name]) if fitting else "gpu"
+
+
+def supported_precisions(compute_capability: str | None) -> tuple[Precision, ...]:
+    """The precisions of a GPU by its compute capability (``"9.0"``), or of the CPU (None)."""
+    if compute_capability is None:
+        return ("fp32", "bf16", "fp16")
+    if int(compute_capability.partition(".")[0]) >= 8:
+        return ("fp32", "tf32", "bf16", "fp16")
+    return ("fp32", "fp16")

@@ -1,0 +1,1 @@
+"""The only place that knows Ray: clusters, training groups, fractional-CPU tasks."""

@@ -1,0 +1,94 @@
+"""Attach to a Ray cluster or start one on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypipe import hardware
+from raypipe.errors import ConfigError
+from raypipe.faults import VARIABLE
+from raypipe.launch.launcher import R, TaskPool
+from raypipe.launch.pool import RayPool
+from raypipe.launch.train import fit
+from raypipe.training.loop import Report, TrainingJob
+
+# what Ray prints is for its developers; the user reads our progress and RUN_DIR/logs
+_QUIET = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class RayLauncher:
+    """Stages on a Ray cluster: the one this process runs in, an address, or a local one."""
+
+    def __init__(self, address: str | None = None) -> None:
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        self._local = address is None and not in_cluster()
+        # workers import what the command imports: the current directory comes first
+        search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        variables = {"PYTHONPATH": search, **_QUIET}
+        if fault := os.environ.get(VARIABLE):
+            variables[VARIABLE] = fault
+        options: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "runtime_env": {"env_vars": variables},
+        }
+        if self._local:
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
+            options["address"] = "local"
+        else:
+            options["address"] = address or "auto"
+        try:
+            ray.init(**options)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"--address {options['address']}: no Ray cluster can be reached there ({error})"
+            ) from error
+
+    def on_every_node(self, function: Callable[[], R]) -> list[R]:
+        """Call a function in a task on each living node."""
+        task = ray.remote(num_cpus=0)(function)
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in alive]
+        return list(ray.get([task.options(scheduling_strategy=node).remote() for node in pinned]))
+
+    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+        """Run a training job as a Ray Train worker group. Raises UnitError."""
+        return fit(job, report)
+
+    @contextmanager
+    def pool(self, cpus: float) -> Iterator[TaskPool]:
+        """Fractional-CPU tasks of the cluster."""
+        pool = RayPool(cpus)
+        try:
+            yield pool
+        finally:
+            pool.cancel()
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started here stops."""
+        ray.shutdown()
+
+
+def in_cluster() -> bool:
+    """Whether this process runs inside a Ray cluster: a Ray job, or an address is set."""
+    return bool(os.environ.get("RAY_ADDRESS") or in_job())
+
+
+def in_job() -> bool:
+    """Whether this process was started by ``ray job submit``."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

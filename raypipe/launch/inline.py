@@ -1,0 +1,60 @@
+"""The launcher's interface in this process, without Ray: for tests and debugging."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from raypipe.errors import UnitError
+from raypipe.launch.launcher import R, TaskPool, TaskResult
+from raypipe.launch.task import run_task
+from raypipe.training.loop import Report, TrainingJob, Worker, train
+from raypipe.training.memory import failure_kind
+
+
+class InlineLauncher:
+    """Everything one after the other, here, on the CPU; training with one worker."""
+
+    def on_every_node(self, function: Callable[[], R]) -> list[R]:
+        """Call it here."""
+        return [function()]
+
+    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+        """Run a training job in this process. Raises UnitError."""
+        if job.plan.workers != 1:
+            raise ValueError(f"{job.trial_id}: training in this process has one worker")
+        try:
+            return train(job, Worker(0, torch.device("cpu")), report)
+        except Exception as error:
+            raise UnitError(job.trial_id, failure_kind(error), str(error)) from error
+
+    @contextmanager
+    def pool(self, cpus: float) -> Iterator[TaskPool]:
+        """A pool that runs each task when it is waited for."""
+        del cpus
+        yield _InlinePool()
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class _InlinePool:
+    slots = 1
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def submit(self, key: str, function: Callable[..., Any], *arguments: Any) -> None:
+        self._waiting.append((key, function, arguments))
+
+    def finished(self) -> list[TaskResult]:
+        if not self._waiting:
+            return []
+        key, function, arguments = self._waiting.pop(0)
+        return [run_task(key, 1, 1, function, *arguments)]

@@ -1,0 +1,76 @@
+"""What the runner asks of a place to run: a training group, and a pool of CPU tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from raypipe.training.loop import Report, TrainingJob
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """How a CPU task ended: a value, or an error with its kind."""
+
+    key: str
+    value: Any = None
+    error: str | None = None
+    kind: str | None = None
+    attempt: int = 1
+    duration_s: float = 0.0
+    worker: str = ""
+    retried: bool = False
+
+
+class TaskPool(Protocol):
+    """Fractional-CPU tasks: submit many, take them as they finish."""
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time."""
+        ...
+
+    def share(self, value: Any) -> Any:
+        """Put a large argument where every task can read it; pass what this returns."""
+        ...
+
+    def submit(self, key: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run ``function(*arguments)`` on a share of a CPU; its result comes under ``key``."""
+        ...
+
+    def finished(self) -> list[TaskResult]:
+        """Wait until at least one submitted task ended; empty if none is under way.
+
+        A task whose process died comes with ``kind="worker_died"``; where it is tried again
+        it comes with ``retried`` set, and once more when that ends.
+        """
+        ...
+
+
+class Launcher(Protocol):
+    """Where stages run: a Ray cluster, or this process."""
+
+    def on_every_node(self, function: Callable[[], R]) -> list[R]:
+        """Call a function once on each node."""
+        ...
+
+    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+        """Run a training job once, in fresh worker processes.
+
+        Raises:
+            UnitError: it failed, with the kind of failure.
+
+        """
+        ...
+
+    def pool(self, cpus: float) -> AbstractContextManager[TaskPool]:
+        """A pool whose tasks take ``cpus`` of a CPU each."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was started."""
+        ...

@@ -1,0 +1,106 @@
+"""Fractional-CPU tasks on Ray."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+
+from raypipe.errors import ConfigError
+from raypipe.launch.launcher import TaskResult
+from raypipe.launch.task import run_task
+
+_MAX_ATTEMPTS = 3
+# enough queued behind the running ones that no slot waits for the driver
+_QUEUED_PER_SLOT = 2
+_WORTH_A_RETRY = ("worker_died", "node_lost", "host_out_of_memory")
+
+Call = tuple[str, Callable[..., Any], tuple[Any, ...], int]
+
+
+class RayPool:
+    """Tasks that ask for ``cpus`` of a CPU each; only as many in flight as keep it busy.
+
+    A task whose process died is tried again ``_MAX_ATTEMPTS`` times in all; each death is
+    handed out as a result of its own, so that it can be recorded.
+    """
+
+    def __init__(self, cpus: float) -> None:
+        total = ray.cluster_resources().get("CPU", 0.0)
+        largest = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
+        if cpus > largest:
+            raise ConfigError(
+                f"a task asks for {cpus} CPUs and the largest node has {largest:g}; ask for less"
+            )
+        self._slots = max(1, int(total / cpus))
+        self._threads = max(1, int(cpus))
+        self._task = ray.remote(run_task).options(num_cpus=cpus, max_retries=0)
+        self._waiting: deque[Call] = deque()
+        self._running: dict[ray.ObjectRef, Call] = {}
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at the same time."""
+        return self._slots
+
+    def share(self, value: Any) -> Any:
+        """Put a value into the object store once; tasks receive the value itself."""
+        return ray.put(value)
+
+    def submit(self, key: str, function: Callable[..., Any], *arguments: Any) -> None:
+        """Queue a task."""
+        self._waiting.append((key, function, arguments, 1))
+
+    def finished(self) -> list[TaskResult]:
+        """Wait for at least one task; empty if none is queued or running."""
+        self._launch()
+        if not self._running:
+            return []
+        ready, _ = ray.wait(list(self._running), num_returns=1)
+        more, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        done = [self._collect(reference) for reference in dict.fromkeys([*ready, *more])]
+        self._launch()
+        return done
+
+    def cancel(self) -> None:
+        """Drop what waits and end what runs."""
+        self._waiting.clear()
+        for reference in self._running:
+            ray.cancel(reference, force=True)
+        self._running.clear()
+
+    def _launch(self) -> None:
+        limit = self._slots * _QUEUED_PER_SLOT
+        while self._waiting and len(self._running) < limit:
+            call = self._waiting.popleft()
+            key, function, arguments, attempt = call
+            reference = self._task.remote(key, attempt, self._threads, function, *arguments)
+            self._running[reference] = call
+
+    def _collect(self, reference: ray.ObjectRef) -> TaskResult:
+        key, function, arguments, attempt = self._running.pop(reference)
+        try:
+            result: TaskResult = ray.get(reference)
+        except OutOfMemoryError as error:
+            kind, message = "host_out_of_memory", str(error)
+        except NodeDiedError as error:
+            kind, message = "node_lost", str(error)
+        except WorkerCrashedError as error:
+            kind, message = "worker_died", str(error)
+        except (RayTaskError, TaskCancelledError) as error:
+            kind, message = "error", str(error)
+        else:
+            return result
+        if kind in _WORTH_A_RETRY and attempt < _MAX_ATTEMPTS:
+            self._waiting.appendleft((key, function, arguments, attempt + 1))
+            return TaskResult(key, error=message, kind=kind, attempt=attempt, retried=True)
+        return TaskResult(key, error=message, kind=kind, attempt=attempt)

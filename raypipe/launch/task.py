@@ -1,0 +1,36 @@
+"""A CPU task, in whatever process it runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from raypipe import faults
+from raypipe.launch.launcher import TaskResult
+
+
+def run_task(
+    key: str, attempt: int, threads: int, function: Callable[..., Any], *arguments: Any
+) -> TaskResult:
+    """Run a function with its math threads limited; an exception becomes the result.
+
+    Workers are reused and keep their thread counts, so they are set for every task.
+    """
+    faults.from_environment().at_task(key, attempt)
+    started = time.perf_counter()
+    worker = f"{socket.gethostname()}:{os.getpid()}"
+    try:
+        with threadpool_limits(limits=threads):
+            value = function(*arguments)
+    except Exception as error:  # a user's function may raise anything; it is recorded
+        message = "".join(traceback.format_exception_only(error)).strip()
+        kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
+        elapsed = time.perf_counter() - started
+        return TaskResult(key, None, message, kind, attempt, elapsed, worker)
+    return TaskResult(key, value, None, None, attempt, time.perf_counter() - started, worker)

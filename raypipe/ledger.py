@@ -1,0 +1,123 @@
+"""The durable record of a run: what is finished, and its results.
+
+The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
+appends, each append is on disk before it returns. The results tables are derived from it.
+On a local file system it is one file that grows; on object storage, where nothing can be
+appended to, it is a few segments that are merged before they become many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from raypipe.paths import RunDirectory
+
+Row = dict[str, Any]
+_MAX_SEGMENTS = 32
+
+log = logging.getLogger(__name__)
+
+
+class Ledger:
+    """The rows of a run, in memory and on disk.
+
+    Opening reads what is there: a half-written last line, left by a killed process, is cut
+    off; a damaged line inside is reported and its unit counts as not done. With
+    ``writable=False`` nothing on disk is touched.
+    """
+
+    def __init__(self, run: RunDirectory, *, writable: bool = True) -> None:
+        self._run = run
+        self._tables: dict[str, dict[str, Row]] = {}
+        self._lock = RLock()
+        self._segments: list[str] = []
+        self._lines: list[bytes] = []
+        self._writable = writable
+        for name in run.list(run.ledger):
+            if name.endswith(".jsonl"):
+                self._read(name)
+
+    def put(self, table: str, rows: Mapping[str, Row]) -> None:
+        """Record rows by their keys, durably, replacing earlier rows of the same keys."""
+        if not self._writable:
+            raise RuntimeError("this ledger was opened for reading")
+        if not rows:
+            return
+        lines = [_encode(table, key, row) for key, row in rows.items()]
+        with self._lock:
+            if self._run.is_local:
+                self._append_local(b"".join(lines))
+            else:
+                self._append_segment(lines)
+            self._tables.setdefault(table, {}).update(rows)
+
+    def get(self, table: str, key: str) -> Row | None:
+        """The newest row of a key."""
+        with self._lock:
+            return self._tables.get(table, {}).get(key)
+
+    def rows(self, table: str) -> list[Row]:
+        """All rows of a table, in the order in which their keys first appeared."""
+        with self._lock:
+            return list(self._tables.get(table, {}).values())
+
+    def items(self, table: str) -> list[tuple[str, Row]]:
+        """All keys of a table with their rows."""
+        with self._lock:
+            return list(self._tables.get(table, {}).items())
+
+    def tables(self) -> list[str]:
+        """The names of the tables that have rows."""
+        with self._lock:
+            return list(self._tables)
+
+    def _append_local(self, content: bytes) -> None:
+        path = Path(self._run.ledger, "ledger.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _append_segment(self, lines: list[bytes]) -> None:
+        self._lines += lines
+        number = int(self._segments[-1].partition(".")[0]) + 1 if self._segments else 0
+        name = f"{number:08d}.jsonl"
+        merge = len(self._segments) >= _MAX_SEGMENTS
+        content = b"".join(self._lines if merge else lines)
+        self._run.write(f"{self._run.ledger}/{name}", content)
+        if merge:  # the merged segment is complete: what it replaces may go
+            for old in self._segments:
+                self._run.delete(f"{self._run.ledger}/{old}")
+            self._segments = []
+        self._segments.append(name)
+
+    def _read(self, name: str) -> None:
+        path = f"{self._run.ledger}/{name}"
+        content = self._run.read(path)
+        whole, _, torn = content.rpartition(b"\n")
+        if torn:
+            log.warning("%s: cut off a half-written last line (%d bytes)", path, len(torn))
+            if self._writable and self._run.is_local:
+                os.truncate(path, len(content) - len(torn))
+        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+            try:
+                entry = json.loads(line)
+                table, key, row = entry["table"], entry["key"], entry["row"]
+            except (ValueError, KeyError, TypeError):
+                log.warning("%s line %d is damaged; its unit will be run again", path, number)
+                continue
+            self._tables.setdefault(table, {})[key] = row
+            if not self._run.is_local:
+                self._lines.append(line + b"\n")
+        self._segments.append(name)
+
+
+def _encode(table: str, key: str, row: Row) -> bytes:
+    return json.dumps({"table": table, "key": key, "row": row}).encode() + b"\n"

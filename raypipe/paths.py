@@ -1,0 +1,151 @@
+"""Every file name in a run directory, and atomic reading and writing of its files.
+
+A run directory is a local path or a URI that pyarrow's file systems open (``s3://``,
+``gs://``). A file appears whole under its name or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+from pyarrow import fs as arrow_fs
+
+from raypipe.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A run directory by its location; cheap to pickle, opened where it is used."""
+
+    location: str
+
+    @classmethod
+    def at(cls, location: str | Path) -> RunDirectory:
+        """The run directory at a path (made absolute) or a URI."""
+        text = str(location)
+        if "://" in text:
+            return cls(text.rstrip("/"))
+        return cls(str(Path(text).expanduser().resolve()))
+
+    @classmethod
+    def new(cls, runs: str, experiment: str) -> RunDirectory:
+        """A name not used before: ``<runs>/<experiment>/<timestamp>-<short id>``."""
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        return cls.at(f"{runs.rstrip('/')}/{experiment}/{stamp}-{secrets.token_hex(2)}")
+
+    @cached_property
+    def _opened(self) -> tuple[arrow_fs.FileSystem, str]:
+        if "://" not in self.location:
+            return arrow_fs.LocalFileSystem(), self.location
+        try:
+            filesystem, root = arrow_fs.FileSystem.from_uri(self.location)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--run-dir {self.location}: cannot be opened: {error}") from error
+        return filesystem, root
+
+    @property
+    def fs(self) -> arrow_fs.FileSystem:
+        """The file system the directory lies on."""
+        return self._opened[0]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a path of this machine (or a shared file system mounted on it)."""
+        return isinstance(self.fs, arrow_fs.LocalFileSystem)
+
+    def path(self, *parts: str) -> str:
+        """The path of a file inside, in the terms of ``fs``."""
+        return "/".join((self._opened[1], *parts))
+
+    # what lies where
+
+    @property
+    def config(self) -> str:
+        """The resolved configuration of the newest command."""
+        return self.path("config.yaml")
+
+    @property
+    def ledger(self) -> str:
+        """The folder of the durable record of finished units."""
+        return self.path("ledger")
+
+    def table(self, table: str) -> str:
+        """The folder of a results table."""
+        return self.path("results", table)
+
+    def partition(self, table: str, name: str = "data") -> str:
+        """One Parquet file of a results table."""
+        return self.path("results", table, f"{name.replace('/', '-')}.parquet")
+
+    def checkpoints(self, trial_id: str) -> str:
+        """The folder of a training run's checkpoints."""
+        return self.path("checkpoints", trial_id.replace("/", "-"))
+
+    def model(self, trial_id: str) -> str:
+        """The trained weights of a finished training run."""
+        return self.path("models", f"{trial_id.replace('/', '-')}.safetensors")
+
+    @property
+    def report(self) -> str:
+        """The folder of the report."""
+        return self.path("report")
+
+    @property
+    def logs(self) -> str:
+        """The folder of the log files."""
+        return self.path("logs")
+
+    @property
+    def lock(self) -> str:
+        """The file whose lock makes a command the only writer."""
+        return self.path(".lock")
+
+    # files
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder at ``path``."""
+        return bool(self.fs.get_file_info(path).type != arrow_fs.FileType.NotFound)
+
+    def list(self, folder: str) -> list[str]:
+        """The names in a folder, sorted; none where the folder is missing."""
+        selector = arrow_fs.FileSelector(folder, allow_not_found=True)
+        return sorted(info.base_name for info in self.fs.get_file_info(selector))
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises FileNotFoundError."""
+        with self.fs.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file durably; readers see the old content or the new, never a part."""
+        folder = path.rpartition("/")[0]
+        if not self.is_local:
+            # an object store makes an object visible once it is complete
+            self.fs.create_dir(folder, recursive=True)
+            with self.fs.open_output_stream(path) as stream:
+                stream.write(content)
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        try:
+            with Path(temporary).open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all it holds; a missing one is fine."""
+        kind = self.fs.get_file_info(path).type
+        if kind == arrow_fs.FileType.Directory:
+            self.fs.delete_dir(path)
+        elif kind == arrow_fs.FileType.File:
+            self.fs.delete_file(path)

@@ -1,0 +1,138 @@
+"""How a number, a duration, a size or a name is written for a reader."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import datetime
+from numbers import Integral, Real
+
+import pandas as pd
+
+MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
+_THIN = "\u202f"  # narrow no-break space
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_HEADINGS = {
+    "p_value": "p",
+    "p_holm": "p (Holm)",
+    "samples_per_s": "samples/s",
+    "best_T": "best T",
+    "best_T_median": "best T (median)",
+    "gpu_util_mean": "GPU utilisation",
+    "gpu_peak_bytes": "GPU memory, peak",
+}
+
+
+def number(value: float) -> str:
+    """Four significant digits; integers in full; a power of ten beyond 1e-3 and 1e7."""
+    if not math.isfinite(value):
+        return MISSING if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    size = abs(value)
+    if isinstance(value, Integral) and size < 1e15:
+        return _grouped(f"{int(value)}")
+    if value == 0:
+        return "0"
+    if 1e-3 <= size < 1e7:
+        decimals = max(0, 3 - math.floor(math.log10(size)))
+        text = f"{value:.{decimals}f}"
+        return _grouped(text.rstrip("0").rstrip(".") if "." in text else text)
+    mantissa, exponent = f"{value:.3e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """``1776 ± 186``: two significant digits of the deviation, the mean to the same place."""
+    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
+        tail = "" if math.isnan(deviation) else f" ± {number(deviation)}"
+        return number(mean) + tail
+    if max(abs(mean), deviation) >= 1e7 or deviation < 1e-6:
+        return f"{number(mean)} ± {number(deviation)}"
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
+
+
+def _grouped(text: str) -> str:
+    """Thin spaces between thousands, from five digits on."""
+    digits = text.lstrip("-").split(".")[0]
+    if len(digits) < 5:
+        return text
+    return text.replace(digits, f"{int(digits):,}".replace(",", _THIN), 1)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two units a reader would use: ``39.8 ms``, ``5 min 10 s``, ``2 h 35 min``."""
+    if not math.isfinite(seconds):
+        return number(seconds)
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def quantity(value: float, unit: str) -> str:
+    """An amount with its SI prefix, three significant digits: ``6.4 GB``, ``212 kJ``."""
+    if not math.isfinite(value):
+        return number(value)
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {_PREFIXES[power]}{unit}"
+
+
+def probability(p: float) -> str:
+    """A p-value, two significant digits."""
+    if math.isnan(p):
+        return MISSING
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+def cell(column: str, value: object) -> str:
+    """The text of a table cell; the unit follows from the column's name (``_s``, ``_bytes``)."""
+    if value is None or value is pd.NaT or value is pd.NA:
+        return MISSING
+    if isinstance(value, datetime):
+        text = value.strftime("%Y-%m-%d %H:%M:%S %Z")
+        return text.strip()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    amount = int(value) if isinstance(value, Integral) else float(value)
+    base = re.sub(r"_(mean|std|min|max|median)$", "", column)
+    if base.endswith("_per_s"):
+        text = number(amount)
+    elif base.endswith("_s"):
+        text = duration(amount)
+    elif base.endswith("_bytes"):
+        text = quantity(amount, "B")
+    elif base.endswith("_j"):
+        text = quantity(amount, "J")
+    elif base == "power_w":
+        text = quantity(amount, "W")
+    elif base.endswith("util"):
+        text = f"{amount:.0f} %" if math.isfinite(amount) else MISSING
+    elif column in {"p_value", "p_holm"}:
+        text = probability(amount)
+    else:
+        text = number(amount)
+    return text
+
+
+def heading(column: str) -> str:
+    """A column's name for a reader: without its unit, which the cells show."""
+    if column in _HEADINGS:
+        return _HEADINGS[column]
+    base, statistic = column, ""
+    if match := re.match(r"(.+)_(mean|std|min|max|median)$", column):
+        base, statistic = match[1], f" ({match[2]})"
+    base = re.sub(r"(?<!_per)_(s|bytes|w|j)$", "", base) if base != "kendalls_w" else base
+    return base.replace("_", " ") + statistic

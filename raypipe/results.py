@@ -1,0 +1,171 @@
+"""The results tables: their columns, atomic writing, reading.
+
+A table is a folder of Parquet files under ``results/``; most have one file, ``steps`` and
+``gpu_samples`` one a training run. The ledger is the record, these are its readable form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from raypipe.errors import ConfigError
+from raypipe.ledger import Ledger, Row
+from raypipe.paths import RunDirectory
+
+_TEXT, _INT, _REAL, _TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", tz="UTC")
+
+#: the columns a table always has, in this order; further ones follow with inferred types
+SCHEMAS: Mapping[str, Mapping[str, pa.DataType]] = {
+    "stages": {
+        "stage": _TEXT,
+        "status": _TEXT,
+        "started_at": _TIME,
+        "duration_s": _REAL,
+        "device": _TEXT,
+        "gpu_peak_bytes": _INT,
+    },
+    "trials": {
+        "trial_id": _TEXT,
+        "stage": _TEXT,
+        "status": _TEXT,
+        "micro_batch": _INT,
+        "accumulation": _INT,
+        "effective_batch": _INT,
+        "workers": _INT,
+        "precision": _TEXT,
+        "device": _TEXT,
+        "steps": _INT,
+        "samples_per_s": _REAL,
+        "step_time_s": _REAL,
+        "gpu_util_mean": _REAL,
+        "gpu_peak_bytes": _INT,
+        "energy_j": _REAL,
+        "loss_final": _REAL,
+        "attempts": _INT,
+    },
+    "steps": {
+        "trial_id": _TEXT,
+        "step": _INT,
+        "loss": _REAL,
+        "lr": _REAL,
+        "samples_per_s": _REAL,
+    },
+    "gpu_samples": {
+        "trial_id": _TEXT,
+        "gpu_uuid": _TEXT,
+        "at": _TIME,
+        "util": _REAL,
+        "memory_bytes": _INT,
+        "power_w": _REAL,
+    },
+    "evaluations": {
+        "dataset": _TEXT,
+        "seed": _INT,
+        "T": _INT,
+        "value": _REAL,
+        "duration_s": _REAL,
+        "worker": _TEXT,
+    },
+    "studies": {
+        "dataset": _TEXT,
+        "optimizer": _TEXT,
+        "run": _INT,
+        "best_T": _INT,
+        "best_perplexity": _REAL,
+        "evaluations": _INT,
+        "unique_evaluations": _INT,
+        "duration_s": _REAL,
+    },
+    "failures": {
+        "stage": _TEXT,
+        "unit": _TEXT,
+        "attempt": _INT,
+        "kind": _TEXT,
+        "message": _TEXT,
+    },
+    "environment": {
+        "hostname": _TEXT,
+        "cpus": _INT,
+        "memory_bytes": _INT,
+        "gpus": _TEXT,
+        "python": _TEXT,
+        "torch": _TEXT,
+        "ray": _TEXT,
+        "raypipe": _TEXT,
+        "git_commit": _TEXT,
+    },
+}
+
+#: kept in the ledger for the runner's own use, not a result
+INTERNAL = frozenset({"units", "runs"})
+#: written by the training runs themselves, a file each
+PARTITIONED = frozenset({"steps", "gpu_samples"})
+
+
+def write_table(
+    run: RunDirectory, table: str, rows: Sequence[Row], run_id: str, partition: str = "data"
+) -> None:
+    """Replace one file of a table by these rows, atomically."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(_to_arrow(table, rows, run_id), sink, compression="zstd")
+    run.write(run.partition(table, partition), sink.getvalue().to_pybytes())
+
+
+def write_tables(run: RunDirectory, ledger: Ledger, tables: Iterable[str], run_id: str) -> None:
+    """Write these tables anew from the ledger."""
+    for table in tables:
+        write_table(run, table, ledger.rows(table), run_id)
+
+
+def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
+    """A whole table, all its files; empty, with its columns, where nothing was written yet.
+
+    Raises:
+        ConfigError: a file is not readable Parquet.
+
+    """
+    parts = []
+    for name in run.list(run.table(table)):
+        if not name.endswith(".parquet"):
+            continue
+        path = f"{run.table(table)}/{name}"
+        try:
+            parts.append(pq.read_table(pa.BufferReader(run.read(path))).to_pandas())
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"{path} is damaged ({error}); delete it and run the configuration again with "
+                "this run directory: the tables are rebuilt from the ledger"
+            ) from error
+    parts = [part for part in parts if len(part)] or parts[:1]
+    if parts:
+        return pd.concat(parts, ignore_index=True)
+    return _to_arrow(table, [], "").to_pandas()
+
+
+def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
+    """Every table the run directory holds, by name."""
+    return {name: read_table(run, name) for name in run.list(run.path("results"))}
+
+
+def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:
+    columns: dict[str, pa.DataType | None] = {"run_id": _TEXT, **SCHEMAS.get(table, {})}
+    for row in rows:
+        columns |= {name: None for name in row if name not in columns}
+    arrays = {}
+    for name, kind in columns.items():
+        values = [run_id if name == "run_id" else row.get(name) for row in rows]
+        if kind is not None and pa.types.is_timestamp(kind):
+            arrays[name] = pa.array(pd.to_datetime(pd.Series(values, dtype=object), utc=True), kind)
+            continue
+        arrays[name] = pa.array([_plain(value) for value in values], kind)
+    return pa.table(arrays)
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value

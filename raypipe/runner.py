@@ -1,0 +1,291 @@
+"""Plan, skip, launch, record: a configuration's stages, one after the other."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raypipe import results
+from raypipe.errors import ConfigError, UnitError
+from raypipe.experiment import Stage, Unit, in_order
+from raypipe.identity import differences, fingerprint
+from raypipe.ledger import Ledger, Row
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.provenance import now
+
+if TYPE_CHECKING:
+    from raypipe.hardware import Hardware
+    from raypipe.launch.launcher import Launcher, TaskPool
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every stage of a command works with."""
+
+    run: RunDirectory
+    run_id: str
+    ledger: Ledger
+    launcher: Launcher
+    display: Display
+    nodes: Sequence[Hardware]
+
+
+class StageContext:
+    """What a stage's ``run`` may do: see what is left, launch it, record it."""
+
+    def __init__(self, stage: Stage, session: Session) -> None:
+        self.stage = stage
+        self.session = session
+        self.device = "cpu"
+        self.gpu_peak_bytes: int | None = None
+
+    @property
+    def run(self) -> RunDirectory:
+        """The run directory."""
+        return self.session.run
+
+    @property
+    def ledger(self) -> Ledger:
+        """The durable record, which results are written to."""
+        return self.session.ledger
+
+    def todo(self) -> list[Unit]:
+        """The units that are not finished, in order."""
+        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+
+    def finish(self, unit: Unit, status: str = "succeeded") -> None:
+        """Record that a unit is finished; its rows were put before."""
+        record = {
+            "identity": dict(unit.identity),
+            "fingerprint": fingerprint(unit.identity),
+            "status": status,
+            "extent": unit.extent,
+            "stage": self.stage.name,
+            "finished_at": now(),
+        }
+        self.ledger.put("units", {unit.slot: record})
+
+    def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
+        """Record a failed attempt."""
+        row = {
+            "stage": self.stage.name,
+            "unit": unit,
+            "attempt": attempt,
+            "kind": kind,
+            "message": message,
+            "outcome": outcome,
+            "at": now(),
+        }
+        key = f"{self.stage.name}/{unit}/{len(self.ledger.rows('failures'))}"
+        self.ledger.put("failures", {key: row})
+
+    def say(self, text: str) -> None:
+        """One line to the user."""
+        self.session.display.say(f"{self.stage.name}: {text}")
+
+    def advance(self, done: int, note: str = "") -> None:
+        """Show how far the stage is, in the terms of ``begin``."""
+        self.session.display.advance(self.stage.name, done, note)
+
+    def begin(self, total: int, done: int = 0) -> None:
+        """Show what there is to do."""
+        self.session.display.begin(self.stage.name, total, done)
+
+    def pool(self, cpus: float) -> AbstractContextManager[TaskPool]:
+        """Fractional-CPU tasks."""
+        return self.session.launcher.pool(cpus)
+
+    def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
+        """Train to the end and record the trial; the weights lie at ``run.model(slot)``.
+
+        Raises:
+            UnitError: the last attempt failed; the trial and its failures are recorded.
+
+        """
+        from raypipe.training.batching import BatchPlan
+        from raypipe.training.loop import TrainingJob
+        from raypipe.training.recovery import train_to_the_end
+
+        training = settings.training
+        if training.micro_batch is None or training.accumulation is None:
+            raise ValueError(f"{unit.slot}: the batch sizes were not resolved")
+        plan = BatchPlan(
+            training.micro_batch,
+            training.accumulation,
+            training.effective_batch or training.micro_batch * training.accumulation,
+            settings.scaling.workers,
+        )
+        uses_gpu = settings.scaling.gpus_per_worker != 0
+        gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
+        self.device = gpus[0] if gpus and uses_gpu else "cpu"
+        job = TrainingJob(unit.slot, self.session.run_id, task, settings, plan, self.run)
+        total = sum(phase.steps for phase in task.phases(training, plan.effective_batch))
+        self.begin(total)
+
+        def report(row: dict[str, Any]) -> None:
+            note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
+            self.advance(row["step"], note)
+
+        def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+            self.fail(unit.slot, job.attempt, error.kind, error.message, outcome)
+            self._record_trial(job, _status_of(error), {})
+            self.say(
+                f"attempt {job.attempt}: {error.kind}: {_first_line(error.message)}; {outcome}"
+            )
+
+        job, outcome = train_to_the_end(
+            job, lambda job: self.session.launcher.train(job, report), on_failure
+        )
+        self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
+        self._record_trial(job, "succeeded", outcome)
+        self.finish(unit)
+
+    def _record_trial(self, job: Any, status: str, outcome: Mapping[str, Any]) -> None:
+        row = {
+            "trial_id": job.trial_id,
+            "stage": self.stage.name,
+            "status": status,
+            "micro_batch": job.plan.micro_batch,
+            "accumulation": job.plan.accumulation,
+            "effective_batch": job.plan.effective_batch,
+            "workers": job.plan.workers,
+            "precision": job.settings.training.precision,
+            "device": self.device,
+            "attempts": job.attempt,
+            **outcome,
+        }
+        self.ledger.put("trials", {job.trial_id: row})
+
+
+def is_done(ledger: Ledger, unit: Unit) -> bool:
+    """Whether a unit's result, to its whole extent, is stored."""
+    stored = ledger.get("units", unit.slot)
+    return (
+        stored is not None
+        and stored["status"] == "succeeded"
+        and stored["fingerprint"] == fingerprint(unit.identity)
+        and stored["extent"] >= unit.extent
+    )
+
+
+def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
+    """Refuse a configuration that would alter stored results.
+
+    Raises:
+        ConfigError: the keys that differ, with the stored and the asked value.
+
+    """
+    for stage in stages:
+        if stage.derived:
+            continue
+        for unit in stage.units:
+            stored = ledger.get("units", unit.slot)
+            if stored is None:
+                continue
+            found = differences(stored["identity"], unit.identity)
+            if stored["extent"] > unit.extent:
+                found[unit.extent_key] = (stored["extent"], unit.extent)
+            if found:
+                lines = [
+                    f"  {key}: stored {left!r}, now {right!r}"
+                    for key, (left, right) in found.items()
+                ]
+                raise ConfigError(
+                    f"{where}: holds {unit.slot} with other settings, which this command would "
+                    "alter; use another --run-dir, or take back:\n" + "\n".join(lines)
+                )
+
+
+def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
+    """Run what is not done; a failure stops only the stages that need it.
+
+    Returns:
+        None when all is done, else what failed: the stage's or the unit's name and why.
+
+    """
+    broken: dict[str, str] = {}
+    ran: set[str] = set()
+    for stage in in_order(stages):
+        needs = [need for need in stage.needs if need in broken]
+        if needs:
+            broken[stage.name] = f"needs {', '.join(needs)}"
+            _record_stage(session, stage, "skipped", now(), 0.0, None)
+            session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
+            continue
+        fresh = stage.derived and any(need in ran for need in stage.needs)
+        if not fresh and all(is_done(session.ledger, unit) for unit in stage.units):
+            session.display.say(f"{stage.name}: done before")
+            continue
+        error = _run_stage(stage, session)
+        ran.add(stage.name)
+        if error is not None:
+            broken[stage.name] = error
+    first = next(iter(broken.items()), None)
+    return None if first is None else f"{first[0]}: {first[1]}"
+
+
+def _run_stage(stage: Stage, session: Session) -> str | None:
+    context = StageContext(stage, session)
+    started_at, clock = now(), time.monotonic()
+    status, message = "failed", None
+
+    try:
+        stage.run(context)
+        status = "succeeded"
+    except UnitError as error:
+        status, message = _status_of(error), str(error)
+    except (KeyboardInterrupt, SystemExit):
+        status = "interrupted"
+        raise
+    except Exception as error:  # a stage may raise anything: it is recorded, the rest goes on
+        message = f"{type(error).__name__}: {error}"
+        log.exception("stage %s failed", stage.name)
+        context.fail(stage.name, 1, "error", traceback.format_exc())
+    finally:
+        _record_stage(session, stage, status, started_at, time.monotonic() - clock, context)
+        session.display.end(stage.name, status)
+        results.write_tables(session.run, session.ledger, _tables(session.ledger), session.run_id)
+    return message
+
+
+def _record_stage(
+    session: Session,
+    stage: Stage,
+    status: str,
+    started_at: str,
+    duration_s: float,
+    context: StageContext | None,
+) -> None:
+    row: Row = {
+        "stage": stage.name,
+        "status": status,
+        "started_at": started_at,
+        "duration_s": duration_s,
+        "device": context.device if context else None,
+        "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
+    }
+    session.ledger.put("stages", {stage.name: row})
+
+
+def _tables(ledger: Ledger) -> list[str]:
+    """The tables that are one file: the contract's, and the experiment's own."""
+    names = dict.fromkeys([*results.SCHEMAS, *ledger.tables()])
+    return [name for name in names if name not in results.INTERNAL | results.PARTITIONED]
+
+
+def _status_of(error: UnitError) -> str:
+    return "out_of_memory" if error.kind == "out_of_memory" else "failed"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]

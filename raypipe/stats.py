@@ -1,0 +1,214 @@
+"""Statistics for comparing algorithms over runs: summary, paired tests, Friedman's test.
+
+A table of values has one row a run and one column an algorithm; the values of a row share their
+start and their seed. Infinite values are allowed and rank last (or first); a missing value leaves
+its run out of the comparisons it is part of, and is counted.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TypedDict
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+#: Level of significance of every conclusion.
+ALPHA = 0.05
+
+
+class Friedman(TypedDict):
+    """Outcome of :func:`friedman`."""
+
+    n: int
+    dropped: int
+    chi2: float
+    p_value: float
+    kendalls_w: float
+    average_ranks: dict[str, float]
+    conclusion: str
+
+
+def summary(values: pd.DataFrame) -> pd.DataFrame:
+    """Location and spread of each algorithm over its runs.
+
+    Args:
+        values: runs x algorithms; missing values are left out.
+
+    Returns:
+        A row an algorithm: ``n``, ``mean``, ``std`` (ddof 1, missing for a single run), ``min``,
+        ``max``, ``median``.
+
+    Raises:
+        ValueError: a column that is not numeric or has the name of another.
+
+    """
+    table = _checked(values)
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite values: inf or missing results
+        columns = {
+            "n": table.count(),
+            "mean": table.mean(),
+            "std": table.std(ddof=1),
+            "min": table.min(),
+            "max": table.max(),
+            "median": table.median(),
+        }
+    return pd.DataFrame(columns).rename_axis("algorithm")
+
+
+def paired_comparisons(values: pd.DataFrame) -> pd.DataFrame:
+    """Wilcoxon's signed-rank test, two-sided, for every pair of algorithms.
+
+    Runs where the two are equal are left out of the test (Wilcoxon 1945). Without ties the
+    p-value is exact; see ``scipy.stats.wilcoxon``. Holm's step-down procedure (1979) corrects for
+    the number of pairs. The effect size is the matched-pairs rank-biserial correlation (Kerby
+    2014): the share of the rank sum where ``first`` is higher minus the share where it is lower.
+
+    Args:
+        values: runs x algorithms; a run with a missing value is left out of the pair.
+
+    Returns:
+        A row a pair of columns, in their order: ``first``, ``second``, ``n`` (runs with both
+        values), ``dropped`` (runs without), ``equal`` (runs without a difference), ``statistic``
+        (the smaller rank sum), ``p_value``, ``p_holm``, ``effect`` (-1 to 1), ``conclusion``: which
+        one is lower, or that no difference was found, or that so few runs cannot tell. Where no
+        run differs, the p-value is 1 and the effect 0.
+
+    Raises:
+        ValueError: a column that is not numeric or has the name of another.
+
+    """
+    table = _checked(values)
+    rows = [
+        {"first": a, "second": b, **_signed_rank(table[a].to_numpy(), table[b].to_numpy())}
+        for a, b in combinations(table.columns, 2)
+    ]
+    names = ["first", "second", "n", "dropped", "equal", "statistic", "p_value", "effect"]
+    pairs = pd.DataFrame(rows, columns=names)
+    pairs.insert(7, "p_holm", holm(pairs["p_value"].to_numpy(dtype=np.float64)))
+    needed = runs_needed(len(pairs))
+    pairs["conclusion"] = [_conclusion(row, needed) for _, row in pairs.iterrows()]
+    return pairs
+
+
+def runs_needed(comparisons: int) -> int:
+    """How many differing runs let a pair reach the level of significance after Holm's correction.
+
+    The smallest two-sided p-value of n pairs is 2 / 2^n, and Holm multiplies the smallest p-value
+    by the number of comparisons.
+    """
+    return math.ceil(math.log2(2 * max(comparisons, 1) / ALPHA))
+
+
+def holm(p_values: ArrayLike) -> NDArray[np.float64]:
+    """P-values corrected for their number (Holm 1979), in the given order."""
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty_like(p)
+    factors = np.arange(p.size, 0, -1)
+    corrected[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
+    return corrected
+
+
+def friedman(values: pd.DataFrame) -> Friedman:
+    """Friedman's test of whether some algorithms rank lower than others over the runs.
+
+    Ties share their average rank; the p-value is from the chi-squared distribution, see
+    ``scipy.stats.friedmanchisquare``. The effect size is Kendall's W = chi2 / (n (k - 1)): 0 for
+    no agreement of the runs, 1 for the same ranking in each.
+
+    Args:
+        values: runs x algorithms (k); runs with a missing value are left out.
+
+    Returns:
+        ``n`` and ``dropped`` (runs used, left out), ``chi2``, ``p_value``, ``kendalls_w``,
+        ``average_ranks`` (1 is the lowest value), ``conclusion``. With fewer than three algorithms
+        or without a run the numbers are NaN.
+
+    Raises:
+        ValueError: a column that is not numeric or has the name of another.
+
+    """
+    table = _checked(values)
+    complete = table.dropna()
+    n, k = complete.shape
+    result = Friedman(
+        n=n,
+        dropped=len(table) - n,
+        chi2=math.nan,
+        p_value=math.nan,
+        kendalls_w=math.nan,
+        average_ranks={
+            str(name): float(rank) for name, rank in complete.rank(axis=1).mean().items()
+        },
+        conclusion="cannot tell: needs at least 3 algorithms",
+    )
+    if k < 3:
+        return result
+    needed = next(m for m in range(2, 100) if stats.chi2.sf(m * (k - 1), k - 1) <= ALPHA)
+    columns = complete.to_numpy()
+    if n > 0:
+        if (columns == columns[:, :1]).all():  # nothing to rank; scipy would divide zero by zero
+            result["chi2"], result["p_value"] = 0.0, 1.0
+        else:
+            test = stats.friedmanchisquare(*columns.T)
+            result["chi2"], result["p_value"] = float(test.statistic), float(test.pvalue)
+        result["kendalls_w"] = result["chi2"] / (n * (k - 1))
+    if result["p_value"] <= ALPHA:
+        result["conclusion"] = "the algorithms differ"
+    elif n < needed:
+        result["conclusion"] = f"cannot tell: needs at least {needed} runs"
+    else:
+        result["conclusion"] = "no difference found"
+    return result
+
+
+def _checked(values: pd.DataFrame) -> pd.DataFrame:
+    """The values as float64."""
+    if not values.columns.is_unique:
+        twice = values.columns[values.columns.duplicated()][0]
+        raise ValueError(f"algorithm {twice!r} has two columns; give each a name of its own")
+    for name in values.columns:
+        if not pd.api.types.is_numeric_dtype(values[name]):
+            raise ValueError(
+                f"the values of algorithm {name!r} are {values[name].dtype}, no numbers"
+            )
+    return values.astype(np.float64)
+
+
+def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, float]:
+    """Test and effect size of one pair, before correction."""
+    both = ~(np.isnan(a) | np.isnan(b))
+    differing = both & (a != b)  # before subtracting: inf - inf is no number
+    with np.errstate(over="ignore"):
+        difference = a[differing] - b[differing]
+    counts = {
+        "n": int(both.sum()),
+        "dropped": int((~both).sum()),
+        "equal": int(both.sum() - differing.sum()),
+    }
+    if difference.size == 0:
+        return {**counts, "statistic": 0.0, "p_value": 1.0, "effect": 0.0}
+    ranks = stats.rankdata(np.abs(difference))
+    test = stats.wilcoxon(difference)
+    return {
+        **counts,
+        "statistic": float(test.statistic),
+        "p_value": float(test.pvalue),
+        "effect": float((np.sign(difference) * ranks).sum() / ranks.sum()),
+    }
+
+
+def _conclusion(pair: pd.Series, needed: int) -> str:
+    """What a row of :func:`paired_comparisons` says, in words."""
+    differing = pair["n"] - pair["equal"]
+    if pair["p_holm"] <= ALPHA:
+        return f"{pair['first'] if pair['effect'] < 0 else pair['second']} is lower"
+    if pair["n"] < needed:
+        return f"cannot tell: needs at least {needed} runs"
+    if 0 < differing < needed:
+        return f"cannot tell: only {differing} runs differ, needs at least {needed}"
+    return "no difference found"

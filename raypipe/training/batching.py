@@ -1,0 +1,102 @@
+"""effective batch = micro-batch x accumulation x workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+KEYS = ("micro_batch", "accumulation", "effective_batch")
+# where one level gives more than fits, what the result depends on stays
+_PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a step's samples are spread over forwards and workers."""
+
+    micro_batch: int
+    accumulation: int
+    effective_batch: int
+    workers: int
+
+    def halved(self) -> BatchPlan | None:
+        """The same effective batch with the next lower divisor as micro-batch; None at 1."""
+        if self.micro_batch == 1:
+            return None
+        product = self.micro_batch * self.accumulation
+        micro = max(size for size in range(1, self.micro_batch // 2 + 1) if product % size == 0)
+        return replace(self, micro_batch=micro, accumulation=product // micro)
+
+
+def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: int = 0) -> BatchPlan:
+    """The plan from what each level of the configuration gives, the highest level first.
+
+    Any two of the three sizes give the third. Where levels disagree the higher one wins and
+    the conflicting lower value is dropped; values of one level that contradict each other are
+    an error. A worker whose share the micro-batch does not divide has a shorter last one.
+
+    Args:
+        levels: the sizes given at each level.
+        workers: the number of workers.
+        workers_level: the index of the level that gives it.
+
+    Raises:
+        ValueError: a contradiction inside a level, or fewer samples a step than workers.
+
+    """
+    known: dict[str, int] = {}
+    source: dict[str, int] = {}
+    for index, level in enumerate(levels):
+        for key in _PRECEDENCE:
+            if key not in level:
+                continue
+            if _consistent({**known, key: level[key]}, workers):
+                known[key], source[key] = level[key], index
+            elif index in source.values() and workers_level >= index:
+                given = ", ".join(f"{name} {level[name]}" for name in KEYS if name in level)
+                raise ValueError(
+                    f"{given} with {workers} worker(s) contradict each other: effective_batch = "
+                    "micro_batch x accumulation x workers; give any two of the three"
+                )
+    return _complete(known, workers)
+
+
+def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
+    """Whether some plan has these sizes."""
+    if "effective_batch" not in sizes:
+        return True
+    effective = sizes["effective_batch"]
+    if effective < workers:
+        raise ValueError(
+            f"effective_batch {effective} is less than one sample for each of {workers} workers"
+        )
+    most = -(-effective // workers)
+    micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
+    if micro is not None and accumulation is not None:
+        return accumulation == -(-most // micro)
+    return (micro or accumulation or 1) <= most
+
+
+def _complete(sizes: Mapping[str, int], workers: int) -> BatchPlan:
+    micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
+    effective = sizes.get("effective_batch")
+    if effective is None:
+        micro, accumulation = micro or 1, accumulation or 1
+        return BatchPlan(micro, accumulation, micro * accumulation * workers, workers)
+    most = -(-effective // workers)
+    if micro is None:
+        micro = -(-most // (accumulation or 1))
+    return BatchPlan(micro, -(-most // micro), effective, workers)
+
+
+def share(samples: int, workers: int, rank: int) -> range:
+    """The positions of a step's samples that a worker takes: shares differ by one at most."""
+    size, larger = divmod(samples, workers)
+    first = rank * size + min(rank, larger)
+    return range(first, first + size + (rank < larger))
+
+
+def micro_batches(positions: range, micro_batch: int) -> Iterator[range]:
+    """A worker's positions in runs of at most ``micro_batch``, the last one may be shorter."""
+    for first in range(0, len(positions), micro_batch):
+        yield positions[first : first + micro_batch]

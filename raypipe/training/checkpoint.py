@@ -1,0 +1,112 @@
+"""Checkpoints: written whole, verified on reading, the newest few kept.
+
+``step_00000120/`` holds the weights (safetensors), the optimiser's and scaler's state and the
+step; ``manifest.json``, written last, holds every file's SHA-256. A folder without a manifest,
+or with a file that does not match it, counts as not there, and the one before is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from raypipe.paths import RunDirectory
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after ``step`` steps."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The checkpoints of one training run in its run directory."""
+
+    run: RunDirectory
+    trial_id: str
+    keep: int = 2
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint and drop the oldest beyond ``keep``; rank 0 alone calls this."""
+        folder = f"{self._folder}/step_{checkpoint.step:08d}"
+        files = {
+            "model.safetensors": save_tensors(
+                {name: tensor.contiguous().cpu() for name, tensor in checkpoint.model.items()}
+            ),
+            "optimizer.pt": _dump(checkpoint.optimizer),
+            "scaler.pt": _dump(checkpoint.scaler),
+        }
+        self.run.delete(f"{folder}/manifest.json")  # a repeated step: invalid while it changes
+        for name, content in files.items():
+            self.run.write(f"{folder}/{name}", content)
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        manifest = {"step": checkpoint.step, "sha256": digests}
+        self.run.write(f"{folder}/manifest.json", json.dumps(manifest).encode())
+        for old in self._names()[: -self.keep]:
+            self.run.delete(f"{self._folder}/{old}")
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, on the CPU; None where there is none."""
+        for name in reversed(self._names()):
+            try:
+                return self._read(f"{self._folder}/{name}")
+            except (OSError, ValueError, KeyError) as error:
+                log.warning(
+                    "%s/%s is no whole checkpoint (%s); taking the one before it",
+                    self._folder,
+                    name,
+                    error,
+                )
+        return None
+
+    def clear(self) -> None:
+        """Remove them all."""
+        self.run.delete(self._folder)
+
+    @property
+    def _folder(self) -> str:
+        return self.run.checkpoints(self.trial_id)
+
+    def _names(self) -> list[str]:
+        return [name for name in self.run.list(self._folder) if name.startswith("step_")]
+
+    def _read(self, folder: str) -> Checkpoint:
+        manifest = json.loads(self.run.read(f"{folder}/manifest.json"))
+        files = {}
+        for name, digest in manifest["sha256"].items():
+            files[name] = self.run.read(f"{folder}/{name}")
+            if hashlib.sha256(files[name]).hexdigest() != digest:
+                raise ValueError(f"{name} is damaged")
+        return Checkpoint(
+            step=manifest["step"],
+            model=load_tensors(files["model.safetensors"]),
+            optimizer=_load(files["optimizer.pt"]),
+            scaler=_load(files["scaler.pt"]),
+        )
+
+
+def _dump(state: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def _load(content: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state

@@ -1,0 +1,47 @@
+"""fp32, tf32, bf16, fp16: what each means on a device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from raypipe.hardware import supported_precisions
+from raypipe.training.settings import Precision
+
+
+def check(precision: Precision, device: torch.device) -> None:
+    """Refuse a precision that the device lacks.
+
+    Raises:
+        ValueError: with the precisions it has.
+
+    """
+    capability = None
+    if device.type == "cuda":
+        capability = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    allowed = supported_precisions(capability)
+    if precision not in allowed:
+        raise ValueError(
+            f"training.precision = {precision}: this {device.type} device lacks it "
+            f"(it has {', '.join(allowed)})"
+        )
+
+
+def configure(precision: Precision) -> None:
+    """Set the process's matrix arithmetic: TF32 only where it was asked for."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The context of the forward."""
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if precision not in kinds:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=kinds[precision])
+
+
+def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+    """A gradient scaler, which does nothing but in fp16."""
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -1,0 +1,102 @@
+"""The settings of a training run: the same names in every experiment."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+_WITHOUT_EFFECT = {
+    "micro_batch",
+    "accumulation",
+    "compile",
+    "gradient_checkpointing",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "keep_checkpoints",
+}
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+
+class Settings(BaseModel):
+    """A section of the configuration: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name, field in cls.model_fields.items():
+                if isinstance(values.get(name), bool) and "bool" not in str(field.annotation):
+                    raise ValueError(f"{name} = {values[name]}: must not be true or false")
+        return values
+
+
+class TrainingSettings(Settings):
+    """What decides the result of a training run.
+
+    ``effective_batch = micro_batch x accumulation x workers``; the configuration gives any two.
+    """
+
+    micro_batch: PositiveInt | None = Field(None, description="samples a worker a forward")
+    accumulation: PositiveInt | None = Field(None, description="forwards a worker a step")
+    effective_batch: PositiveInt | None = Field(None, description="samples a step, all workers")
+    precision: Precision = Field("fp32", description="arithmetic of the forward and backward")
+    steps: PositiveInt | None = Field(None, description="optimiser steps; or give epochs")
+    epochs: PositiveInt | None = Field(None, description="passes over the data; or give steps")
+    seed: int = Field(0, ge=0, description="seed of the weights, the data order and every draw")
+    compile: bool = Field(False, description="torch.compile the model")
+    gradient_checkpointing: bool = Field(False, description="recompute activations backward")
+    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
+    learning_rate: PositiveFloat = Field(1e-3, description="the peak learning rate")
+    optimizer: Literal["adam", "adamw"] = Field("adamw", description="the optimiser")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's moment decay rates")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled in adamw, L2 in adam")
+    warmup_steps: int = Field(0, ge=0, description="linear warm-up from zero, in steps")
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after it")
+    log_every: PositiveInt = Field(10, description="a row in `steps` every so many steps")
+    eval_every: PositiveInt | None = Field(None, description="evaluate every so many steps")
+    checkpoint_every: PositiveInt | None = Field(None, description="save every so many steps")
+    keep_checkpoints: PositiveInt = Field(2, description="how many of the newest are kept")
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide the result.
+
+        The cut of a step into micro-batches does not, nor does what is logged and saved.
+        """
+        return self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> TrainingSettings:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give either steps or epochs, not both")
+        return self
+
+
+class ScalingSettings(Settings):
+    """How a training run is spread; it cannot change the result."""
+
+    workers: PositiveInt = Field(1, description="worker processes of the run")
+    gpus_per_worker: float | None = Field(None, ge=0, description="1 where there is a GPU, else 0")
+    cpus_per_worker: PositiveFloat = Field(1, description="cores a worker reserves and uses")
+    strategy: Literal["ddp", "fsdp"] = Field("ddp", description="replicate or shard the model")
+
+
+class LoaderSettings(Settings):
+    """How batches reach the device; it cannot change the result."""
+
+    workers: int = Field(0, ge=0, description="loader processes a worker; 0 loads in line")
+    prefetch: PositiveInt = Field(2, description="batches a loader process keeps ready")
+    pin_memory: bool | None = Field(None, description="page-locked batches; yes on a GPU")
+
+
+class TrainStageSettings(Settings):
+    """A training stage: ``<stage>.training``, ``<stage>.scaling``, ``<stage>.loader``."""
+
+    training: TrainingSettings = TrainingSettings()
+    scaling: ScalingSettings = ScalingSettings()
+    loader: LoaderSettings = LoaderSettings()
+    max_restarts: int = Field(3, ge=0, description="restarts after a worker died")

@@ -1,0 +1,343 @@
+"""The optimisers of T: their contract, their operators, and whole studies on recorded values."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.pabbo_lda.objective import TabularObjective
+from experiments.pabbo_lda.optimizers import (
+    IntegerRange,
+    Optimizer,
+    OptimizerName,
+    PabboSettings,
+    make_optimizer,
+)
+from experiments.pabbo_lda.optimizers.genetic import cross, mutate
+from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbour
+from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
+from experiments.pabbo_lda.study import Study
+
+NAMES: tuple[OptimizerName, ...] = (
+    "ga",
+    "es",
+    "pabbo_small",
+    "pabbo_large",
+    "sabbo",
+    "random",
+    "tpe",
+    "golden_section",
+)
+START = [
+    *(733, 811, 133, 355, 777, 115, 452, 940, 879, 345),
+    *(576, 153, 950, 602, 162, 238, 422, 511, 660, 285),
+]
+
+
+def nearness(
+    duels: FloatArray, preferred: FloatArray, points: FloatArray, pairs: IntArray, used: float
+) -> FloatArray:
+    """Stands in for a trained model: likes what is near the points preferred in its duels."""
+    winners = np.where(preferred == 1, duels[:, 1], duels[:, 0])
+    return -np.abs(points[pairs][:, :, None] - winners).sum(axis=(1, 2)) * (1 + used)
+
+
+def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000) -> Optimizer:
+    scorer = nearness if name.startswith("pabbo") else None
+    return make_optimizer(name, t_min=t_min, t_max=t_max, seed=seed, scorer=scorer)
+
+
+def asked(optimizer: Optimizer, value, start: list[int], batches: int = 12) -> list[list[int]]:
+    """The batches an optimiser asks for."""
+    optimizer.tell(start, [value(T) for T in start])
+    out = []
+    for _ in range(batches):
+        batch = optimizer.ask()
+        if not batch:
+            break
+        optimizer.tell(batch, [value(T) for T in batch])
+        out.append(batch)
+    return out
+
+
+def bowl(T: int) -> float:
+    return math.log(T / 31) ** 2 + 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deterministic_by_seed_and_leaves_global_generators_alone(name: OptimizerName):
+    before = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    first, again, other = (asked(make(name, seed), bowl, START) for seed in (5, 5, 6))
+    assert first == again
+    assert first
+    assert (first != other) == (name != "golden_section")
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_order_of_values_matters(name: OptimizerName):
+    steep = asked(make(name), lambda T: 10 ** min(300.0, bowl(T) * 15), START)
+    assert asked(make(name), bowl, START) == steep
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=20)
+@given(
+    start=st.lists(st.integers(2, 30), max_size=25),
+    seed=st.integers(0, 2**32 - 1),
+    values=st.lists(
+        st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from([1e44, math.nan]),
+        min_size=29,
+        max_size=29,
+    ),
+)
+def test_any_start_and_any_value(
+    name: OptimizerName, start: list[int], seed: int, values: list[float]
+):
+    for batch in asked(make(name, seed, 2, 30), lambda T: values[T - 2], start):
+        assert all(type(T) is int and 2 <= T <= 30 for T in batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_searches_the_smallest_range(name: OptimizerName):
+    study = Study(make(name, 1, 2, 3), [2], budget=9)
+    while not study.done:
+        study.supply(study.request()[0], 1.0 / len(study.request()))
+    assert {e.T for e in study.history} == {2, 3}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pabbo")])
+def test_improves_on_the_start_far_from_it(name: OptimizerName):
+    """From a best start value of 115 to within a factor of 1.5 of the minimum at 8."""
+    for seed in range(5):
+        study = Study(make(name, seed), START, budget=80)
+        while not study.done:
+            T = study.request()[0]
+            study.supply(T, abs(math.log(T / 8)))
+        assert study.best is not None
+        assert study.best[1] < math.log(1.5)
+
+
+def test_refuses_unknown_names_empty_ranges_and_pabbo_without_a_model():
+    with pytest.raises(ValueError, match=r"no optimiser 'gp'.*golden_section"):
+        make_optimizer("gp", t_min=2, t_max=9, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="t_min=9, t_max=9"):
+        make("ga", t_min=9, t_max=9)
+    with pytest.raises(ValueError, match="scorer"):
+        make_optimizer("pabbo_large", t_min=2, t_max=9, seed=0)
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+@given(t_min=st.integers(1, 50), width=st.integers(1, 2000))
+def test_positions_and_integers_are_inverse(scale, t_min: int, width: int):
+    space = IntegerRange(t_min, t_min + width, scale)
+    points = np.arange(t_min, t_min + width + 1)
+    positions = space.positions(points)
+    assert positions[[0, -1]] == pytest.approx([-1, 1])
+    assert (np.diff(positions) > 0).all()
+    assert (space.integers(positions) == points).all()
+    assert (space.integers([-7.0, 7.0]) == [t_min, t_min + width]).all()
+    grid = space.grid(256)
+    assert len(grid) <= max(256, 0)
+    assert grid[0] == t_min
+    assert grid[-1] == t_min + width
+    assert (np.diff(grid) > 0).all()
+
+
+def test_genetic_operators_work_on_bits():
+    rng = np.random.default_rng(0)
+    parents = rng.integers(2, 1001, 10_000)
+    children = cross(parents, 10, rng)
+    pairs, crossed = parents.reshape(-1, 2), children.reshape(-1, 2)
+    assert (pairs.sum(axis=1) == crossed.sum(axis=1)).all()
+    exchanged = pairs[:, 0] ^ crossed[:, 0]
+    assert (exchanged == (pairs[:, 1] ^ crossed[:, 1])).all()
+    assert ((exchanged & ~(pairs[:, 0] ^ pairs[:, 1])) == 0).all(), "only bits that differ move"
+    flipped = mutate(parents, 10, rng) ^ parents
+    assert (np.bitwise_count(flipped) <= 1).all()
+    assert (flipped > 0).mean() == pytest.approx(0.2, abs=0.02)
+    assert set(np.log2(flipped[flipped > 0])) == set(range(10))
+
+
+def test_genetic_elite_survives_but_is_not_asked_again():
+    ga = make("ga")
+    ga.tell(START, [0.0 if T == 115 else 1.0 for T in START])
+    batches = []
+    for _ in range(30):
+        batches.append(ga.ask())
+        ga.tell(batches[-1], [2.0] * len(batches[-1]))
+    assert {len(batch) for batch in batches} == {15}
+    share = np.mean([T == 115 for batch in batches[10:] for T in batch])
+    assert share > 0.02, "offspring still descend from the elite of the start"
+
+
+def test_evolution_strategy_forgets_its_parents():
+    es = make("es")
+    es.tell([2], [-1e9])  # better than anything that follows
+    for _ in range(10):
+        batch = es.ask()
+        assert len(batch) == 10
+        es.tell(batch, [-float(T) for T in batch])
+    assert np.median(es.ask()) > 300
+
+
+def test_sabbo_worst_neighbour_lies_on_the_sphere_and_is_worse():
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal(10)
+    losses = rank_losses(np.exp(50 * z))
+    for radius in (0.01, 0.1):
+        shift, widening = worst_neighbour(z, losses, radius)
+        divergence = (widening**2 + shift**2 - 1) / 2 - math.log(widening)
+        assert divergence == pytest.approx(radius**2, rel=0.2)
+        weights = np.exp((z**2 - ((z - shift) / widening) ** 2) / 2)
+        assert losses @ weights / weights.sum() > losses.mean()
+
+
+def test_sabbo_natural_gradient_is_that_of_the_expectation():
+    """For f(x) = x^2 + x at N(0, 1): by the mean 1, by log sigma 2 / 2."""
+    z = np.random.default_rng(2).standard_normal(1_000_000)
+    gradient = natural_gradient(z, z**2 + z, np.full(len(z), 1 / len(z)))
+    assert gradient == pytest.approx((1.0, 1.0), abs=0.02)
+
+
+def test_rank_losses():
+    losses = rank_losses(np.array([3.0, 1e44, 1.0, np.inf]))
+    raw = np.array([math.log(3), math.log(3 / 2)])
+    assert losses == pytest.approx(
+        [0.25 - raw[1] / raw.sum(), 0.25, 0.25 - raw[0] / raw.sum(), 0.25]
+    )
+    assert losses.sum() == pytest.approx(0)
+    assert rank_losses(np.array([1.0, 1.0, 2.0, 2.0])) == pytest.approx([-0.25, -0.25, 0.25, 0.25])
+    assert rank_losses(np.full(10, np.inf)) == pytest.approx(np.zeros(10))
+
+
+def test_random_search_is_even_in_log_t_and_never_repeats():
+    batches = asked(make("random"), bowl, START, batches=10_000)
+    drawn = [T for batch in batches for T in batch]
+    assert sorted(drawn + START) == list(range(2, 1001))
+    first = [make("random", seed).ask()[0] for seed in range(1000)]
+    assert np.mean(np.log(first)) == pytest.approx(np.log([1.5, 1000.5]).mean(), abs=0.2)
+
+
+def test_tpe_is_optunas():
+    sampler = optuna.samplers.TPESampler(seed=3)
+    study = optuna.create_study(sampler=sampler)
+    distributions = {"T": optuna.distributions.IntDistribution(2, 1000, log=True)}
+    for T in START:
+        study.add_trial(
+            optuna.trial.create_trial(params={"T": T}, distributions=distributions, value=bowl(T))
+        )
+    expected = []
+    for _ in range(12):
+        trial = study.ask(distributions)
+        study.tell(trial, bowl(trial.params["T"]))
+        expected.append([trial.params["T"]])
+    assert asked(make("tpe", seed=3), bowl, START) == expected
+
+
+@given(
+    falls=st.lists(st.floats(0.01, 1e6), min_size=0, max_size=60),
+    rises=st.lists(st.floats(0.01, 1e6), min_size=0, max_size=60),
+    start=st.lists(st.integers(0, 120), max_size=5),
+)
+def test_golden_section_finds_the_minimum_of_a_unimodal_function(
+    falls: list[float], rises: list[float], start: list[int]
+):
+    values = np.cumsum([0.0, *(-fall for fall in falls), *rises])
+    if len(values) < 2:
+        return
+    golden = make("golden_section", 0, 2, len(values) + 1)
+    known = [2 + T % len(values) for T in start]
+    batches = asked(golden, lambda T: float(values[T - 2]), known, batches=200)
+    assert golden.ask() == [], "it finishes by itself"
+    probed = set(known).union(*batches)
+    assert 2 + len(falls) in probed
+
+
+def test_golden_section_needs_few_probes():
+    probes = sum(map(len, asked(make("golden_section"), bowl, START, batches=100)))
+    assert probes <= 15
+
+
+def pabbo(scorer, **options) -> Optimizer:
+    return make_optimizer(
+        "pabbo_small",
+        t_min=2,
+        t_max=1000,
+        seed=0,
+        scorer=scorer,
+        pabbo=PabboSettings(**options),
+    )
+
+
+def test_pabbo_shows_the_model_true_duels_and_evaluates_the_pair_it_prefers():
+    space = IntegerRange(2, 1000)
+    favourite = 57
+    calls = []
+
+    def scorer(duels, preferred, points, pairs, used):
+        calls.append(used)
+        T = space.integers(duels)
+        assert 0 < len(T) <= 7
+        values = np.vectorize(bowl)(T)
+        assert (preferred == (values[:, 1] < values[:, 0])).all()
+        wanted = np.abs(space.integers(points) - favourite) == 0
+        return wanted[pairs].any(axis=1).astype(float)
+
+    optimizer = pabbo(scorer, exploration=0.0, horizon=40, context=7)
+    optimizer.tell(START, [bowl(T) for T in START])
+    favourite = int(space.grid(256)[80])
+    assert optimizer.ask() == [favourite]
+    assert calls == [0.5]
+
+
+def test_pabbo_explores_at_its_rate():
+    calls = []
+
+    def scorer(duels, preferred, points, pairs, used):
+        calls.append(used)
+        return np.arange(len(pairs), dtype=float)
+
+    asked(pabbo(scorer, exploration=1.0), bowl, START, batches=50)
+    assert calls == []
+    asked(pabbo(scorer, exploration=0.3), bowl, START, batches=150)
+    assert len(calls) == pytest.approx(105, abs=20)
+
+
+def test_pabbo_refuses_scores_that_mean_nothing():
+    optimizer = pabbo(lambda *args: np.full(len(args[3]), np.nan), exploration=0.0)
+    optimizer.tell([5, 9], [1.0, 2.0])
+    with pytest.raises(ValueError, match="finite score"):
+        optimizer.ask()
+
+
+def test_pabbo_finishes_when_all_candidates_are_known():
+    batches = asked(make("pabbo_small", t_max=20), bowl, [3, 4], batches=100)
+    assert sorted([3, 4, *(T for batch in batches for T in batch)]) == list(range(2, 21))
+
+
+@pytest.fixture(scope="module")
+def recorded(data_dir: Path) -> TabularObjective:
+    return TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: TabularObjective):
+    """10 runs x 4 corpora with 80 distinct T; every optimiser beats the best of the start."""
+    assert len(recorded.runs) == 40
+    for dataset, seed in recorded.runs:
+        study = Study(make(name, seed), START, budget=80)
+        while not study.done:
+            for T in study.request():
+                study.supply(T, recorded.value(dataset, seed, T))
+        assert study.best is not None
+        assert len(START) < len(study.history) <= 80
+        assert study.best[1] < study.history[len(START) - 1].best_value
