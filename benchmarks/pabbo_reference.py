@@ -14,7 +14,6 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
+
+from experiments.pabbo_lda.duels import Candidates
+from experiments.pabbo_lda.evaluation import Scorer
 
 MODEL = {
     "d_x": 1, "d_f": 1, "d_model": 32, "nhead": 2, "dropout": 0.0, "n_layers": 3,
@@ -125,6 +127,28 @@ def train_reference(folder: Path, out: Path, save_every: int, **changes: Any) ->
         )  # fmt: skip
     finally:
         torch.save = save
+
+
+def reference_scorer(reference: ModuleType, weights: Path) -> Scorer:
+    """Scores by the reference's encoder and acquisition head, for our evaluation."""
+    model = reference.TransformerModel(**MODEL)
+    model.load_state_dict(torch.load(weights))
+    model.eval()
+
+    def score(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
+        functions, runs = preferred.shape[:2]
+        points = candidates.points.repeat_interleave(runs, 0)[..., None]
+        pairs = candidates.pairs.repeat_interleave(runs, 0)
+        encoded, count, _ = model.encode(
+            query_src=duels.flatten(0, 1), c_src=preferred.flatten(0, 1)[..., None], eval_pos=points
+        )
+        encoded = encoded[:, -count:]
+        index = pairs.flatten(1)[..., None].expand(-1, -1, encoded.shape[2])
+        ends = encoded.gather(1, index).unflatten(1, (-1, 2)).flatten(2)
+        time_used = ends.new_full((*ends.shape[:2], 1), used)
+        return model.af_mlp(torch.cat((ends, time_used), 2)).view(functions, runs, -1)
+
+    return score
 
 
 if __name__ == "__main__":

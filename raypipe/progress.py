@@ -48,7 +48,6 @@ class Display:
         self._tasks: dict[str, TaskID] = {}
         self._done: dict[str, float] = {}
         self._total: dict[str, int] = {}
-        self._started: dict[str, float] = {}
         self._printed: dict[str, float] = {}
 
     def __enter__(self) -> Display:
@@ -69,7 +68,7 @@ class Display:
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """A stage starts: ``total`` pieces, some of them already done."""
-        self._started[stage] = self._printed[stage] = time.monotonic()
+        self._printed[stage] = time.monotonic()
         self._done[stage], self._total[stage] = done, total
         self._tasks[stage] = self._progress.add_task(stage, total=total, completed=done, note="")
         if not self._live:
@@ -86,11 +85,10 @@ class Display:
             self._printed[stage] = now
             self.say(f"{stage}: {done}/{self._total[stage]}  {busy}".rstrip())
 
-    def end(self, stage: str, status: str) -> None:
+    def end(self, stage: str, status: str, seconds: float) -> None:
         """A stage ended."""
         if stage in self._tasks:
             self._progress.remove_task(self._tasks.pop(stage))
-        seconds = time.monotonic() - self._started.get(stage, time.monotonic())
         self.say(f"{stage}: {status} in {seconds:.1f} s")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from raypipe.provenance import now
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
-    from raypipe.launch.launcher import Launcher, TaskPool
+    from raypipe.launch.launcher import Launcher, TaskPool, TaskResult
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
 
@@ -101,9 +101,42 @@ class StageContext:
         """Show what there is to do."""
         self.session.display.begin(self.stage.name, total, done)
 
-    def pool(self, cpus: float) -> AbstractContextManager[TaskPool]:
-        """Fractional-CPU tasks."""
-        return self.session.launcher.pool(cpus)
+    def pool(self, cpus: float, gpus: float = 0) -> AbstractContextManager[TaskPool]:
+        """Fractional-CPU tasks; take their results by ``finished``."""
+        return self.session.launcher.pool(cpus, gpus)
+
+    def finished(self, pool: TaskPool) -> list[TaskResult]:
+        """The tasks that ended for good since the last call, after waiting for at least one.
+
+        Empty when none is left. Every failed attempt becomes a row in ``failures``.
+        """
+        while results := pool.finished():
+            for result in results:
+                if result.error is not None:
+                    outcome = "again" if result.retried else "gave up"
+                    kind = result.kind or "error"
+                    self.fail(result.key, result.attempt, kind, result.error, outcome)
+            if final := [result for result in results if not result.retried]:
+                return final
+        return []
+
+    def call(
+        self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False
+    ) -> Any:
+        """Run one function in a task, on a GPU where there is one, and return its value.
+
+        Raises:
+            UnitError: it failed, also when tried again.
+        """
+        gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
+        if gpus:
+            self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
+        with self.pool(1, gpus) as pool:
+            pool.submit(name, function, *arguments)
+            result = self.finished(pool)[0]
+        if result.error is not None:
+            raise UnitError(name, result.kind or "error", result.error)
+        return result.value
 
     def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
         """Train to the end and record the trial; the weights lie at ``run.model(slot)``.
@@ -252,8 +285,9 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         log.exception("stage %s failed", stage.name)
         context.fail(stage.name, 1, "error", traceback.format_exc())
     finally:
-        _record_stage(session, stage, status, started_at, time.monotonic() - clock, context)
-        session.display.end(stage.name, status)
+        seconds = time.monotonic() - clock
+        _record_stage(session, stage, status, started_at, seconds, context)
+        session.display.end(stage.name, status, seconds)
         results.write_tables(session.run, session.ledger, _tables(session.ledger), session.run_id)
     return message
 

@@ -1,0 +1,12 @@
+"""The main job: which optimiser finds the number of topics with the fewest LDA trainings?
+
+Trains the optimiser model PABBO (small and large), measures it on held-out functions, runs the
+studies of every optimiser on every corpus, and compares them.
+"""
+
+from experiments.pabbo_lda.figures import figures
+from experiments.pabbo_lda.pipeline import VERSION, stages
+from experiments.pabbo_lda.settings import MainSettings
+from raypipe.experiment import Experiment
+
+EXPERIMENT = Experiment("pabbo_lda", VERSION, MainSettings, stages, figures)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.pabbo_lda.duels import Candidates, draw_pairs, winners
 from experiments.pabbo_lda.functions import FunctionSettings, bowl, sample_functions
-from experiments.pabbo_lda.model import PabboModel
+from experiments.pabbo_lda.model import ModelSettings, PabboModel, restore_model
 from raypipe.training import keyed_random
 from raypipe.training.settings import Settings
 
@@ -193,3 +193,37 @@ def evaluate_model(
         "random_simple_regret": float(random[..., -1].mean()),
         "random_simple_regret_all_steps": float(random.mean()),
     }
+
+
+def measure(
+    model: ModelSettings,
+    weights: bytes,
+    settings: EvaluationSettings,
+    functions: FunctionSettings,
+) -> list[dict[str, float | str]]:
+    """The regret curves of a trained model and of random search, a row a method and step.
+
+    Args:
+        model: the size of the transformer.
+        weights: its safetensors file.
+        settings: the held-out functions.
+        functions: their distribution.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    held_out = held_out_functions(settings, functions, device)
+    scorers = {
+        "pabbo": policy_scorer(restore_model(model, weights).to(device)),
+        "random": random_scorer(settings.seed),
+    }
+    rows: list[dict[str, float | str]] = []
+    for method, scorer in scorers.items():
+        curve = regret_curve(simple_regret(scorer, held_out, settings))
+        for step, mean, low, high in zip(
+            curve.step.tolist(),
+            curve.mean.tolist(),
+            curve.low.tolist(),
+            curve.high.tolist(),
+            strict=True,
+        ):
+            rows.append({"method": method, "step": step, "mean": mean, "low": low, "high": high})
+    return rows

@@ -40,7 +40,6 @@ NAMES = {
     "tpe": "TPE",
     "golden_section": "golden section",
 }
-_FINAL = "Final best perplexity"
 _LABELLED = (0.115, 0.135, 0.575, 0.78)  # axes with room at the right for names and values
 
 _Draw = Callable[[str, pd.DataFrame], Figure]
@@ -59,14 +58,16 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     with style():
         history = rows(tables, "study_history", history_columns)
         if history is not None:
-            for draw in (_by_evaluation, _by_time, _trajectory):
-                drawn += _each_dataset(history, "best_value", draw)
+            drawn += _each_dataset(history, "best_value", _by_evaluation)
+            drawn += _each_dataset(history, "best_value", _by_time)
         summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std", "min"])
         if summary is not None:
             drawn += _each_dataset(summary, "mean", _bars)
         studies = rows(tables, "studies", ["dataset", "optimizer", "run", "best_perplexity"])
         if studies is not None:
             drawn += _each_dataset(studies, "best_perplexity", _boxes)
+        if history is not None:
+            drawn += _each_dataset(history, "best_value", _trajectory)
         regret = rows(
             tables, "regret", ["trial_id", "stage", "method", "step", "mean", "low", "high"]
         )
@@ -83,7 +84,7 @@ def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
 
 def _strokes(present: Sequence[str]) -> dict[str, Stroke]:
     """The stroke of each optimiser, whichever of them a study has."""
-    return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
+    return strokes([*present, *sorted(set(present) - set(NAMES))])
 
 
 def _optimizers(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:
@@ -163,12 +164,11 @@ def _curves(table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
         final = float(np.median(best.loc[last]))
         ends.append((final, f"{_name(name)}  {number(final)}", stroke))
     axes.set_title("lowest perplexity so far")
-    frame_y(axes, shown)
+    frame_y(axes, shown, ratio=3)
     label_lines(axes, ends)
     note = f", median of {_runs(most)} with the interquartile band." if most > 1 else "."
-    top, edge = float(finite(table["best_value"]).max()), axes.get_ylim()[1]
-    if top > edge:
-        note += f" Values above {number(edge)} (up to {number(top)}) are cut off."
+    if float(finite(table["best_value"]).max()) > axes.get_ylim()[1]:
+        note += " The first, far higher values are cut off."
     return figure, axes, note
 
 
@@ -253,8 +253,9 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
 
 def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     """Mean and standard deviation of the final best; zero-based bars, or points on a log axis."""
-    table = table[np.isfinite(table["mean"].astype(float))]
-    table = table.sort_values("mean", ascending=False, kind="stable")
+    known = np.isfinite(table["mean"].astype(float))
+    lost = ", ".join(_name(name) for name in table.loc[~known, "optimizer"])
+    table = table[known].sort_values("mean", ascending=False, kind="stable")
     figure = Canvas(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
     axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
@@ -280,6 +281,7 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     for i, (m, s, n) in enumerate(zip(mean, std, table["runs"], strict=True)):
         text = plus_minus(m, s) if n > 1 else number(m)
         axes.text(1.03, y[i], text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
+    axes.set_ylim(-0.6, len(table) - 0.4)
     axes.set_yticks(y, [_name(name) for name in table["optimizer"]])
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
@@ -291,7 +293,8 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     caption += (
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
     )
-    return Figure(f"final_bars-{dataset}", f"{dataset}: mean", caption, figure, _FINAL)
+    caption += f" Left out, without a finite mean: {lost}." if lost else ""
+    return Figure(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
 
 
 def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
@@ -315,7 +318,8 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
             )  # fmt: skip
         # Points side by side in the order of the runs, so that equal values stay visible.
         beside = place + (np.linspace(-0.17, 0.17, known.size) if known.size > 1 else 0.0)
-        axes.scatter(np.broadcast_to(beside, known.shape), known, s=9, color=colour,
+        size = 9 if known.size > 1 else 30
+        axes.scatter(np.broadcast_to(beside, known.shape), known, s=size, color=colour,
                      edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
     axes.set_xticks(range(len(names)), [_name(name).replace(" ", "\n") for name in names])
     axes.tick_params(axis="x", length=0)
@@ -330,7 +334,9 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     caption = caption if most > 1 else "The final best perplexity of the one run."
     caption += " The axis does not start at zero."
     caption += f" {_runs(lost)} without a finite value left out." if lost else ""
-    return Figure(f"final_boxes-{dataset}", f"{dataset}: runs", caption, figure, _FINAL)
+    return Figure(
+        f"final_boxes-{dataset}", dataset, caption, figure, "Final best perplexity, every run"
+    )
 
 
 def _regret(stage: str, table: pd.DataFrame) -> Figure:

@@ -9,13 +9,14 @@ function's targets, so that many prediction splits or trajectories are one forwa
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
 from raypipe.training.settings import Settings
@@ -45,7 +46,7 @@ def _mlp(width_in: int, width: int, width_out: int, depth: int) -> nn.Sequential
     """``depth`` linear layers with rectifiers between them."""
     widths = [width_in, *[width] * (depth - 1)]
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], width_out))
 
@@ -91,7 +92,7 @@ class EncoderLayer(nn.Module):
 
 
 class PabboModel(nn.Module):
-    """Embeds duels and points (``embed_*``), encodes (``forward``), reads out (``predict``, ...)."""
+    """Embeds duels and points, encodes points given duels (``forward``), predicts and scores."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -103,7 +104,8 @@ class PabboModel(nn.Module):
         self.preference = nn.Embedding(3, d)
         self.layers = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.prediction = _mlp(d, hidden, 2, 2)
-        self.acquisition = _mlp(2 * d + 1, hidden, 1, 3)
+        self.acquisition_entry = nn.Linear(2 * d + 1, hidden)
+        self.acquisition = _mlp(hidden, hidden, 1, 2)
 
     def embed_points(self, points: Tensor) -> Tensor:
         """Target tokens ``[..., d]`` of points ``[...]`` in [-1, 1]."""
@@ -123,7 +125,7 @@ class PabboModel(nn.Module):
         ``context`` is ``[B, R, C, d]`` (C may be 0), ``mask`` a bool ``[B, R, C]``, true where a
         duel counts, at least one for each context.
         """
-        functions, contexts, size, d = context.shape
+        functions, contexts, size, _ = context.shape
         shared = targets[:, None].expand(-1, contexts, -1, -1)
         tokens = torch.cat((context, shared), dim=2).flatten(0, 1)
         seen = None if mask is None else mask.flatten(0, 1)[:, None, None, :]
@@ -144,14 +146,17 @@ class PabboModel(nn.Module):
 
         ``budget_used`` is t/T: the running number of the duel to choose over the budget.
         """
-        functions, contexts, _, d = encoded.shape
-        index = pairs.flatten(1)[:, None, :, None].expand(-1, contexts, -1, d)
-        ends = encoded.gather(2, index).unflatten(2, (-1, 2)).flatten(3)
-        entry = self.acquisition[0]
-        hidden = F.linear(
-            ends, entry.weight[:, :-1], entry.bias + budget_used * entry.weight[:, -1]
-        )
-        scores: Tensor = self.acquisition[1:](hidden).squeeze(-1)
+        functions, contexts, points, _ = encoded.shape
+        entry, d = self.acquisition_entry, self.settings.d_model
+        # the first layer is linear in each end, so it is applied to the points, not to the pairs
+        ends = F.linear(encoded, torch.cat((entry.weight[:, :d], entry.weight[:, d : 2 * d])))
+        first, second = ends.flatten(0, 2).chunk(2, dim=1)
+        start = torch.arange(functions * contexts, device=encoded.device) * points
+        index = pairs[:, None] + start.view(functions, contexts, 1, 1)
+        hidden = first.index_select(0, index[..., 0].flatten())
+        hidden = hidden + second.index_select(0, index[..., 1].flatten())
+        hidden = F.relu(hidden + (entry.bias + budget_used * entry.weight[:, -1]))
+        scores: Tensor = self.acquisition(hidden).view(functions, contexts, -1)
         return scores
 
 
@@ -199,4 +204,11 @@ def load_model(path: Path) -> PabboModel:
             raise ValueError(f"{path} holds no PABBO model: its metadata lack the key 'model'")
         model = PabboModel(ModelSettings.model_validate_json(metadata["model"]))
         model.load_state_dict({name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118
+    return model.eval()
+
+
+def restore_model(settings: ModelSettings, weights: bytes) -> PabboModel:
+    """The model from the content of a safetensors file, on the CPU, ready for inference."""
+    model = PabboModel(settings)
+    model.load_state_dict(load(weights))
     return model.eval()

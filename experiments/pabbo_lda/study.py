@@ -66,6 +66,7 @@ class Study:
         self._batch = 0
         self._asked: list[int] = []
         self._waiting: list[int] = []
+        self._total_asked = 0
         self._idle = 0
         self._done = False
         self._open(start)
@@ -80,6 +81,11 @@ class Study:
     def history(self) -> tuple[Evaluation, ...]:
         """One row a distinct T, in the order asked; the rows of a batch appear together."""
         return tuple(self._history)
+
+    @property
+    def asked(self) -> int:
+        """How many T complete batches have asked for, the start and repeated ones counted."""
+        return self._total_asked
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -130,6 +136,9 @@ class Study:
     def _record(self) -> None:
         """Add the complete batch to the history."""
         self._idle = 0 if self._waiting else self._idle + 1
+        # A batch that the budget has cut ends at its first unknown T.
+        unknown = (index for index, T in enumerate(self._asked) if T not in self._values)
+        self._total_asked += next(unknown, len(self._asked))
         best = self.best
         for T in self._waiting:
             value = self._values[T]

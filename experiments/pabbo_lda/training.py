@@ -61,6 +61,9 @@ class PabboTask(TrainTask):
     def build_model(self) -> PabboModel:
         return PabboModel(self.settings.model)
 
+    def metadata(self) -> Mapping[str, str]:
+        return {"model": self.settings.model.model_dump_json()}
+
     def build_dataset(self) -> Dataset[int]:
         return SampleIds()
 

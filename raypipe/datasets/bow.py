@@ -25,7 +25,8 @@ def load_bow(directory: Path, name: str, split: Literal["train", "val"] = "val")
         raise CorpusError(f"split is {split!r}; allowed are 'train' and 'val'")
     path = find_file(directory, name, [("X_", f"_{split}_bow.npz")])
     with reading(path, "a sparse matrix of scipy.sparse.save_npz without Python objects"):
-        counts = sparse.load_npz(path)  # never unpickles
+        with path.open("rb") as file:  # given a path, numpy leaves damaged files open
+            counts = sparse.load_npz(file)  # never unpickles
         if counts.format not in ("csr", "csc", "coo"):
             raise CorpusError(f"{path}: the matrix is stored as {counts.format}; save it as CSR")
         return make_corpus(name, counts, source=str(path))

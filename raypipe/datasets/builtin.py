@@ -48,15 +48,12 @@ def builtin_corpus(
     if max_documents is not None and max_documents < 1:
         raise CorpusError(f"max_documents is {max_documents}; allowed is 1 or more")
     settings = tokenisation or Tokenisation()
-    path = (
-        _cache_directory() / f"{NAME}-{platform.python_version()}-{_key(max_documents, settings)}"
-    )
-    path = path.with_name(path.name + ".npz")
-    if path.is_file():
-        try:
+    path = _cache_path(max_documents, settings)
+    try:
+        if path.is_file():
             return read_cached(path)
-        except CorpusError as error:
-            logger.warning("%s; the built-in corpus is built anew", error)
+    except (CorpusError, OSError) as error:
+        logger.warning("%s; the built-in corpus is built anew", error)
     records = list(docstring_records())
     if max_documents is not None:
         records = _sample(records, max_documents)
@@ -76,7 +73,7 @@ def read_cached(path: Path) -> Corpus:
 
     """
     with reading(path, "a cached corpus"):
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             meta = json.loads(stored["meta"].tobytes())
             arrays = (stored["data"], stored["indices"], stored["indptr"])
             counts = sparse.csr_matrix(arrays, shape=tuple(meta["shape"]))
@@ -132,13 +129,11 @@ def _sample(records: list[DocstringRecord], size: int) -> list[DocstringRecord]:
     return [records[i] for i in sorted(order[:size])]
 
 
-def _key(max_documents: int | None, settings: Tokenisation) -> str:
-    """Names everything that decides the content."""
+def _cache_path(max_documents: int | None, settings: Tokenisation) -> Path:
+    """The entry of the cache, named by everything that decides its content."""
     parts = [sys.version, sklearn.__version__, sorted(SKIPPED), TOKEN_PATTERN]
     text = json.dumps([*parts, max_documents, asdict(settings)])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _cache_directory() -> Path:
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
     configured = os.environ.get("RAYPIPE_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "raypipe"
+    folder = Path(configured).expanduser() if configured else Path.home() / ".cache" / "raypipe"
+    return folder / f"{NAME}-{platform.python_version()}-{key}.npz"

@@ -164,6 +164,8 @@ def _entries(counts: Any, source: str) -> sparse.coo_matrix:
     """The stored entries with their rows and columns, duplicates kept apart."""
     if not sparse.issparse(counts):
         counts = np.asarray(counts)
+        if counts.dtype == np.float16:  # not a type of scipy.sparse
+            counts = counts.astype(np.float64)
     if counts.ndim != 2:
         raise CorpusError(f"{source}: expected documents x words, got {counts.ndim} dimension(s)")
     if counts.dtype.kind not in "biuf":

@@ -1,1 +1,13 @@
 """The only place that knows Ray: clusters, training groups, fractional-CPU tasks."""
+
+import os
+
+# Ray reads these when it is imported. A worker group polls and stops in tenths of a second, not
+# seconds; what Ray prints is for its developers, the user reads our progress and RUN_DIR/logs.
+QUIET = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+for _name, _value in QUIET.items():
+    os.environ.setdefault(_name, _value)

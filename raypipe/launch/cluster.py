@@ -15,30 +15,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.faults import VARIABLE
+from raypipe.launch import QUIET
 from raypipe.launch.launcher import R, TaskPool
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
 from raypipe.training.loop import Report, TrainingJob
-
-# what Ray prints is for its developers; the user reads our progress and RUN_DIR/logs
-_QUIET = {
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
-    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 class RayLauncher:
     """Stages on a Ray cluster: the one this process runs in, an address, or a local one."""
 
     def __init__(self, address: str | None = None) -> None:
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
         self._local = address is None and not in_cluster()
         # workers import what the command imports: the current directory comes first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {"PYTHONPATH": search, **_QUIET}
+        variables = {"PYTHONPATH": search, **QUIET}
         if fault := os.environ.get(VARIABLE):
             variables[VARIABLE] = fault
         options: dict[str, Any] = {
@@ -47,7 +38,6 @@ class RayLauncher:
             "runtime_env": {"env_vars": variables},
         }
         if self._local:
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
             options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
             options["address"] = "local"
         else:
@@ -71,9 +61,9 @@ class RayLauncher:
         return fit(job, report)
 
     @contextmanager
-    def pool(self, cpus: float) -> Iterator[TaskPool]:
-        """Fractional-CPU tasks of the cluster."""
-        pool = RayPool(cpus)
+    def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
+        """Fractional-CPU tasks of the cluster. Raises ConfigError."""
+        pool = RayPool(cpus, gpus)
         try:
             yield pool
         finally:

@@ -32,9 +32,9 @@ class InlineLauncher:
             raise UnitError(job.trial_id, failure_kind(error), str(error)) from error
 
     @contextmanager
-    def pool(self, cpus: float) -> Iterator[TaskPool]:
+    def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
         """A pool that runs each task when it is waited for."""
-        del cpus
+        del cpus, gpus
         yield _InlinePool()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from raypipe.errors import FailureKind
 from raypipe.training.loop import Report, TrainingJob
 
 R = TypeVar("R")
@@ -19,7 +20,7 @@ class TaskResult:
     key: str
     value: Any = None
     error: str | None = None
-    kind: str | None = None
+    kind: FailureKind | None = None
     attempt: int = 1
     duration_s: float = 0.0
     worker: str = ""
@@ -67,8 +68,12 @@ class Launcher(Protocol):
         """
         ...
 
-    def pool(self, cpus: float) -> AbstractContextManager[TaskPool]:
-        """A pool whose tasks take ``cpus`` of a CPU each."""
+    def pool(self, cpus: float, gpus: float = 0) -> AbstractContextManager[TaskPool]:
+        """A pool whose tasks take ``cpus`` of a CPU, and of a GPU, each.
+
+        Raises:
+            ConfigError: no node has that much.
+        """
         ...
 
     def close(self) -> None:

@@ -34,18 +34,20 @@ class RayPool:
     handed out as a result of its own, so that it can be recorded.
     """
 
-    def __init__(self, cpus: float) -> None:
-        total = ray.cluster_resources().get("CPU", 0.0)
-        largest = max(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"])
-        if cpus > largest:
+    def __init__(self, cpus: float, gpus: float = 0) -> None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fitting = [_fits(node, cpus, gpus) for node in nodes]
+        if not sum(fitting):
+            largest = max(node.get("CPU", 0.0) for node in nodes)
             raise ConfigError(
-                f"a task asks for {cpus} CPUs and the largest node has {largest:g}; ask for less"
+                f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
+                f"(the largest has {largest:g} CPUs); ask for less"
             )
-        self._slots = max(1, int(total / cpus))
+        self._slots = sum(fitting)
         self._threads = max(1, int(cpus))
-        self._task = ray.remote(run_task).options(num_cpus=cpus, max_retries=0)
+        self._task = ray.remote(run_task).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
         self._waiting: deque[Call] = deque()
-        self._running: dict[ray.ObjectRef, Call] = {}
+        self._running: dict[Any, Call] = {}
 
     @property
     def slots(self) -> int:
@@ -86,7 +88,7 @@ class RayPool:
             reference = self._task.remote(key, attempt, self._threads, function, *arguments)
             self._running[reference] = call
 
-    def _collect(self, reference: ray.ObjectRef) -> TaskResult:
+    def _collect(self, reference: Any) -> TaskResult:
         key, function, arguments, attempt = self._running.pop(reference)
         try:
             result: TaskResult = ray.get(reference)
@@ -104,3 +106,9 @@ class RayPool:
             self._waiting.appendleft((key, function, arguments, attempt + 1))
             return TaskResult(key, error=message, kind=kind, attempt=attempt, retried=True)
         return TaskResult(key, error=message, kind=kind, attempt=attempt)
+
+
+def _fits(node: dict[str, float], cpus: float, gpus: float) -> int:
+    """How many such tasks a node runs at the same time."""
+    by_cpu = int(node.get("CPU", 0.0) / cpus + 1e-9)
+    return min(by_cpu, int(node.get("GPU", 0.0) / gpus + 1e-9)) if gpus else by_cpu

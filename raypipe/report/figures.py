@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
-from raypipe.report.values import number
+from raypipe.report.values import number, power_of_ten
 
 # The page replaces these by its own, so that a figure follows light and dark mode.
 INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
@@ -78,6 +78,7 @@ _RC: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "svg.fonttype": "none",
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
 }
 
 
@@ -116,7 +117,7 @@ def style() -> Iterator[None]:
 def slug(text: str) -> str:
     """A file name from any text; texts that differ give names that differ."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")
-    if safe == text:
+    if safe and safe == text:
         return safe
     return f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
 
@@ -191,10 +192,15 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
 def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     """Logarithmic ticks written out, ``ticks`` a decade; powers of ten only over many decades."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
-    subs = ticks if high / low < 2000 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=subs, numticks=10))
+    ratio = high / low
+    if ratio < 12:
+        ticks = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    elif ratio > 2000:
+        ticks = (1.0,)
+    axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    written = power_of_ten if ratio > 1e6 else number
+    axis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
 
 
 def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:

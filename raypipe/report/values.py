@@ -37,7 +37,16 @@ def number(value: float) -> str:
         decimals = max(0, 3 - math.floor(math.log10(size)))
         text = f"{value:.{decimals}f}"
         return _grouped(text.rstrip("0").rstrip(".") if "." in text else text)
-    mantissa, exponent = f"{value:.3e}".split("e")
+    return _scientific(value, 3)
+
+
+def power_of_ten(value: float) -> str:
+    """An exact power of ten as such: ``10⁵``; any other number with two digits: ``3.2·10⁴``."""
+    return _scientific(value, 1)
+
+
+def _scientific(value: float, decimals: int) -> str:
+    mantissa, exponent = f"{value:.{decimals}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     return power if mantissa == "1" else f"{mantissa}·{power}"
@@ -48,8 +57,8 @@ def plus_minus(mean: float, deviation: float) -> str:
     if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
         tail = "" if math.isnan(deviation) else f" ± {number(deviation)}"
         return number(mean) + tail
-    if max(abs(mean), deviation) >= 1e7 or deviation < 1e-6:
-        return f"{number(mean)} ± {number(deviation)}"
+    if max(abs(mean), deviation) >= 1e7 or deviation < 1e-4:
+        return f"{power_of_ten(mean)} ± {power_of_ten(deviation)}"
     decimals = max(0, 1 - math.floor(math.log10(deviation)))
     return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
 
@@ -91,10 +100,10 @@ def quantity(value: float, unit: str) -> str:
 
 
 def probability(p: float) -> str:
-    """A p-value, two significant digits."""
+    """A p-value with its sign, two significant digits: ``= 0.013``, ``< 0.0001``."""
     if math.isnan(p):
         return MISSING
-    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
 
 
 def cell(column: str, value: object) -> str:
@@ -121,7 +130,7 @@ def cell(column: str, value: object) -> str:
     elif base.endswith("util"):
         text = f"{amount:.0f} %" if math.isfinite(amount) else MISSING
     elif column in {"p_value", "p_holm"}:
-        text = probability(amount)
+        text = probability(amount).removeprefix("= ")
     else:
         text = number(amount)
     return text

@@ -48,7 +48,7 @@ def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: in
     source: dict[str, int] = {}
     for index, level in enumerate(levels):
         for key in _PRECEDENCE:
-            if key not in level:
+            if key not in level or key in known:
                 continue
             if _consistent({**known, key: level[key]}, workers):
                 known[key], source[key] = level[key], index

@@ -66,6 +66,7 @@ def test_tells_whole_batches_in_the_order_asked():
     assert script.told[1:] == [([5, 9, 5, 7], [50.0, 90.0, 50.0, 70.0]), ([7, 3], [70.0, 30.0])]
     assert study.done
     assert study.request() == []
+    assert study.asked == 3 + 4 + 2
     rows = [(e.evaluation, e.batch, e.T, e.value, e.best_T, e.best_value) for e in study.history]
     assert rows == [
         (1, 0, 7, 70.0, 7, 70.0),
@@ -82,6 +83,7 @@ def test_budget_cuts_a_batch_to_its_first_new_members():
     history = finish(study, float)
     assert [e.T for e in history] == [7, 8, 4, 5]
     assert len(script.told) == 1, "a batch that was cut is not told"
+    assert study.asked == 2 + 3
 
 
 def test_start_longer_than_the_budget():

@@ -1,0 +1,164 @@
+"""The stages of the main job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from experiments.pabbo_lda.aggregation import aggregate
+from experiments.pabbo_lda.evaluation import EvaluationSettings, measure
+from experiments.pabbo_lda.model import ModelSettings, restore_model
+from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
+from experiments.pabbo_lda.settings import (
+    DataSettings,
+    LdaSettings,
+    MainSettings,
+    PabboStageSettings,
+)
+from experiments.pabbo_lda.studies import StudySpec, run_studies
+from experiments.pabbo_lda.training import PabboTask
+from raypipe.datasets import Corpus, load_corpus
+from raypipe.errors import ConfigError
+from raypipe.experiment import Stage, Unit
+from raypipe.identity import fingerprint
+from raypipe.runner import StageContext
+from raypipe.stages import hardware_stage, train_stage
+
+#: part of every unit's identity; raised when results change
+VERSION = 1
+
+Size = Literal["small", "large"]
+
+
+def stages(settings: MainSettings) -> list[Stage]:
+    """hardware, train and evaluate both sizes, the studies, their comparison.
+
+    Raises:
+        ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
+    """
+    corpora = _corpora(settings.data, settings.lda)
+    train_small = _train("small", settings.train_small)
+    train_large = _train("large", settings.train_large)
+    trained = {
+        "pabbo_small": (train_small, settings.train_small.pabbo.model),
+        "pabbo_large": (train_large, settings.train_large.pabbo.model),
+    }
+    lda = _lda(settings.lda, corpora, trained)
+    earlier = [
+        hardware_stage(),
+        train_small,
+        _evaluate("small", settings.evaluate_small, settings.train_small, train_small),
+        train_large,
+        _evaluate("large", settings.evaluate_large, settings.train_large, train_large),
+        lda,
+    ]
+    return [*earlier, _aggregate(earlier)]
+
+
+def _train(size: Size, settings: PabboStageSettings) -> Stage:
+    name = f"train_{size}"
+    task = PabboTask(settings.pabbo)  # refuses settings that contradict each other
+    if settings.training.steps is None:
+        raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
+    identity = {
+        "version": VERSION,
+        f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"evaluation"}),
+    }
+    return train_stage(name, settings, lambda: task, identity)
+
+
+def _evaluate(
+    size: Size, settings: EvaluationSettings, trained: PabboStageSettings, train: Stage
+) -> Stage:
+    name = f"evaluate_{size}"
+    unit = Unit(name, {name: settings.model_dump(mode="json"), **_model(train)})
+    functions = trained.pabbo.functions
+    about = {"trial_id": train.name, "stage": name}
+
+    def run(context: StageContext) -> None:
+        weights = context.run.read(context.run.model(train.name))
+        model = trained.pabbo.model
+        rows = context.call(name, measure, model, weights, settings, functions, on_gpu=True)
+        keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
+        context.ledger.put("regret", keyed)
+        context.finish(unit)
+
+    cost = f"{settings.functions * settings.starts} runs of {settings.steps} duels"
+    return Stage(name, run, [unit], (train.name,), cost)
+
+
+def _lda(
+    settings: LdaSettings,
+    corpora: Sequence[Corpus],
+    trained: Mapping[OptimizerName, tuple[Stage, ModelSettings]],
+) -> Stage:
+    used = {name: trained[name] for name in settings.optimizers if name in trained}
+    specs = [
+        _study(settings, corpus, name, run, used[name][0] if name in used else None)
+        for corpus in corpora
+        for run in range(settings.runs)
+        for name in settings.optimizers
+    ]
+
+    def run(context: StageContext) -> None:
+        scorers: dict[str, Scorer] = {
+            name: model_scorer(
+                restore_model(model, context.run.read(context.run.model(stage.name)))
+            )
+            for name, (stage, model) in used.items()
+        }
+        run_studies(context, settings, corpora, specs, scorers)
+
+    cost = f"{len(specs)} studies, at most {len(specs) * settings.evaluations} LDA trainings"
+    needs = ("hardware", *(stage.name for stage, _ in used.values()))
+    return Stage("lda", run, [spec.unit for spec in specs], needs, cost)
+
+
+def _study(
+    settings: LdaSettings, corpus: Corpus, optimizer: OptimizerName, run: int, train: Stage | None
+) -> StudySpec:
+    decisive = {"seed", "t_min", "t_max", "start", "iterations", "max_iter", "batch_size"}
+    identity = {
+        "version": VERSION,
+        "data": {"fingerprint": corpus.fingerprint},
+        "lda": settings.model_dump(mode="json", include=decisive),
+    }
+    if train is not None:
+        identity["lda"]["policy"] = settings.policy.model_dump(mode="json")
+        identity |= _model(train)
+    slot = f"lda/{corpus.name}/{optimizer}/{run}"
+    unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")
+    return StudySpec(unit, corpus, optimizer, run, settings.seed + run)
+
+
+def _aggregate(earlier: Sequence[Stage]) -> Stage:
+    done = [
+        [unit.slot, fingerprint(unit.identity), unit.extent] for s in earlier for unit in s.units
+    ]
+    unit = Unit("aggregate", {"of": fingerprint(done)})
+
+    def run(context: StageContext) -> None:
+        for table, rows in aggregate(context.ledger.rows("studies")).items():
+            context.ledger.put(table, rows)
+        context.finish(unit)
+
+    needs = tuple(stage.name for stage in earlier)
+    return Stage("aggregate", run, [unit], needs, "statistics and figures", derived=True)
+
+
+def _model(train: Stage) -> dict[str, str]:
+    """The identity of a trained model: that of its training."""
+    return {train.name: fingerprint(train.units[0].identity)}
+
+
+def _corpora(data: DataSettings, settings: LdaSettings) -> list[Corpus]:
+    corpora = []
+    for name in settings.datasets:
+        corpus = load_corpus(data.source, name, data.dir, **data.options)
+        if settings.t_max > corpus.words:
+            raise ConfigError(
+                f"lda.t_max = {settings.t_max}: the corpus {name} has only {corpus.words} words; "
+                "T must lie in [2, words]"
+            )
+        corpora.append(corpus)
+    return corpora

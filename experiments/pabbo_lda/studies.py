@@ -1,0 +1,236 @@
+"""All studies side by side: optimisers in the driver, every evaluation a CPU task.
+
+A study asks for values; equal requests, of other optimisers too, are computed once and stored
+as they arrive. What is stored already is served without a task, so a study that was interrupted
+replays to where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.pabbo_lda.objective import lda_perplexity
+from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, make_optimizer
+from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.study import Study
+from raypipe.datasets import Corpus
+from raypipe.errors import UnitError
+from raypipe.experiment import Unit
+from raypipe.identity import fingerprint
+from raypipe.launch.launcher import TaskPool, TaskResult
+from raypipe.runner import StageContext
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """One optimiser run on one corpus; ``seed`` is the optimiser's and LDA's."""
+
+    unit: Unit
+    corpus: Corpus
+    optimizer: OptimizerName
+    run: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """An evaluation of the objective, by what decides its value."""
+
+    corpus: Corpus
+    seed: int
+    T: int
+    max_iter: int
+    batch_size: int
+
+    @property
+    def key(self) -> str:
+        """The same for equal requests, in every study and every run directory."""
+        return fingerprint(
+            {
+                "objective": "lda_perplexity",
+                "corpus": self.corpus.fingerprint,
+                "seed": self.seed,
+                "T": self.T,
+                "max_iter": self.max_iter,
+                "batch_size": self.batch_size,
+            }
+        )
+
+
+def run_studies(
+    context: StageContext,
+    settings: LdaSettings,
+    corpora: Sequence[Corpus],
+    specs: Sequence[StudySpec],
+    scorers: Mapping[str, Scorer],
+) -> None:
+    """Run the studies that are not finished; each is recorded when it is.
+
+    Raises:
+        UnitError: an evaluation failed for good; the studies that do not need it are finished.
+    """
+    todo = {unit.slot for unit in context.todo()}
+    with context.pool(settings.cpus) as pool:
+        shared = {corpus.name: pool.share(corpus.counts) for corpus in corpora}
+        board = _Board(context, settings, pool, shared)
+        total = sum(spec.unit.extent for spec in specs)
+        stored = sum(spec.unit.extent for spec in specs if spec.unit.slot not in todo)
+        context.begin(total, stored)
+        for spec in specs:
+            if spec.unit.slot in todo:
+                board.add(spec, _study(spec, settings, scorers))
+        while ended := context.finished(pool):
+            for result in ended:
+                board.take(result)
+            context.advance(stored + board.progress(), f"{board.computed} trainings")
+    if board.broken:
+        unit, result = next(iter(board.broken.items()))
+        raise UnitError(unit, result.kind or "error", result.error or "")
+
+
+def _study(spec: StudySpec, settings: LdaSettings, scorers: Mapping[str, Scorer]) -> Study:
+    optimizer = make_optimizer(
+        spec.optimizer,
+        t_min=settings.t_min,
+        t_max=settings.t_max,
+        seed=spec.seed,
+        scorer=scorers.get(spec.optimizer),
+        pabbo=settings.policy,
+    )
+    return Study(optimizer, settings.start, settings.evaluations, settings.iterations)
+
+
+class _Board:
+    """Which study waits for which evaluation."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        settings: LdaSettings,
+        pool: TaskPool,
+        shared: Mapping[str, Any],
+    ) -> None:
+        self._context, self._settings, self._pool, self._shared = context, settings, pool, shared
+        self._open: dict[str, tuple[StudySpec, Study]] = {}
+        self._requests: dict[str, Request] = {}
+        self._waiting: dict[str, list[str]] = defaultdict(list)
+        self._finished = 0
+        self.broken: dict[str, TaskResult] = {}
+        self.computed = 0
+
+    def add(self, spec: StudySpec, study: Study) -> None:
+        """Start a study: it asks for what is not stored."""
+        self._open[spec.unit.slot] = (spec, study)
+        self._move_on(spec.unit.slot)
+
+    def take(self, result: TaskResult) -> None:
+        """Store an evaluation and give it to every study that waits for it."""
+        request = self._requests.pop(result.key)
+        slots = self._waiting.pop(result.key)
+        if result.error is not None:
+            for slot in slots:
+                self._open.pop(slot, None)
+                self.broken[slot] = result
+            return
+        value = float(result.value)
+        if not math.isfinite(value):
+            message = f"T={request.T} of {request.corpus.name}, seed {request.seed}: {value}"
+            self._context.fail(result.key, result.attempt, "invalid_value", message, "worst value")
+        row = {
+            "dataset": request.corpus.name,
+            "seed": request.seed,
+            "T": request.T,
+            "value": value,
+            "duration_s": result.duration_s,
+            "worker": result.worker,
+        }
+        self._context.ledger.put("evaluations", {result.key: row})
+        self.computed += 1
+        for slot in slots:
+            if slot in self._open:
+                self._open[slot][1].supply(request.T, value)
+                self._move_on(slot)
+
+    def progress(self) -> int:
+        """Evaluations of the studies so far."""
+        return self._finished + sum(len(study.history) for _, study in self._open.values())
+
+    def _move_on(self, slot: str) -> None:
+        """Serve what is stored, submit what is new, record the study once it is done."""
+        spec, study = self._open[slot]
+        while served := self._serve(spec, study):
+            del served
+        if study.done:
+            del self._open[slot]
+            self._finished += spec.unit.extent
+            self._record(spec, study)
+            return
+        for T in study.request():
+            request = self._request(spec, T)
+            if request.key not in self._requests:
+                self._requests[request.key] = request
+                self._pool.submit(
+                    request.key,
+                    lda_perplexity,
+                    self._shared[spec.corpus.name],
+                    T,
+                    request.seed,
+                    request.max_iter,
+                    request.batch_size,
+                )
+            if slot not in self._waiting[request.key]:
+                self._waiting[request.key].append(slot)
+
+    def _serve(self, spec: StudySpec, study: Study) -> int:
+        """Supply the stored values among those requested now; how many there were."""
+        served = 0
+        for T in study.request():
+            row = self._context.ledger.get("evaluations", self._request(spec, T).key)
+            if row is not None:
+                study.supply(T, row["value"])
+                served += 1
+        return served
+
+    def _request(self, spec: StudySpec, T: int) -> Request:
+        settings = self._settings
+        return Request(spec.corpus, spec.seed, T, settings.max_iter, settings.batch_size)
+
+    def _record(self, spec: StudySpec, study: Study) -> None:
+        about = {
+            "dataset": spec.corpus.name,
+            "optimizer": spec.optimizer,
+            "run": spec.run,
+            "seed": spec.seed,
+        }
+        elapsed = 0.0
+        history = {}
+        for step in study.history:
+            stored = self._context.ledger.get("evaluations", self._request(spec, step.T).key)
+            elapsed += stored["duration_s"] if stored else 0.0
+            history[f"{spec.unit.slot}/{step.evaluation}"] = {
+                **about,
+                "evaluation": step.evaluation,
+                "batch": step.batch,
+                "T": step.T,
+                "value": step.value,
+                "best_T": step.best_T,
+                "best_value": step.best_value,
+                "elapsed_s": elapsed,
+            }
+        best_T, best_value = study.best or (None, math.inf)
+        row = {
+            **about,
+            "best_T": best_T,
+            "best_perplexity": best_value,
+            "evaluations": study.asked,
+            "unique_evaluations": len(study.history),
+            "batches": study.history[-1].batch,
+            "duration_s": elapsed,
+        }
+        self._context.ledger.put("study_history", history)
+        self._context.ledger.put("studies", {spec.unit.slot: row})
+        self._context.finish(spec.unit)

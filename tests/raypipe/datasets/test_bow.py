@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from raypipe.datasets import Corpus, CorpusError, load_corpus
+from raypipe.datasets.bow import load_bow, load_uci
+
+COUNTS = sparse.random(
+    12, 9, density=0.15, format="csr", random_state=0, data_rvs=lambda n: np.arange(1, n + 1)
+).astype(np.int64)
+
+# documents, nonzeros, tokens, empty documents: the table in the README of the data
+PUBLISHED = {
+    ("20news", "train"): (8000, 324_034, 507_832, 244),
+    ("20news", "val"): (2000, 84_359, 144_390, 80),
+    ("agnews", "train"): (8000, 140_277, 163_839, 0),
+    ("agnews", "val"): (2000, 34_583, 40_254, 0),
+    ("val_out", "train"): (8000, 159_436, 193_201, 3),
+    ("val_out", "val"): (2000, 39_005, 46_940, 0),
+    ("yelp", "train"): (8000, 319_121, 395_171, 5),
+    ("yelp", "val"): (2000, 79_414, 98_026, 2),
+}
+
+
+def save_bow(folder: Path, name: str, matrix, split: str = "val") -> Path:
+    path = folder / f"X_{name}_{split}_bow.npz"
+    sparse.save_npz(path, matrix)
+    return path
+
+
+def npz_bytes(matrix=COUNTS) -> bytes:
+    buffer = io.BytesIO()
+    sparse.save_npz(buffer, matrix)
+    return buffer.getvalue()
+
+
+def uci_text(matrix=COUNTS) -> str:
+    entries = matrix.tocoo()
+    lines = [*(str(n) for n in matrix.shape), str(entries.nnz)]
+    triples = zip(entries.row, entries.col, entries.data, strict=True)
+    return "\n".join([*lines, *(f"{d + 1} {w + 1} {c}" for d, w, c in triples), ""])
+
+
+def save_uci(folder: Path, name: str, text: str, words: int = 9, gz: bool = False) -> Path:
+    vocabulary = "".join(f"word{i}\n" for i in range(words))
+    for stem, content in (("docword", text), ("vocab", vocabulary)):
+        path = folder / f"{stem}.{name}.txt{'.gz' if gz else ''}"
+        path.write_bytes(gzip.compress(content.encode()) if gz else content.encode())
+    return folder / f"docword.{name}.txt{'.gz' if gz else ''}"
+
+
+@pytest.mark.parametrize(("name", "split"), PUBLISHED)
+def test_real_corpora_have_the_published_sizes(data_dir, name, split):
+    corpus = load_corpus("bow", name, data_dir / "lda_bow", split=split)
+    documents, nonzeros, tokens, empty = PUBLISHED[name, split]
+    assert corpus.counts.shape == (documents, 5000)
+    assert (corpus.counts.nnz, corpus.tokens) == (nonzeros, tokens)
+    assert (corpus.empty_documents, corpus.dropped_documents) == (empty, 0)
+    raw = sparse.load_npz(data_dir / "lda_bow" / f"X_{name}_{split}_bow.npz")
+    assert (corpus.counts != raw).nnz == 0
+
+
+@pytest.mark.parametrize("convert", [sparse.csr_matrix, sparse.csc_matrix, sparse.coo_array])
+def test_bow_reads_what_scipy_saves(tmp_path, convert):
+    save_bow(tmp_path, "mine", convert(COUNTS))
+    corpus = load_bow(tmp_path, "mine")
+    np.testing.assert_array_equal(corpus.counts.toarray(), COUNTS.toarray())
+    assert corpus.name == "mine"
+    assert corpus.vocabulary is None
+    assert corpus.empty_documents == (COUNTS.sum(axis=1) == 0).sum()
+
+
+def test_fingerprint_ignores_where_the_file_lies(tmp_path):
+    (tmp_path / "other").mkdir()
+    save_bow(tmp_path, "mine", COUNTS)
+    save_bow(tmp_path / "other", "mine", COUNTS.tocsc(), "train")
+    assert load_bow(tmp_path, "mine") == load_bow(tmp_path / "other", "mine", "train")
+
+
+def test_missing_bow_names_what_there_is_and_the_nearest(tmp_path):
+    for name in ("20news", "agnews"):
+        save_bow(tmp_path, name, COUNTS)
+    with pytest.raises(CorpusError, match=r"X_20new_val_bow\.npz; there are: 20news, agnews; "
+                                          "the nearest is '20news'"):  # fmt: skip
+        load_bow(tmp_path, "20new")
+    with pytest.raises(CorpusError, match="no corpora found"):
+        load_bow(tmp_path, "20news", "train")
+    with pytest.raises(CorpusError, match="no such folder"):
+        load_bow(tmp_path / "nowhere", "20news")
+    with pytest.raises(CorpusError, match="allowed are 'train' and 'val'"):
+        load_bow(tmp_path, "20news", "test")  # type: ignore[arg-type]
+
+
+def test_bow_with_python_objects_is_refused_and_nothing_is_unpickled(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    path = tmp_path / "X_bomb_val_bow.npz"
+    objects = np.array([Bomb()], dtype=object)
+    np.savez(path, format=np.array(b"csr"), data=objects, indices=[0], indptr=[0, 1], shape=(1, 1))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(CorpusError, match=r"X_bomb_val_bow\.npz"):
+        load_bow(tmp_path, "bomb")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a zip",
+        npz_bytes()[:-100],
+        npz_bytes()[:60] + b"\0" * 40 + npz_bytes()[100:],
+        npz_bytes(sparse.dia_matrix(np.eye(3, dtype=np.int64))),
+    ],
+    ids=["empty", "text", "truncated", "overwritten", "diagonal"],
+)
+def test_damaged_or_foreign_npz_is_named(tmp_path, content):
+    (tmp_path / "X_bad_val_bow.npz").write_bytes(content)
+    with pytest.raises(CorpusError, match=r"X_bad_val_bow\.npz"):
+        load_bow(tmp_path, "bad")
+
+
+@pytest.mark.parametrize("gz", [False, True])
+def test_uci_reads_counts_words_and_keeps_empty_documents(tmp_path, gz):
+    save_uci(tmp_path, "mine", uci_text(), gz=gz)
+    corpus = load_corpus("uci", "mine", tmp_path)
+    np.testing.assert_array_equal(corpus.counts.toarray(), COUNTS.toarray())
+    assert corpus.vocabulary == tuple(f"word{i}" for i in range(9))
+    assert corpus.empty_documents == (COUNTS.sum(axis=1) == 0).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the header must give the number of documents, got ''"),
+        ("2\nthree\n1\n1 1 1\n", "the header must give the number of words, got 'three'"),
+        ("2\n9\n3\n1 1 1\n", "declares 3 entries, but 1 follow"),
+        ("2\n9\n3\n", "declares 3 entries, but 0 follow"),
+        ("2\n9\n1\n1 1 1\n1 2 1\n", "declares 1 entries, but 2 follow"),
+        ("2\n9\n1\n1 1\n", "three numbers"),
+        ("2\n9\n1\n3 1 1\n", "entry 1 names document 3; .* from 1 to 2"),
+        ("2\n9\n2\n1 1 1\n1 0 1\n", "entry 2 names word 0; .* from 1 to 9"),
+        ("2\n9\n1\n1 1.5 1\n", "entry 1 names word 1.5"),
+        ("2\n9\n1\n1 2 0.5\n", "row 0, column 1 .*not a whole number"),
+        ("2\n9\n1\n1 2 -1\n", "row 0, column 1 .*negative"),
+        ("2\n9\n1\n1 2 nan\n", "row 0, column 1 .*not a finite number"),
+        ("2\n9\n1\n1 two 1\n", "ValueError.*two"),
+        ("2\n9\n0\n", "all counts are 0"),
+        ("0\n9\n0\n", "no document"),
+        ("2\n8\n1\n1 1 1\n", "the vocabulary has 9 words, but the counts have 8"),
+        ("9999999999999\n9\n1\n1 1 1\n", "declares 9999999999999 documents"),
+        ("9" * 30 + "\n9\n1\n1 1 1\n", "docword.mine.txt"),
+    ],
+)
+def test_uci_mistakes_are_named(tmp_path, text, message):
+    save_uci(tmp_path, "mine", text)
+    with pytest.raises(CorpusError, match=f"docword.mine.txt: .*{message}|{message}"):
+        load_uci(tmp_path, "mine")
+
+
+def test_truncated_gz_is_named(tmp_path):
+    path = save_uci(tmp_path, "mine", uci_text(), gz=True)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorpusError, match=r"docword\.mine\.txt\.gz: .*EOFError"):
+        load_uci(tmp_path, "mine")
+
+
+def test_missing_uci_files_are_named(tmp_path):
+    path = save_uci(tmp_path, "kos", uci_text())
+    with pytest.raises(CorpusError, match=r"no docword\.koss\.txt or docword\.koss\.txt\.gz; .*"
+                                          "nearest is 'kos'"):  # fmt: skip
+        load_uci(tmp_path, "koss")
+    path.with_name("vocab.kos.txt").unlink()
+    with pytest.raises(CorpusError, match=r"no vocab\.kos\.txt"):
+        load_uci(tmp_path, "kos")
+
+
+def check_outcome(load: Callable[[], Corpus], file: str) -> None:
+    """A canonical corpus, or a CorpusError that names the file; nothing else."""
+    try:
+        corpus = load()
+    except CorpusError as error:
+        message = str(error)
+    else:
+        assert corpus.counts.has_canonical_format
+        assert corpus.counts.data.size
+        assert (corpus.counts.data > 0).all()
+        return
+    assert file in message
+
+
+def mutated(content: bytes) -> st.SearchStrategy[bytes]:
+    """Any bytes, or a good file with a piece overwritten, cut out or cut off."""
+
+    def splice(start: int, length: int, piece: bytes) -> bytes:
+        return content[:start] + piece + content[start + length :]
+
+    places = st.integers(0, len(content))
+    return st.binary(max_size=200) | st.builds(splice, places, places, st.binary(max_size=12))
+
+
+quick = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@quick
+@given(content=mutated(npz_bytes()))
+def test_any_bytes_as_npz_give_a_corpus_or_a_corpus_error(tmp_path_factory, content):
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "X_fuzz_val_bow.npz").write_bytes(content)
+    check_outcome(lambda: load_bow(folder, "fuzz"), "X_fuzz_val_bow.npz")
+
+
+numbers = st.integers(-2, 12).map(str) | st.sampled_from(["1.5", "nan", "inf", "1e9", "x", ""])
+docwords = st.lists(st.lists(numbers, max_size=4).map(" ".join), max_size=6).map("\n".join)
+
+
+@quick
+@given(content=mutated(uci_text().encode()) | docwords.map(str.encode), gz=st.booleans())
+def test_any_bytes_as_docword_give_a_corpus_or_a_corpus_error(tmp_path_factory, content, gz):
+    folder = tmp_path_factory.getbasetemp()
+    save_uci(folder, "fuzz", "", gz=gz)
+    path = folder / f"docword.fuzz.txt{'.gz' if gz else ''}"
+    path.write_bytes(gzip.compress(content) if gz and len(content) % 2 else content)
+    check_outcome(lambda: load_uci(folder, "fuzz"), path.name)
+    path.unlink()

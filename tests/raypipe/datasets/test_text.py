@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.feature_extraction.text import CountVectorizer
+
+from raypipe.datasets import Corpus, CorpusError, Tokenisation, load_corpus
+from raypipe.datasets.text import TOKEN_PATTERN, vectorise
+
+TEXTS = [
+    "Topic models find topics in documents",
+    "",
+    "Documents hold words, words hold topics; models count words",
+    "the and of 12 x",  # stop words, numbers and single letters: nothing is left
+    "Optimiser compares models of topics",
+]
+ALL = Tokenisation(min_df=1, max_df=1.0)
+KEEP = {"min_df": 1, "max_df": 1.0}
+
+
+def write(folder: Path, form: str, texts=TEXTS, name: str = "mine") -> Path:
+    """The texts in one of the file formats."""
+    path = folder / f"{name}.{form}"
+    plain = path.name.removesuffix(".gz").rpartition(".")[2]
+    frame = pd.DataFrame({"id": range(len(texts)), "text": texts})
+    if plain == "parquet":
+        frame.to_parquet(path)
+        return path
+    content = {
+        "txt": "\n".join(texts) + "\n",
+        "jsonl": frame.to_json(orient="records", lines=True),
+        "csv": frame.to_csv(index=False),
+    }[plain].encode()
+    path.write_bytes(gzip.compress(content) if form.endswith("gz") else content)
+    return path
+
+
+def test_counts_equal_those_of_scikit_learn():
+    corpus = vectorise("c", TEXTS, "test", ALL)
+    reference = CountVectorizer(stop_words="english", token_pattern=TOKEN_PATTERN)
+    counts = reference.fit_transform(TEXTS).toarray()
+    np.testing.assert_array_equal(corpus.counts.toarray(), counts[[0, 2, 4]])
+    assert corpus.vocabulary == tuple(reference.get_feature_names_out())
+    assert (corpus.dropped_documents, corpus.empty_documents) == (2, 0)
+
+
+@given(st.lists(st.text("abc ", max_size=30), min_size=1, max_size=12), st.integers(1, 6))
+def test_the_vocabulary_holds_the_most_frequent_words(texts, limit):
+    words = Counter(w for text in texts for w in text.split() if len(w) >= 3)
+    expected = sorted(sorted(words), key=lambda w: -words[w])[:limit]
+    tokenisation = Tokenisation(limit, min_df=1, max_df=1.0, stop_words=None)
+    try:
+        corpus = vectorise("c", texts, "test", tokenisation)
+    except CorpusError:
+        assert not words
+        return
+    assert corpus.vocabulary == tuple(sorted(expected))
+    assert corpus.tokens == sum(words[w] for w in expected)
+    kept = sum(any(w in expected for w in text.split()) for text in texts)
+    assert (corpus.documents, corpus.dropped_documents) == (kept, len(texts) - kept)
+
+
+FORMS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_format_gives_the_same_corpus(tmp_path, form):
+    write(tmp_path, form)
+    source = "text" if form.startswith("txt") else form.removesuffix(".gz")
+    assert load_corpus(source, "mine", tmp_path, **KEEP) == vectorise("mine", TEXTS, "test", ALL)
+
+
+def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
+    for i, text in enumerate(TEXTS):
+        path = tmp_path / "mine" / f"part{i // 2}" / f"{i}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "mine" / "notes.md").write_text("ignored entirely")
+    assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorise("mine", TEXTS, "test", ALL)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
+def test_a_missing_column_is_named_with_those_there_are(tmp_path, form):
+    write(tmp_path, form)
+    with pytest.raises(
+        CorpusError,
+        match=f"mine.{form}.*no column 'texts'; there are: id, text; the nearest is 'text'",
+    ):
+        load_corpus(form, "mine", tmp_path, column="texts", **KEEP)
+
+
+def test_missing_values_are_empty_documents(tmp_path):
+    texts = [*TEXTS, None]
+    lines = [json.dumps({"text": t}) for t in texts]
+    (tmp_path / "j.jsonl").write_text("\n".join(lines) + "\n\n")
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "p.parquet")
+    (tmp_path / "c.csv").write_text('id,text\n1,models NA 1.0\n2\n3,"two\nlines"\n')
+    for source, name in (("jsonl", "j"), ("parquet", "p")):
+        assert load_corpus(source, name, tmp_path, **KEEP).dropped_documents == 3
+    corpus = load_corpus("csv", "c", tmp_path, **KEEP)
+    assert corpus.vocabulary == ("lines", "models")
+    assert (corpus.documents, corpus.dropped_documents) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": ', "line 2: not JSON"),
+        ("[1]", "line 2: expected an object, got list"),
+        ('{"body": "x"}', "line 2: there is no column 'text'; there are: body"),
+        ('{"text": 3}', "line 2: column 'text' holds int, not text"),
+        ("[" * 100_000, "m.jsonl"),
+    ],
+)
+def test_jsonl_mistakes_are_named(tmp_path, line, message):
+    (tmp_path / "m.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
+    with pytest.raises(CorpusError, match=message):
+        load_corpus("jsonl", "m", tmp_path, **KEEP)
+
+
+def test_parquet_column_must_be_text(tmp_path):
+    write(tmp_path, "parquet")
+    with pytest.raises(CorpusError, match="row 0: column 'id' holds int, not text"):
+        load_corpus("parquet", "mine", tmp_path, column="id", **KEEP)
+
+
+@pytest.mark.parametrize(
+    "tokenisation",
+    [Tokenisation(), Tokenisation(min_df=0.9, max_df=0.1), Tokenisation(min_df=-1)],
+    ids=["too rare", "contradictory", "not allowed"],
+)
+def test_no_word_left_says_so(tokenisation):
+    with pytest.raises(CorpusError, match=r"mine: no corpus with Tokenisation.*lower min_df"):
+        vectorise("c", ["only words", "seen once"], "mine", tokenisation)
+
+
+def test_vocabulary_limit_must_be_positive():
+    with pytest.raises(CorpusError, match="max_features is 0"):
+        Tokenisation(max_features=0)
+
+
+def test_missing_files_name_what_there_is(tmp_path):
+    write(tmp_path, "csv.gz", name="reviews")
+    with pytest.raises(CorpusError, match=r"no revews\.csv or revews\.csv\.gz; there are: reviews"):
+        load_corpus("csv", "revews", tmp_path)
+    with pytest.raises(CorpusError, match="no corpora found"):
+        load_corpus("text", "reviews", tmp_path)
+
+
+def test_load_corpus_refuses_what_does_not_belong(tmp_path):
+    with pytest.raises(CorpusError, match=r"no source 'jsonlines'; .* nearest is 'jsonl'"):
+        load_corpus("jsonlines", "x", tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(CorpusError, match=r"data.source=text: there is no setting 'colum'"):
+        load_corpus("text", "x", tmp_path, colum="body")
+    with pytest.raises(CorpusError, match=r"data.source=uci: there is no setting 'split'"):
+        load_corpus("uci", "x", tmp_path, split="val")
+    with pytest.raises(CorpusError, match=r"no corpus 'stdlb'; .* nearest is 'stdlib'"):
+        load_corpus("builtin", "stdlb")
+    with pytest.raises(CorpusError, match=r"set data\.dir"):
+        load_corpus("bow", "x")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(content=st.binary(max_size=80) | st.text(max_size=80).map(str.encode), data=st.data())
+def test_any_bytes_give_a_corpus_or_a_corpus_error(tmp_path_factory, content, data):
+    form = data.draw(st.sampled_from(FORMS))
+    path = tmp_path_factory.getbasetemp() / f"fuzz.{form}"
+    heads = {"csv": b"text,b\n", "jsonl": b'{"text": "some words"}\n'}
+    path.write_bytes(data.draw(st.sampled_from([b"", heads.get(form, b"")])) + content)
+    source = "text" if form.startswith("txt") else form.removesuffix(".gz")
+    try:
+        corpus = load_corpus(source, "fuzz", path.parent, **KEEP)
+    except CorpusError as error:
+        message = str(error)
+    else:
+        message = path.name
+        assert isinstance(corpus, Corpus)
+        assert corpus.empty_documents == 0
+    path.unlink()
+    assert path.name in message

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from raypipe.stats import friedman, holm, paired_comparisons, runs_needed, summary
+
+quick = settings(max_examples=60, deadline=None)
+WHOLE = st.integers(-20, 20).map(float)
+
+
+def frame(values, names="abcdefgh") -> pd.DataFrame:
+    values = np.asarray(values, dtype=float)
+    return pd.DataFrame(values, columns=list(names[: values.shape[1]]))
+
+
+def tables(algorithms=(2, 4), runs=(1, 12), elements=WHOLE):
+    """Runs x algorithms of whole numbers, so that ties are frequent and arithmetic is exact."""
+    shape = st.tuples(st.integers(*runs), st.integers(*algorithms))
+    return hnp.arrays(float, shape, elements=elements).map(frame)
+
+
+def pair_of(values: pd.DataFrame) -> pd.Series:
+    (pair,) = (row for _, row in paired_comparisons(values).iterrows())
+    return pair
+
+
+def test_summary_by_hand():
+    values = pd.DataFrame({"a": [1.0, 2.0, 6.0, np.nan], "b": [1e44, 3e44, np.nan, np.nan]})
+    table = summary(values)
+    assert table.columns.tolist() == ["n", "mean", "std", "min", "max", "median"]
+    assert table.loc["a"].tolist() == pytest.approx([3, 3, math.sqrt(7), 1, 6, 2])
+    assert table.loc["b"].tolist() == pytest.approx(
+        [2, 2e44, math.sqrt(2) * 1e44, 1e44, 3e44, 2e44]
+    )
+
+
+def test_summary_of_single_runs_and_infinite_values():
+    table = summary(pd.DataFrame({"one": [5.0, np.nan], "inf": [1.0, np.inf]}))
+    assert table.loc["one", ["n", "mean", "median"]].tolist() == [1, 5, 5]
+    assert math.isnan(table.loc["one", "std"])
+    assert table.loc["inf", ["mean", "min", "max"]].tolist() == [math.inf, 1, math.inf]
+
+
+def test_holm_by_hand():
+    # sorted: 0.005 x 4 = 0.02, 0.01 x 3 = 0.03, 0.03 x 2 = 0.06, 0.04 x 1 -> not below 0.06
+    np.testing.assert_allclose(holm([0.01, 0.04, 0.03, 0.005]), [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(holm([0.5, 0.9]), [1.0, 1.0])
+    assert holm([]).size == 0
+
+
+@quick
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10))
+def test_holm_lies_between_none_and_bonferroni_and_keeps_the_order(p_values):
+    p, corrected = np.array(p_values), holm(p_values)
+    assert (corrected >= p).all()
+    assert (corrected <= np.minimum(p * p.size, 1)).all()
+    order = np.argsort(p, kind="stable")
+    assert (np.diff(corrected[order]) >= 0).all()
+
+
+def test_pair_equals_scipy_on_its_own_example():
+    # Darwin's maize: heights of crossed minus self-fertilised plants (scipy.stats.wilcoxon)
+    d = [6, 8, 14, 16, 23, 24, 28, 29, 41, -48, 49, 56, 60, -67, 75]
+    pair = pair_of(pd.DataFrame({"cross": d, "self": np.zeros(15)}))
+    assert (pair["statistic"], pair["p_value"]) == (24, pytest.approx(0.041259765625))
+    assert pair["p_holm"] == pair["p_value"]
+    assert pair["effect"] == pytest.approx((96 - 24) / 120)
+    assert (pair["n"], pair["dropped"], pair["equal"]) == (15, 0, 0)
+    assert pair["conclusion"] == "self is lower"
+
+
+@quick
+@given(tables(algorithms=(2, 2), runs=(1, 9)))
+def test_pair_equals_the_enumeration_of_all_signs(values):
+    """Also with ties: the exact two-sided p-value, from its definition."""
+    pair = pair_of(values)
+    d = (values["a"] - values["b"]).to_numpy()
+    d = d[d != 0]
+    ranks = stats.rankdata(np.abs(d))
+    signs = np.array(list(product([-1, 1], repeat=d.size)))
+    null, observed = signs @ ranks, (np.sign(d) * ranks).sum()
+    tail = min((null >= observed - 1e-9).mean(), (null <= observed + 1e-9).mean())
+    assert pair["p_value"] == pytest.approx(min(1, 2 * tail))
+    assert pair["equal"] == (values["a"] == values["b"]).sum()
+    assert pair["effect"] == pytest.approx(observed / ranks.sum() if d.size else 0)
+    assert pair["p_value"] >= 2 / 2**d.size or not d.size
+
+
+@pytest.mark.parametrize("n", [5, 13, 30, 50, 51, 80])
+def test_pair_without_ties_equals_scipy(n):
+    values = frame(np.random.default_rng(n).normal([0, 0.3], 1, (n, 2)))
+    pair, reference = pair_of(values), stats.wilcoxon(values["a"], values["b"])
+    assert pair["statistic"] == pytest.approx(reference.statistic)
+    assert pair["p_value"] == pytest.approx(reference.pvalue)
+
+
+def test_pair_with_ties_equals_scipy():
+    d = np.array([1, -1, 2, 2, -3, 4, 4, 4, 6])
+    reference = stats.wilcoxon(d, method=stats.PermutationMethod(n_resamples=np.inf))
+    pair = pair_of(pd.DataFrame({"a": d, "b": 0 * d}))
+    assert pair["p_value"] == pytest.approx(reference.pvalue)
+
+
+@quick
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from([0.25, 2.0, 1024.0]))
+def test_pairs_ignore_the_order_of_columns_and_runs_and_the_unit(values, random, factor):
+    columns, rows = list(values.columns), list(values.index)
+    random.shuffle(columns)
+    random.shuffle(rows)
+    other = paired_comparisons(values.loc[rows, columns] * factor)
+    by_pair = {(r["first"], r["second"]): r for _, r in other.iterrows()}
+    for _, expected in paired_comparisons(values).iterrows():
+        a, b = expected["first"], expected["second"]
+        sign, found = (1, by_pair[a, b]) if (a, b) in by_pair else (-1, by_pair[b, a])
+        assert found["p_holm"] == pytest.approx(expected["p_holm"])
+        assert found["effect"] == pytest.approx(sign * expected["effect"])
+        assert found["conclusion"] == expected["conclusion"]
+
+
+@quick
+@given(
+    tables(
+        elements=st.sampled_from([1.0, 2.0, 3.0, 1e44, 1.7e308, -1.7e308, np.inf, -np.inf, np.nan])
+    )
+)
+def test_any_values_give_finite_statistics(values):
+    table = paired_comparisons(values)
+    assert table["p_value"].between(0, 1).all()
+    assert (table["p_holm"] >= table["p_value"]).all()
+    assert table["effect"].between(-1, 1).all()
+    assert (table["n"] + table["dropped"] == len(values)).all()
+    result = friedman(values)
+    assert result["n"] + result["dropped"] == len(values)
+    if result["n"] and values.shape[1] >= 3:
+        assert -1e-9 <= result["kendalls_w"] <= 1 + 1e-9
+    assert len(summary(values)) == values.shape[1]
+
+
+def test_infinite_values_rank_last_and_missing_ones_are_counted():
+    inf, nan = math.inf, math.nan
+    values = pd.DataFrame({"a": [1, 2, 3, inf, nan, 1], "b": [2, 4, inf, inf, 1, nan]})
+    pair = pair_of(values)
+    assert (pair["n"], pair["dropped"], pair["equal"]) == (4, 2, 1)
+    assert (pair["effect"], pair["p_value"]) == (-1, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "needed"), [(2, 6), (3, 7), (4, 8), (6, 10), (8, 11)]
+)  # 2 / 2^n times the number of pairs is at most 0.05
+def test_too_few_runs_cannot_tell_and_the_number_named_suffices(algorithms, needed):
+    pairs = algorithms * (algorithms - 1) // 2
+    assert runs_needed(pairs) == needed
+    assert pairs * 2 / 2**needed <= 0.05 < pairs * 2 / 2 ** (needed - 1)
+    clearly = np.arange(needed)[:, None] * 0.01 + np.arange(algorithms) * np.ones((needed, 1))
+    few = paired_comparisons(frame(clearly[:-1]))
+    assert set(few["conclusion"]) == {f"cannot tell: needs at least {needed} runs"}
+    enough = paired_comparisons(frame(clearly))
+    assert (enough["conclusion"] == enough["first"] + " is lower").all()
+
+
+def test_conclusions_without_a_significant_difference():
+    same = np.arange(8.0)
+    other = same + np.array([1, -1, 2, -2, 3, -3, 4, -4])
+    mostly = same + np.repeat([0, 1], 4)
+    table = paired_comparisons(pd.DataFrame({"a": same, "b": same, "c": other, "d": mostly}))
+    conclusions = dict(zip(table["first"] + table["second"], table["conclusion"], strict=True))
+    assert conclusions["ab"] == conclusions["ac"] == "no difference found"
+    assert conclusions["ad"] == "cannot tell: only 4 runs differ, needs at least 8"
+    assert table.iloc[0][["p_value", "effect", "equal"]].tolist() == [1, 0, 8]
+
+
+@pytest.mark.parametrize("columns", [0, 1])
+def test_fewer_than_two_algorithms_have_no_pairs(columns):
+    table = paired_comparisons(frame(np.ones((3, columns))))
+    assert table.empty
+    assert table.columns.tolist() == paired_comparisons(frame(np.ones((3, 2)))).columns.tolist()
+
+
+def test_friedman_equals_scipy_and_a_worked_example():
+    # Conover (1999), section 5.8: twelve homeowners rank four grasses
+    ranks = [
+        [4, 3, 2, 1], [4, 2, 3, 1], [3, 1.5, 1.5, 4], [3, 1, 2, 4], [4, 2, 1, 3], [2, 2, 2, 4],
+        [1, 3, 2, 4], [2, 4, 1, 3], [3.5, 1, 2, 3.5], [4, 1, 3, 2], [4, 2, 3, 1], [3.5, 1, 2, 3.5],
+    ]  # fmt: skip
+    result = friedman(frame(ranks))
+    assert result["chi2"] == pytest.approx(8.0973, abs=1e-4)
+    reference = stats.friedmanchisquare(*np.transpose(ranks))
+    assert result["p_value"] == pytest.approx(reference.pvalue)
+    assert result["kendalls_w"] == pytest.approx(result["chi2"] / 36)
+    assert list(result["average_ranks"].values()) == pytest.approx(np.mean(ranks, axis=0))
+    assert (result["n"], result["dropped"], result["conclusion"]) == (
+        12,
+        0,
+        "the algorithms differ",
+    )
+
+
+@quick
+@given(tables(algorithms=(3, 5), runs=(1, 12)), st.randoms(use_true_random=False))
+def test_friedman_ignores_the_order_of_columns_and_monotone_transforms(values, random):
+    expected = friedman(values)
+    columns = list(values.columns)
+    random.shuffle(columns)
+    per_run = np.arange(len(values))[:, None] * 1e6  # a run's own level does not matter either
+    result = friedman(np.exp(values[columns] / 4) + values[columns] + per_run)
+    for key in ("chi2", "p_value", "kendalls_w", "average_ranks"):
+        assert result[key] == pytest.approx(expected[key])
+    assert result["conclusion"] == expected["conclusion"]
+
+
+def test_friedman_extremes():
+    same_ranking = friedman(frame(np.arange(3) + np.zeros((5, 1))))
+    assert same_ranking["kendalls_w"] == pytest.approx(1)
+    assert same_ranking["average_ranks"] == {"a": 1, "b": 2, "c": 3}
+    identical = friedman(frame(np.ones((5, 3))))
+    assert (identical["chi2"], identical["p_value"], identical["kendalls_w"]) == (0, 1, 0)
+    assert identical["conclusion"] == "no difference found"
+
+
+def test_friedman_says_when_it_cannot_tell():
+    two = friedman(frame(np.arange(10).reshape(5, 2)))
+    assert two["conclusion"] == "cannot tell: needs at least 3 algorithms"
+    assert math.isnan(two["p_value"])
+    ranking = np.arange(3) + np.zeros((5, 1))
+    few = friedman(frame(ranking[:2]))
+    assert few["conclusion"] == "cannot tell: needs at least 3 runs"
+    assert friedman(frame(ranking[:3]))["conclusion"] == "the algorithms differ"
+    missing = friedman(frame(np.where(np.eye(5, 3), np.nan, ranking)))
+    assert (missing["n"], missing["dropped"]) == (2, 3)
+    assert friedman(frame(np.full((2, 3), np.nan)))["conclusion"].startswith("cannot tell")
+
+
+@pytest.mark.parametrize("function", [summary, paired_comparisons, friedman])
+def test_tables_that_are_no_numbers_are_refused(function):
+    with pytest.raises(ValueError, match="values of algorithm 'b' are"):
+        function(pd.DataFrame({"a": [1.0], "b": ["x"]}))
+    with pytest.raises(ValueError, match="algorithm 'a' has two columns"):
+        function(pd.DataFrame([[1.0, 2.0]], columns=["a", "a"]))
+
+
+def test_nullable_columns_count_as_missing():
+    values = pd.DataFrame({"a": pd.array([1.0, None, 3.0], dtype="Float64"), "b": [1, 2, 4]})
+    assert pair_of(values)["dropped"] == 1
