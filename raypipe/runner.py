@@ -127,6 +127,7 @@ class StageContext:
 
         Raises:
             UnitError: it failed, also when tried again.
+
         """
         gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
         if gpus:

@@ -37,7 +37,10 @@ def aggregate(studies: Sequence[Row]) -> dict[str, dict[str, Row]]:
         pairs = stats.paired_comparisons(values).rename(columns={"effect": "effect_size"})
         for pair in pairs.to_dict("records"):
             key = f"{dataset}/{pair['first']}/{pair['second']}"
-            tables["comparisons"][key] = {"dataset": dataset, **pair}
+            tables["comparisons"][key] = {
+                "dataset": dataset,
+                **{str(k): v for k, v in pair.items()},
+            }
         test = stats.friedman(values)
         for optimizer, rank in test["average_ranks"].items():
             tables["rankings"][f"{dataset}/{optimizer}"] = {

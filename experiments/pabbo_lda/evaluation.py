@@ -208,6 +208,7 @@ def measure(
         weights: its safetensors file.
         settings: the held-out functions.
         functions: their distribution.
+
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     held_out = held_out_functions(settings, functions, device)

@@ -84,7 +84,7 @@ def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
 
 def _strokes(present: Sequence[str]) -> dict[str, Stroke]:
     """The stroke of each optimiser, whichever of them a study has."""
-    return strokes([*present, *sorted(set(present) - set(NAMES))])
+    return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
 
 
 def _optimizers(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:

@@ -93,8 +93,8 @@ def _prediction(
     mean, std = model.predict(model(context, model.embed_points(points), mask))
 
     ends = pairs.flatten(1)[:, None].expand(-1, splits, -1)
-    mean = mean.gather(2, ends).unflatten(2, (duels, 2))
-    variance = std.square().gather(2, ends).unflatten(2, (duels, 2)).sum(3)
+    mean = mean.gather(2, ends).view(batch, splits, duels, 2)
+    variance = std.square().gather(2, ends).view(batch, splits, duels, 2).sum(3)
     logit = (mean[..., 1] - mean[..., 0]) / torch.sqrt(1 + _PROBIT * variance)
     truth = known.preferred[:, None].expand_as(logit)
     target = torch.ones_like(order, dtype=torch.bool)

@@ -35,11 +35,12 @@ def stages(settings: MainSettings) -> list[Stage]:
 
     Raises:
         ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
+
     """
     corpora = _corpora(settings.data, settings.lda)
     train_small = _train("small", settings.train_small)
     train_large = _train("large", settings.train_large)
-    trained = {
+    trained: dict[OptimizerName, tuple[Stage, ModelSettings]] = {
         "pabbo_small": (train_small, settings.train_small.pabbo.model),
         "pabbo_large": (train_large, settings.train_large.pabbo.model),
     }
@@ -118,13 +119,10 @@ def _study(
     settings: LdaSettings, corpus: Corpus, optimizer: OptimizerName, run: int, train: Stage | None
 ) -> StudySpec:
     decisive = {"seed", "t_min", "t_max", "start", "iterations", "max_iter", "batch_size"}
-    identity = {
-        "version": VERSION,
-        "data": {"fingerprint": corpus.fingerprint},
-        "lda": settings.model_dump(mode="json", include=decisive),
-    }
+    lda = settings.model_dump(mode="json", include=decisive)
+    identity = {"version": VERSION, "data": {"fingerprint": corpus.fingerprint}, "lda": lda}
     if train is not None:
-        identity["lda"]["policy"] = settings.policy.model_dump(mode="json")
+        lda["policy"] = settings.policy.model_dump(mode="json")
         identity |= _model(train)
     slot = f"lda/{corpus.name}/{optimizer}/{run}"
     unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")

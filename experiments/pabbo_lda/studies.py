@@ -72,6 +72,7 @@ def run_studies(
 
     Raises:
         UnitError: an evaluation failed for good; the studies that do not need it are finished.
+
     """
     todo = {unit.slot for unit in context.todo()}
     with context.pool(settings.cpus) as pool:

@@ -73,6 +73,7 @@ class Launcher(Protocol):
 
         Raises:
             ConfigError: no node has that much.
+
         """
         ...
 

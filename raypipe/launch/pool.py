@@ -15,7 +15,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch.launcher import TaskResult
 from raypipe.launch.task import run_task
 
@@ -90,6 +90,7 @@ class RayPool:
 
     def _collect(self, reference: Any) -> TaskResult:
         key, function, arguments, attempt = self._running.pop(reference)
+        kind: FailureKind
         try:
             result: TaskResult = ray.get(reference)
         except OutOfMemoryError as error:

@@ -12,6 +12,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from raypipe import faults
+from raypipe.errors import FailureKind
 from raypipe.launch.launcher import TaskResult
 
 
@@ -30,7 +31,7 @@ def run_task(
             value = function(*arguments)
     except Exception as error:  # a user's function may raise anything; it is recorded
         message = "".join(traceback.format_exception_only(error)).strip()
-        kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
+        kind: FailureKind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
         elapsed = time.perf_counter() - started
         return TaskResult(key, None, message, kind, attempt, elapsed, worker)
     return TaskResult(key, value, None, None, attempt, time.perf_counter() - started, worker)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import ray
 import ray.train
@@ -36,10 +35,10 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
     if gpus is None:
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) >= scaling.workers else 0.0
     _check_fits(job, scaling.workers, scaling.cpus_per_worker, gpus)
-    state = replace(job.run).path(".ray")
+    state = job.run.path(".ray")
     with _relay(report) as relay:
         trainer = TorchTrainer(
-            _worker,
+            cast("Callable[[dict[Any, Any]], None]", _worker),
             train_loop_config={"job": job, "relay": relay},
             scaling_config=ScalingConfig(
                 num_workers=scaling.workers,
@@ -55,7 +54,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
             ),
         )
         try:
-            result = trainer.fit()
+            result: Any = trainer.fit()
         except ray.train.TrainingFailedError as error:
             raise _failure(job.trial_id, error) from error
         finally:
@@ -64,7 +63,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
     return outcome
 
 
-def _worker(config: dict[str, Any]) -> dict[str, Any]:
+def _worker(config: dict[Any, Any]) -> Any:
     """What each worker runs; only rank 0 reports and returns its outcome."""
     import torch
     from ray.train.torch import get_device
@@ -126,7 +125,8 @@ def _check_fits(job: TrainingJob, workers: int, cpus: float, gpus: float) -> Non
                 job.trial_id,
                 "error",
                 f"{workers} worker(s) ask for {wanted:g} {name}s and the cluster has "
-                f"{has.get(name, 0.0):g}; lower scaling.workers or scaling.{name.lower()}s_per_worker",
+                f"{has.get(name, 0.0):g}; lower scaling.workers or "
+                f"scaling.{name.lower()}s_per_worker",
             )
 
 
@@ -147,7 +147,7 @@ class _Relay:
 @contextmanager
 def _relay(report: Report) -> Iterator[Any]:
     """An actor that workers post to, drained by a thread into ``report``."""
-    actor = ray.remote(_Relay).options(num_cpus=0).remote()
+    actor: Any = ray.remote(_Relay).options(num_cpus=0).remote()
     stop = threading.Event()
 
     def drain() -> None:

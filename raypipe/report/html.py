@@ -20,9 +20,9 @@ _TONES = {
 _COLOURS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
 
-def status_mark(status: str) -> str:
+def status_mark(status: str, tone: str | None = None) -> str:
     """The status in a coloured pill; the word itself carries the meaning."""
-    tone = _TONES.get(status, "")
+    tone = _TONES.get(status, "") if tone is None else tone
     return f'<span class="pill {tone}">{escape(status.replace("_", " "))}</span>'
 
 

@@ -149,7 +149,7 @@ def _failures(tables: Tables) -> str:
     parts = ", ".join(f"{escape(str(kind))} ({n})" for kind, n in counts.items())
     messages = failures["message"].fillna("").astype(str)
     cells = {
-        "kind": [status_mark(kind) for kind in kinds],
+        "kind": [status_mark(kind, "bad") for kind in kinds],
         "message": [f"<span>{escape(text)}</span>" for text in messages],
     }
     columns = ["kind", "message", "unit", "stage", "attempt"]

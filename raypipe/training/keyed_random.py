@@ -71,7 +71,7 @@ def normal(
     seed: int, stream: int, samples: Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Standard normal draws (Box and Muller 1958): ``[len(samples), n]``."""
-    pairs = uniform(seed, stream, samples, n + n % 2, dtype).unflatten(1, (-1, 2))
+    pairs = uniform(seed, stream, samples, n + n % 2, dtype).view(len(samples), -1, 2)
     radius = torch.sqrt(-2 * torch.log(pairs[..., 0]))
     angle = 2 * math.pi * pairs[..., 1]
     draws = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)
@@ -81,5 +81,5 @@ def normal(
 def gumbel(
     seed: int, stream: int, samples: Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard Gumbel draws: ``argmax(logits + gumbel)`` is a categorical draw; ``[samples, n]``."""
+    """Standard Gumbel draws ``[len(samples), n]``: argmax(logits + draws) is a categorical draw."""
     return -torch.log(-torch.log(uniform(seed, stream, samples, n, dtype)))

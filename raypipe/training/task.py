@@ -85,8 +85,11 @@ class TrainTask(ABC):
         """The training samples, map-style."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
-        """The summed loss of a micro-batch that is already on the model's device."""
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        """The summed loss of a micro-batch; ``model`` is what ``build_model`` made.
+
+        The batch is on the model's device already.
+        """
 
     def collate(self) -> Callable[[list[Any]], Any] | None:
         """How samples become a batch; ``None`` means PyTorch's default."""
@@ -105,7 +108,7 @@ class TrainTask(ABC):
         """What is stored beside the trained weights, to build the model again."""
         return {}
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def evaluate(self, model: Any, device: torch.device) -> Mapping[str, float]:
         """Measures on held-out data, without gradient; empty means there are none."""
         del model, device
         return {}

@@ -22,7 +22,7 @@ def frame(values, names="abcdefgh") -> pd.DataFrame:
     return pd.DataFrame(values, columns=list(names[: values.shape[1]]))
 
 
-def tables(algorithms=(2, 4), runs=(1, 12), elements=WHOLE):
+def tables(algorithms=(2, 4), runs=(1, 7), elements=WHOLE):
     """Runs x algorithms of whole numbers, so that ties are frequent and arithmetic is exact."""
     shape = st.tuples(st.integers(*runs), st.integers(*algorithms))
     return hnp.arrays(float, shape, elements=elements).map(frame)
