@@ -2,6 +2,8 @@
 
 import os
 
+from raypipe.faults import VARIABLE
+
 # Ray reads these when it is imported. A worker group polls and stops in tenths of a second, not
 # seconds; what Ray prints is for its developers, the user reads our progress and RUN_DIR/logs.
 QUIET = {
@@ -11,3 +13,9 @@ QUIET = {
 }
 for _name, _value in QUIET.items():
     os.environ.setdefault(_name, _value)
+
+
+def fault_environment() -> dict[str, dict[str, str]]:
+    """A Ray runtime environment that hands the rehearsed faults on to worker processes."""
+    value = os.environ.get(VARIABLE)
+    return {"env_vars": {VARIABLE: value}} if value else {}

@@ -14,7 +14,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
 from raypipe.errors import ConfigError
-from raypipe.faults import VARIABLE
 from raypipe.launch import QUIET
 from raypipe.launch.launcher import R, TaskPool
 from raypipe.launch.pool import RayPool
@@ -29,13 +28,10 @@ class RayLauncher:
         self._local = address is None and not in_cluster()
         # workers import what the command imports: the current directory comes first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        variables = {"PYTHONPATH": search, **QUIET}
-        if fault := os.environ.get(VARIABLE):
-            variables[VARIABLE] = fault
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": variables},
+            "runtime_env": {"env_vars": {"PYTHONPATH": search, **QUIET}},
         }
         if self._local:
             options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}

@@ -16,6 +16,7 @@ from ray.exceptions import (
 )
 
 from raypipe.errors import ConfigError, FailureKind
+from raypipe.launch import fault_environment
 from raypipe.launch.launcher import TaskResult
 from raypipe.launch.task import run_task
 
@@ -45,7 +46,9 @@ class RayPool:
             )
         self._slots = sum(fitting)
         self._threads = max(1, int(cpus))
-        self._task = ray.remote(run_task).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
+        self._task = ray.remote(run_task).options(
+            num_cpus=cpus, num_gpus=gpus, max_retries=0, runtime_env=fault_environment() or None
+        )
         self._waiting: deque[Call] = deque()
         self._running: dict[Any, Call] = {}
 

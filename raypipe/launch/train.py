@@ -14,6 +14,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from raypipe.errors import FailureKind, UnitError
+from raypipe.launch import fault_environment
 from raypipe.training.loop import Report, TrainingJob, Worker, train
 from raypipe.training.memory import failure_kind
 
@@ -51,6 +52,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
                 storage_path=state,
                 storage_filesystem=None if job.run.is_local else job.run.fs,
                 failure_config=FailureConfig(max_failures=0),
+                worker_runtime_env=fault_environment() or None,
             ),
         )
         try:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -132,31 +129,6 @@ def encode(figure: Figure) -> dict[str, bytes]:
             figure.figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
             files[kind] = buffer.getvalue()
     return files
-
-
-def save(figure: Figure, directory: Path) -> list[Path]:
-    """Write ``<name>.png`` (150 dpi) and ``<name>.svg``, each whole or not at all."""
-    return [
-        write_atomic(directory / f"{slug(figure.name)}.{kind}", content)
-        for kind, content in encode(figure).items()
-    ]
-
-
-def write_atomic(path: Path, content: bytes) -> Path:
-    """Replace the file as a whole: a reader sees the old content or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
 
 
 def rows(

@@ -10,7 +10,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from raypipe.report.figures import Figure, encode, rows, slug, write_atomic
+from raypipe.report.figures import Figure, encode, rows, slug
 from raypipe.report.html import (
     facts_list,
     fold,
@@ -55,22 +55,6 @@ _SUMMARY_COLUMNS = (
     "duration_s_mean",
     "runs",
 )
-
-
-def write_report(
-    tables: Tables,
-    figures: Sequence[Figure],
-    directory: Path,
-    title: str,
-    facts: Mapping[str, str],
-) -> Path:
-    """Write ``index.html`` and ``figures/*.png``, ``figures/*.svg`` into the directory.
-
-    Every file is replaced as a whole. Returns the path of the page. See ``report_files``.
-    """
-    for name, content in report_files(tables, figures, title, facts).items():
-        write_atomic(directory / name, content)
-    return directory / "index.html"
 
 
 def report_files(

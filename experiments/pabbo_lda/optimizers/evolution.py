@@ -20,8 +20,9 @@ class EvolutionStrategy:
 
     Every individual carries its own step size, mutated before its position by a log-normal factor
     with rate ``1 / sqrt(2 n)``, n = 1 (Beyer and Schwefel 2002, "Evolution strategies", section 5).
-    Positions and steps are on the scale of the range, [-1, 1]: the first step of 0.3 is 15 % of it,
-    the customary share. The smallest step keeps the search alive between neighbouring T.
+    Positions and steps are on the scale of the range, [-1, 1]: the first step is a quarter of it;
+    the smallest, a factor of 1.2 in T on log T in [2, 1000], keeps the search from ending between
+    two integers.
     """
 
     def __init__(self, space: IntegerRange, seed: int) -> None:

@@ -40,8 +40,15 @@ class PabboSettings(Settings):
 class PABBO:
     """Preferential amortised black-box optimisation (arXiv 2503.00924) over integers.
 
-    The horizon, not the budget of the study, defines the share of the budget used, so that the
-    same study can continue under a larger budget.
+    The context of the transformer are duels of the best T so far with the T evaluated last; the
+    candidates are duels of the best T with each unknown one of up to 256 T evenly spaced on the
+    scale, so that a duel costs one evaluation. The transformer tells the two sides of a duel apart
+    although they are exchangeable: in the context the best takes them in turn, and a candidate's
+    score is the mean of both orders. With the exploration rate a random candidate is evaluated
+    instead.
+
+    The horizon of the settings, not the budget of the study, defines the share of the budget used,
+    so that the same study can continue under a larger budget.
     """
 
     def __init__(
@@ -55,39 +62,42 @@ class PABBO:
         self._grid = space.grid(CANDIDATES)
 
     def ask(self) -> list[int]:
-        """The members not yet known of the pair scored best, or one random T to explore."""
+        """The unknown member of the duel scored best, or a random T to explore."""
         unknown = self._grid[~np.isin(self._grid, list(self._losses))]
         if not len(unknown):
             return []
         explore = self._rng.random() < self._settings.exploration
-        drawn = int(self._rng.choice(unknown))  # always drawn: replaying must not depend on scores
         if explore or len(self._losses) < 2:
-            return [drawn]
-        return self._propose(unknown)
+            return [int(self._rng.choice(unknown))]
+        return [self._propose(unknown)]
 
     def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
         """Remember the values; only their order is ever used."""
         self._losses.update(zip((int(T) for T in points), as_losses(values).tolist(), strict=True))
 
-    def _propose(self, unknown: IntArray) -> list[int]:
+    def _propose(self, unknown: IntArray) -> int:
         best = min(self._losses, key=lambda T: (self._losses[T], T))
-        points = np.append(unknown, best)
-        pairs = np.stack([np.full(len(unknown), len(unknown)), np.arange(len(unknown))], axis=1)
-        duels, preferred = self._context(best)
-        used = min(1.0, len(self._losses) / self._settings.horizon)
-        scores = self._scorer(duels, preferred, self._space.positions(points), pairs, used)
-        if scores.shape != (len(pairs),) or not np.isfinite(scores).all():
-            raise ValueError("the scorer of PABBO must give one finite score a pair; retrain it")
-        return [int(T) for T in points[pairs[np.argmax(scores)]] if T not in self._losses]
+        last = len(unknown)
+        sides = np.stack([np.full(last, last), np.arange(last)], axis=1)
+        scores = self._scorer(
+            *self._context(best),
+            self._space.positions(np.append(unknown, best)),
+            np.concatenate([sides, sides[:, ::-1]]),
+            min(1.0, len(self._losses) / self._settings.horizon),
+        )
+        if scores.shape != (2 * last,) or not np.isfinite(scores).all():
+            raise ValueError(
+                "the scorer of PABBO must give each pair a finite score; train its model again"
+            )
+        return int(unknown[np.argmax(scores[:last] + scores[last:])])
 
     def _context(self, best: int) -> tuple[FloatArray, FloatArray]:
-        points = np.array(list(self._losses))
-        losses = np.array(list(self._losses.values()))
-        first, second = np.arange(len(points) - 1), np.arange(1, len(points))
-        first, second = first[-self._settings.context :], second[-self._settings.context :]
-        positions = self._space.positions(points)
-        duels = np.stack([positions[first], positions[second]], axis=1)
-        return duels, (losses[second] < losses[first]).astype(np.float64)
+        """The latest duels with the best T: positions [D, 2], and 1 where the second has won."""
+        others = [T for T in self._losses if best != T][-self._settings.context :]
+        duels = np.stack([np.full(len(others), best), others], axis=1)
+        duels[1::2] = duels[1::2, ::-1]
+        losses = np.vectorize(self._losses.__getitem__, otypes=[np.float64])(duels)
+        return self._space.positions(duels), (losses[:, 1] < losses[:, 0]).astype(np.float64)
 
 
 def model_scorer(model: PabboModel) -> Scorer:

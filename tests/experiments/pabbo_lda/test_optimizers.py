@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.objective import TabularObjective
 from experiments.pabbo_lda.optimizers import (
     IntegerRange,
@@ -19,6 +21,7 @@ from experiments.pabbo_lda.optimizers import (
     OptimizerName,
     PabboSettings,
     make_optimizer,
+    model_scorer,
 )
 from experiments.pabbo_lda.optimizers.genetic import cross, mutate
 from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbour
@@ -278,25 +281,31 @@ def pabbo(scorer, **options) -> Optimizer:
     )
 
 
-def test_pabbo_shows_the_model_true_duels_and_evaluates_the_pair_it_prefers():
+def test_pabbo_shows_the_model_true_duels_and_evaluates_the_candidate_it_prefers():
     space = IntegerRange(2, 1000)
-    favourite = 57
-    calls = []
+    favourite = int(space.grid(256)[80])
+    seen = []
 
     def scorer(duels, preferred, points, pairs, used):
-        calls.append(used)
-        T = space.integers(duels)
-        assert 0 < len(T) <= 7
-        values = np.vectorize(bowl)(T)
-        assert (preferred == (values[:, 1] < values[:, 0])).all()
-        wanted = np.abs(space.integers(points) - favourite) == 0
-        return wanted[pairs].any(axis=1).astype(float)
+        T, candidates = space.integers(duels), space.integers(points)
+        seen.append((T, preferred, candidates[pairs], used))
+        scores = (candidates[pairs] == favourite).any(axis=1).astype(float)
+        return np.where(pairs[:, 0] == 0, 1.5, scores)  # one order alone must not decide
 
     optimizer = pabbo(scorer, exploration=0.0, horizon=40, context=7)
     optimizer.tell(START, [bowl(T) for T in START])
-    favourite = int(space.grid(256)[80])
     assert optimizer.ask() == [favourite]
-    assert calls == [0.5]
+    ((duels, preferred, candidates, used),) = seen
+    assert used == 0.5
+    assert [T for duel in duels for T in duel if T != 115] == START[-7:]
+    assert (duels == 115).sum(axis=0).tolist() == [4, 3], "115, the best, takes sides in turn"
+    losses = np.vectorize(bowl)(duels)
+    assert (preferred == (losses[:, 1] < losses[:, 0])).all()
+    assert set(preferred) == {0.0, 1.0}
+    first, second = np.split(candidates, 2)
+    assert (first == second[:, ::-1]).all()
+    assert set(first[:, 0]) == {115}
+    assert not set(first[:, 1]) & set(START)
 
 
 def test_pabbo_explores_at_its_rate():
@@ -317,6 +326,29 @@ def test_pabbo_refuses_scores_that_mean_nothing():
     optimizer.tell([5, 9], [1.0, 2.0])
     with pytest.raises(ValueError, match="finite score"):
         optimizer.ask()
+
+
+def test_pabbo_with_the_transformer_itself():
+    """The scorer of a model gives the scores of its acquisition head; a study runs on it."""
+    torch.manual_seed(0)
+    model = PabboModel(SMALL).eval()
+    rng = np.random.default_rng(0)
+    duels, preferred = rng.uniform(-1, 1, (5, 2)), np.array([0.0, 1, 1, 0, 1])
+    points, pairs = rng.uniform(-1, 1, 9), rng.integers(9, size=(30, 2))
+    expected = score_pairs(
+        model,
+        torch.from_numpy(duels).float(),
+        torch.from_numpy(preferred).long(),
+        torch.from_numpy(points).float(),
+        torch.from_numpy(pairs),
+        0.25,
+    )
+    scorer = model_scorer(model)
+    scores = scorer(duels, preferred, points, pairs, 0.25)
+    assert scores == pytest.approx(expected.numpy(), rel=1e-5, abs=1e-6)
+    first, again = (asked(pabbo(scorer), bowl, START) for _ in range(2))
+    assert first == again
+    assert len(first) == 12
 
 
 def test_pabbo_finishes_when_all_candidates_are_known():

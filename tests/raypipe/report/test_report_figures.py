@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import io
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
@@ -21,12 +21,10 @@ from raypipe.report.figures import (
     frame_y,
     label_lines,
     rows,
-    save,
     slug,
     spread,
     strokes,
     style,
-    write_atomic,
 )
 
 
@@ -37,35 +35,18 @@ def _figure(name: str = "curve") -> Figure:
     return Figure(name, "A curve", "It bends.", canvas)
 
 
-def test_save_writes_a_png_of_150_dpi_and_an_svg(tmp_path: Path) -> None:
-    paths = save(_figure(), tmp_path / "figures")
-    assert [path.name for path in paths] == ["curve.png", "curve.svg"]
-    image = imread(paths[0])
+def test_a_figure_is_a_png_of_150_dpi_and_an_svg() -> None:
+    files = encode(_figure())
+    assert list(files) == ["png", "svg"]
+    image = imread(io.BytesIO(files["png"]))
     assert image.shape[:2] == (450, 600)
     assert image[..., :3].std() > 0.01
-    svg = ET.parse(paths[1]).getroot()
-    assert svg.tag.endswith("svg")
-    assert "#e8265e" in paths[1].read_text()
-    assert sorted(paths[0].parent.iterdir()) == paths
+    assert ET.fromstring(files["svg"]).tag.endswith("svg")
+    assert b"#e8265e" in files["svg"]
 
 
 def test_equal_figures_give_equal_bytes() -> None:
     assert encode(_figure()) == encode(_figure())
-
-
-def test_a_failed_write_leaves_the_old_file_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_atomic(tmp_path / "page", b"old")
-
-    def full(_: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomic(tmp_path / "page", b"new")
-    assert (tmp_path / "page").read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [tmp_path / "page"]
 
 
 @given(st.text(), st.text())

@@ -1,0 +1,20 @@
+PYTHON ?= python
+
+.PHONY: check lint test test-all bench
+
+check: lint test
+
+lint:
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest
+
+test-all:
+	$(PYTHON) -m pytest -m "slow or not slow"
+
+bench:
+	$(PYTHON) benchmarks/tabular_study.py
+	$(PYTHON) benchmarks/pabbo.py --help

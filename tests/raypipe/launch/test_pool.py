@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from raypipe.errors import ConfigError
+from raypipe.launch.cluster import RayLauncher
+from raypipe.launch.inline import InlineLauncher
+from raypipe.launch.launcher import TaskResult
+
+
+def collect(pool) -> dict[str, TaskResult]:
+    done: dict[str, TaskResult] = {}
+    while ended := pool.finished():
+        done |= {result.key: result for result in ended if not result.retried}
+    return done
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def fail(x: int) -> int:
+    raise ValueError(f"no {x}")
+
+
+@pytest.mark.parametrize("kind", ["ray", "inline"])
+def test_results_come_under_their_keys_and_errors_as_results(kind, request):
+    place = request.getfixturevalue("launcher") if kind == "ray" else InlineLauncher()
+    with place.pool(0.5) as pool:
+        for x in range(20):
+            pool.submit(f"k{x}", fail if x == 7 else square, x)
+        done = collect(pool)
+    assert {key: r.value for key, r in done.items()} == {
+        f"k{x}": None if x == 7 else x * x for x in range(20)
+    }
+    assert (done["k7"].kind, done["k7"].error) == ("error", "ValueError: no 7")
+    assert all(result.worker for result in done.values())
+
+
+def test_a_share_gives_slots_and_limits_the_threads(launcher: RayLauncher):
+    def threads() -> list[int]:
+        np.ones((200, 200)) @ np.ones((200, 200))
+        return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
+
+    with launcher.pool(0.25) as pool:
+        assert pool.slots == 4 * os.cpu_count()
+        for i in range(8):
+            pool.submit(str(i), threads)
+        for result in collect(pool).values():
+            assert result.error is None
+            assert set(result.value) == {1}
+
+
+def test_shared_values_are_read_without_a_copy(launcher: RayLauncher):
+    def look(array: np.ndarray) -> tuple[bool, float]:
+        return bool(array.flags.writeable), float(array.sum())
+
+    with launcher.pool(0.5) as pool:
+        shared = pool.share(np.ones(10**6))
+        pool.submit("a", look, shared)
+        assert collect(pool)["a"].value == (False, 1e6)
+
+
+def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, tmp_path: Path):
+    def die_once(marker: str) -> str:
+        if not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "alive"
+
+    with launcher.pool(0.5) as pool:
+        pool.submit("x", die_once, str(tmp_path / "died"))
+        told = []
+        while ended := pool.finished():
+            told += ended
+    assert [(r.kind, r.attempt, r.retried, r.value) for r in told] == [
+        ("worker_died", 1, True, None),
+        (None, 2, False, "alive"),
+    ]
+
+
+def test_a_task_that_always_dies_is_given_up(launcher):
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with launcher.pool(0.5) as pool:
+        pool.submit("x", die)
+        told = []
+        while ended := pool.finished():
+            told += ended
+    assert [(r.kind, r.attempt, r.retried) for r in told] == [
+        ("worker_died", 1, True),
+        ("worker_died", 2, True),
+        ("worker_died", 3, False),
+    ]
+
+
+def test_more_than_any_node_has_is_refused_at_once(launcher):
+    with pytest.raises(ConfigError, match="no node has that"), launcher.pool(10_000):
+        pass
+    with pytest.raises(ConfigError, match="GPUs"), launcher.pool(1, gpus=64):
+        pass
+
+
+def test_leaving_a_pool_ends_its_tasks(launcher, tmp_path: Path):
+    def slow(marker: str) -> None:
+        time.sleep(4)
+        Path(marker).touch()
+
+    with launcher.pool(0.5) as pool:
+        pool.submit("slow", slow, str(tmp_path / "finished"))
+        pool.submit("fast", square, 3)
+        assert pool.finished()[0].key == "fast"
+    time.sleep(5)
+    assert not (tmp_path / "finished").exists()

@@ -1,0 +1,146 @@
+"""The training core on Ray Train: what one process computes, any group computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load
+from torch import nn
+from torch.utils.data import Dataset
+
+from raypipe.errors import UnitError
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+from raypipe.training.batching import BatchPlan
+from raypipe.training.loop import TrainingJob
+from raypipe.training.recovery import train_to_the_end
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.task import Loss, StepContext, TrainTask
+
+
+class Numbers(Dataset):
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(4, generator=torch.Generator().manual_seed(index)).double()
+        return x, x.sum().sin()
+
+
+class Regression(TrainTask):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def build_dataset(self) -> Dataset:
+        return Numbers()
+
+    def loss(self, model: nn.Module, batch, context: StepContext) -> Loss:
+        x, y = batch
+        return Loss((model(x).squeeze(-1) - y).square().sum(), len(x))
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        return {"weight": float(model[0].weight.sum())}
+
+
+def job(folder: Path, micro: int, accumulation: int, workers: int, steps: int = 12) -> TrainingJob:
+    training = TrainingSettings(
+        steps=steps, learning_rate=1e-2, log_every=1, checkpoint_every=4, seed=3
+    )
+    settings = TrainStageSettings(training=training, scaling=ScalingSettings(workers=workers))
+    plan = BatchPlan(micro, accumulation, 16, workers)
+    return TrainingJob("t", "run", Regression(), settings, plan, RunDirectory.at(folder))
+
+
+def outcome(job: TrainingJob) -> tuple[pd.Series, dict[str, torch.Tensor]]:
+    steps = read_table(job.run, "steps").sort_values("step").set_index("step")
+    return steps["loss"], load(job.run.read(job.run.model("t")))
+
+
+def ignore(*_: object) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> tuple[pd.Series, dict[str, torch.Tensor]]:
+    """One big batch in one process."""
+    big = job(tmp_path_factory.mktemp("big"), 16, 1, 1)
+    InlineLauncher().train(big, ignore)
+    return outcome(big)
+
+
+def assert_equal(found, expected) -> None:
+    pd.testing.assert_series_equal(found[0], expected[0], rtol=1e-10)
+    for name, tensor in expected[1].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-10, atol=1e-12)
+
+
+def test_two_workers_equal_the_big_batch(launcher, tmp_path, reference):
+    two = job(tmp_path, 4, 2, 2)
+    told = []
+    returned = launcher.train(two, told.append)
+    assert_equal(outcome(two), reference)
+    assert returned["steps"] == 12
+    assert returned["loss_final"] == pytest.approx(reference[0].iloc[-1])
+    assert returned["samples_per_s"] > 0
+    assert [row["step"] for row in told] == list(range(1, 13))
+
+
+def test_out_of_memory_and_a_death_give_the_same_curve(
+    launcher, tmp_path, reference, monkeypatch
+):
+    """Both faults are rehearsed where they happen: in the worker's process."""
+    from raypipe.faults import VARIABLE
+
+    monkeypatch.setenv(VARIABLE, "oom:micro_batch>4,kill_worker:step=6")
+    first = job(tmp_path, 16, 1, 1)
+    told: list[tuple[int, str, int]] = []
+
+    def on_failure(job: TrainingJob, error: UnitError, what: str) -> None:
+        told.append((job.attempt, error.kind, job.plan.micro_batch))
+
+    def launch(job: TrainingJob):
+        return launcher.train(job, ignore)
+
+    # the kill is of attempt 1 only, which here ends by the out-of-memory before step 6
+    last, _ = train_to_the_end(first, launch, on_failure)
+    assert told == [(1, "out_of_memory", 16), (2, "out_of_memory", 8)]
+    assert (last.plan.micro_batch, last.plan.accumulation, last.attempt) == (4, 4, 3)
+    assert_equal(outcome(last), reference)
+
+
+def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, reference, monkeypatch):
+    from raypipe.faults import VARIABLE
+
+    monkeypatch.setenv(VARIABLE, "kill_worker:step=6")
+    told: list[tuple[int, str]] = []
+    last, _ = train_to_the_end(
+        job(tmp_path, 16, 1, 1),
+        lambda job: launcher.train(job, ignore),
+        lambda job, error, what: told.append((job.attempt, error.kind)),
+    )
+    assert told == [(1, "worker_died")]
+    assert last.attempt == 2
+    assert_equal(outcome(last), reference)
+    steps = read_table(last.run, "steps")["step"]
+    assert sorted(steps) == list(range(1, 13))  # none twice
+
+
+def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
+    class Broken(Regression):
+        def loss(self, model, batch, context):
+            raise ArithmeticError("this loss is broken")
+
+    from dataclasses import replace
+
+    with pytest.raises(UnitError, match="this loss is broken") as caught:
+        launcher.train(replace(job(tmp_path, 16, 1, 1), task=Broken()), ignore)
+    assert caught.value.kind == "error"
+
+
+def test_more_workers_than_the_cluster_holds_is_said_at_once(launcher, tmp_path):
+    with pytest.raises(UnitError, match=r"scaling.workers"):
+        launcher.train(job(tmp_path, 1, 1, 512), ignore)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raypipe.errors import ConfigError, UnitError
+from raypipe.experiment import Stage, Unit, in_order, with_needs
+from raypipe.hardware import Hardware
+from raypipe.launch.inline import InlineLauncher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.results import SCHEMAS, read_table
+from raypipe.runner import Session, StageContext, is_done, refuse_changes, run_stages
+
+Do = Callable[[StageContext], None]
+
+
+def finish_all(context: StageContext) -> None:
+    for unit in context.todo():
+        context.ledger.put("evaluations", {unit.slot: {"dataset": unit.slot, "value": 1.0}})
+        context.finish(unit)
+
+
+def stage(name: str, *needs: str, do: Do = finish_all, derived: bool = False, **identity) -> Stage:
+    return Stage(name, do, [Unit(name, {"of": name, **identity})], needs, derived=derived)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return open_session(tmp_path / "run")
+
+
+def open_session(folder: Path) -> Session:
+    run = RunDirectory.at(folder)
+    node = Hardware("here", 2, 2**30)
+    return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node])
+
+
+def statuses(session: Session) -> dict[str, str]:
+    table = read_table(session.run, "stages")
+    return dict(zip(table["stage"], table["status"], strict=True))
+
+
+def test_stages_run_after_what_they_need():
+    order = [s.name for s in in_order([stage("c", "a", "b"), stage("b", "a"), stage("a")])]
+    assert order == ["a", "b", "c"]
+    chosen = with_needs([stage("a"), stage("b", "a"), stage("c")], ["b"])
+    assert [s.name for s in chosen] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([stage("a", "b"), stage("b", "a")], "need each other: a -> b -> a"),
+        ([stage("a", "x")], "'x', which does not exist"),
+        ([stage("a"), stage("a")], "same name"),
+    ],
+)
+def test_impossible_orders_are_refused(stages, message):
+    with pytest.raises(ValueError, match=message):
+        in_order(stages)
+
+
+def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
+    ran: list[str] = []
+
+    def do(context: StageContext) -> None:
+        ran.extend(unit.slot for unit in context.todo())
+        finish_all(context)
+
+    def units(count: int) -> Stage:
+        return Stage("s", do, [Unit(f"s/{i}", {"i": i}) for i in range(count)])
+
+    for count, expected in ((2, ["s/0", "s/1"]), (2, []), (3, ["s/2"])):
+        ran.clear()
+        assert run_stages([units(count)], open_session(tmp_path / "run")) is None
+        assert ran == expected
+    assert len(read_table(RunDirectory.at(tmp_path / "run"), "evaluations")) == 3
+
+
+def test_a_derived_stage_follows_what_it_summarises(session):
+    ran: list[str] = []
+
+    def summarise(context: StageContext) -> None:
+        ran.append("sum")
+        finish_all(context)
+
+    def stages(x: int) -> list[Stage]:
+        return [
+            Stage("a", finish_all, [Unit(f"a/{x}", {"x": x})]),
+            stage("sum", "a", do=summarise, derived=True),
+        ]
+
+    for x, times in ((1, 1), (1, 1), (2, 2)):
+        assert run_stages(stages(x), session) is None
+        assert len(ran) == times
+
+
+def test_a_failure_stops_only_what_needs_it_and_is_a_row(session):
+    def fail(context: StageContext) -> None:
+        raise RuntimeError("no luck")
+
+    failed = run_stages(
+        [stage("bad", do=fail), stage("after", "bad"), stage("other")],
+        session,
+    )
+    assert failed is not None
+    assert failed.startswith("bad: RuntimeError: no luck")
+    assert statuses(session) == {"bad": "failed", "after": "skipped", "other": "succeeded"}
+    row = read_table(session.run, "failures").iloc[0]
+    assert (row["stage"], row["attempt"], row["kind"]) == ("bad", 1, "error")
+    assert "no luck" in row["message"]
+    # mended, the run goes on where it stopped
+    assert run_stages([stage("bad"), stage("after", "bad"), stage("other")], session) is None
+    assert set(statuses(session).values()) == {"succeeded"}
+
+
+def test_out_of_memory_is_a_status_of_its_own(session):
+    def fail(context: StageContext) -> None:
+        raise UnitError("bad", "out_of_memory", "full")
+
+    assert run_stages([stage("bad", do=fail)], session) == "bad: bad: out_of_memory: full"
+    assert statuses(session) == {"bad": "out_of_memory"}
+
+
+def test_an_interruption_keeps_what_is_finished(session):
+    def interrupt(context: StageContext) -> None:
+        context.finish(context.stage.units[0])
+        raise KeyboardInterrupt
+
+    units = [Unit("s/0", {}), Unit("s/1", {})]
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([Stage("s", interrupt, units)], session)
+    assert statuses(session) == {"s": "interrupted"}
+    ledger = Ledger(session.run)
+    assert [is_done(ledger, unit) for unit in units] == [True, False]
+
+
+def test_every_table_of_the_contract_is_written_even_empty(session):
+    run_stages([stage("a")], session)
+    written = set(session.run.list(session.run.path("results")))
+    assert set(SCHEMAS) - {"steps", "gpu_samples"} <= written
+    for table in written:
+        assert "run_id" in read_table(session.run, table)
+
+
+def test_a_change_of_stored_results_is_refused_with_its_keys(session):
+    before = Stage("s", finish_all, [Unit("s", {"lda": {"max_iter": 5}}, 10, "lda.evaluations")])
+    run_stages([before], session)
+
+    def asked(max_iter: int, extent: int) -> list[Stage]:
+        unit = Unit("s", {"lda": {"max_iter": max_iter}}, extent, "lda.evaluations")
+        return [Stage("s", finish_all, [unit])]
+
+    refuse_changes(session.ledger, asked(5, 10), "here")
+    refuse_changes(session.ledger, asked(5, 20), "here")  # more of the same
+    with pytest.raises(ConfigError, match=r"lda.max_iter: stored 5, now 6"):
+        refuse_changes(session.ledger, asked(6, 10), "here")
+    with pytest.raises(ConfigError, match=r"lda.evaluations: stored 10, now 4"):
+        refuse_changes(session.ledger, asked(5, 4), "here")
+
+
+def test_a_failed_task_is_recorded_and_told(session):
+    def divide(x: int) -> float:
+        return 1 / x
+
+    def do(context: StageContext) -> None:
+        assert context.call("fine", divide, 4) == 0.25
+        context.call("broken", divide, 0)
+
+    failed = run_stages([stage("s", do=do)], session)
+    assert failed is not None
+    assert "ZeroDivisionError" in failed
+    row = read_table(session.run, "failures").iloc[0]
+    assert (row["unit"], row["kind"], row["outcome"]) == ("broken", "error", "gave up")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+import scipy.stats
+import torch
+
+from raypipe.training import keyed_random
+
+SAMPLES = torch.tensor([0, 1, 7, 2**32 + 1, 2**62 + 5])
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ("00000000 00000000 00000000 00000000", "00000000 00000000",
+         "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+         "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+         "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)  # fmt: skip
+def test_the_known_answers_of_random123(counter: str, key: str, expected: str) -> None:
+    c0, c1, c2, c3 = (torch.tensor([int(word, 16)]) for word in counter.split())
+    k0, k1 = (int(word, 16) for word in key.split())
+    block = keyed_random.philox((c0, c1, c2, c3), (k0, k1))[0].tolist()
+    assert block == [int(word, 16) for word in expected.split()]
+
+
+@pytest.mark.parametrize("draw", [keyed_random.uniform, keyed_random.normal, keyed_random.gumbel])
+def test_a_sample_s_draws_do_not_depend_on_its_batch(draw) -> None:
+    together = draw(3, 4, SAMPLES, 11)
+    alone = torch.cat([draw(3, 4, SAMPLES[i : i + 1], 11) for i in range(len(SAMPLES))])
+    assert torch.equal(together, alone)
+    assert torch.equal(draw(3, 4, SAMPLES, 6), together[:, :6])
+
+
+def test_seed_stream_sample_and_position_each_change_the_draw() -> None:
+    draws = [
+        keyed_random.words(seed, stream, SAMPLES, 8).flatten()
+        for seed in (0, 1, 2**32, 2**63)
+        for stream in (0, 1)
+    ]
+    values = torch.cat(draws)
+    assert len(values.unique()) == len(values)
+
+
+def test_distributions() -> None:
+    samples = torch.arange(500)
+    for draws, law in (
+        (keyed_random.uniform(0, 0, samples, 101), scipy.stats.uniform()),
+        (keyed_random.normal(0, 1, samples, 101), scipy.stats.norm()),
+        (keyed_random.gumbel(0, 2, samples, 101), scipy.stats.gumbel_r()),
+    ):
+        assert scipy.stats.kstest(draws.flatten().double().numpy(), law.cdf).pvalue > 1e-3
+
+
+def test_uniform_is_strictly_inside_the_interval() -> None:
+    top = torch.tensor([0xFFFFFFFF]) >> 9
+    assert (top.float() + 0.5) * 2.0**-23 < 1
+    draws = keyed_random.uniform(1, 1, torch.arange(2000), 100)
+    assert draws.min() > 0
+    assert draws.max() < 1
+
+
+def test_double_precision_draws_are_the_same_numbers() -> None:
+    single = keyed_random.uniform(1, 1, SAMPLES, 9)
+    assert torch.equal(single.double(), keyed_random.uniform(1, 1, SAMPLES, 9, torch.float64))
+
+
+@pytest.mark.parametrize(("seed", "stream"), [(-1, 0), (2**64, 0), (0, -1), (0, 2**32)])
+def test_refuses_what_does_not_fit_the_counter(seed: int, stream: int) -> None:
+    with pytest.raises(ValueError, match="must lie in"):
+        keyed_random.words(seed, stream, SAMPLES, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_the_same() -> None:
+    there = keyed_random.words(3, 4, SAMPLES.cuda(), 64)
+    assert torch.equal(there.cpu(), keyed_random.words(3, 4, SAMPLES, 64))
+    normal = keyed_random.normal(3, 4, SAMPLES.cuda(), 64).cpu()
+    torch.testing.assert_close(normal, keyed_random.normal(3, 4, SAMPLES, 64))
