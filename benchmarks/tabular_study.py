@@ -257,12 +257,14 @@ In one dimension {BUDGET} evaluations are plenty: random search on log T comes a
 recorded value as the elaborate methods, and the differences lie in the evaluations to get there.
 The best T is 2 to 19, far below the smallest start value (115), so what is measured is how fast an
 optimiser leaves its start, not how finely it converges. All but `ga`, which works on the bits of
-T, search on log T; the published methods step in T. Golden-section search stops at the first
-local minimum of an objective that is not quite unimodal, after a third of the budget.
+T, search on log T; the published ES, PABBO and SABBO step in T. Golden-section search stops at the
+first local minimum of an objective that is not quite unimodal, after a third of the budget.
 
 The first step of `es` and `sabbo`, a quarter of the range, and the smallest one of `es` were chosen
 with these values in view: with a first step of 15 % both need seven or eight evaluations more to
-come within 1 % (median over three seeds of the optimiser a run). Nothing else was fitted to them.
+come within 1 % (median over three seeds of the optimiser a run). So was the form of PABBO's duels,
+with a briefly trained small model, besides synthetic functions with their minimum anywhere.
+Nothing else was fitted to them.
 """
 
 

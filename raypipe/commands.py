@@ -19,6 +19,7 @@ from raypipe.config import Configuration
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
+from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
@@ -50,7 +51,7 @@ def run(
         configuration = config.resolve(document, overrides, profile, nodes)
         stages = _stages(configuration, only)
         _check_precision(configuration, nodes)
-        run = _run_directory(run_dir, configuration, in_cluster=launcher is not None)
+        run = _run_directory(run_dir, configuration)
         fresh = not run.exists(run.ledger)
         if not fresh:
             refuse_changes(Ledger(run, writable=False), stages, run.location)
@@ -112,7 +113,7 @@ def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: s
 
 def doctor() -> dict[str, Any]:
     """``raypipe doctor``: this machine, the packages, and the Ray cluster if there is one."""
-    from raypipe.launch.cluster import RayLauncher, in_cluster
+    from raypipe.launch.cluster import RayLauncher
     from raypipe.provenance import environment_row, git_commit
 
     report: dict[str, Any] = {
@@ -169,7 +170,7 @@ def _report(run: RunDirectory, configuration: Configuration, command: str) -> st
 
 def _attach(address: str | None, stack: ExitStack) -> Launcher | None:
     """The launcher of a cluster that is already there; None on a plain machine."""
-    if address is None and not os.environ.get("RAY_ADDRESS") and "RAY_JOB_ID" not in os.environ:
+    if address is None and not in_cluster():
         return None
     from raypipe.launch.cluster import RayLauncher
 
@@ -218,11 +219,9 @@ def _check_precision(configuration: Configuration, nodes: Sequence[Hardware]) ->
             )
 
 
-def _run_directory(
-    run_dir: str | None, configuration: Configuration, *, in_cluster: bool
-) -> RunDirectory:
+def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDirectory:
     runs = os.environ.get(RUNS)
-    if "RAY_JOB_ID" in os.environ or (in_cluster and os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR")):
+    if in_job():
         given = run_dir or runs
         if given is None or not ("://" in given or Path(given).is_absolute()):
             raise ConfigError(

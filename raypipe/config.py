@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -23,7 +21,8 @@ from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
 from raypipe.hardware import Hardware, pick_profile
 from raypipe.training import batching
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.yaml_text import check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
 _MIN_MEMORY = "min_gpu_memory_gb"
@@ -74,29 +73,26 @@ def read(path: str | Path) -> Document:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file{_nearby(file)}") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     return parse(text, str(path))
 
 
 def parse(text: str, origin: str) -> Document:
     """A configuration from YAML text. Raises ConfigError."""
-    try:
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin}: not valid YAML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{origin}: nested too deeply") from error
+    content = load_yaml(text, origin)
     if not isinstance(content, dict):
         raise ConfigError(f"{origin}: must be a mapping of keys to values")
-    _check_keys(content, origin, "")
+    check_keys(content, origin)
     module = content.get("experiment")
     if not isinstance(module, str) or not module:
         raise ConfigError(
             f"{origin}: experiment = {module!r}: must name an importable module, "
             "such as experiments.pabbo_lda"
         )
-    profiles = content.get("profiles") or {}
+    profiles = content.get("profiles")
+    if profiles is None:
+        profiles = {}
     if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
         raise ConfigError(f"{origin}: profiles: must map each profile's name to its overrides")
     for name, profile in profiles.items():
@@ -134,9 +130,12 @@ def resolve(
         Level("command line", _parse_overrides(overrides)),
         Level(f"{document.origin}, profile {name}", chosen),
         Level(document.origin, document.values),
-        Level("default", experiment.settings().model_dump()),
+        Level("default", _defaults(experiment.settings)),
     ]
+    for level in levels[:-1]:
+        _check_sections(level.values, level.origin, experiment.settings)
     values = _merge(levels)
+    _resolve_lengths(values, levels, experiment.settings)
     _resolve_batches(values, levels, experiment.settings)
     settings = _validate(values, levels, experiment.settings)
     return Configuration(document.origin, experiment, document.experiment, name, settings)
@@ -167,43 +166,13 @@ def load_experiment(module: str, origin: str) -> Experiment:
     return experiment
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice and reads 1e-3 as a number."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
-            try:
-                if key in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key!r} is given twice", key_node.start_mark
-                    )
-                seen.add(key)
-            except TypeError as error:
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key must be plain text", key_node.start_mark
-                ) from error
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(  # YAML 1.2's floats: PyYAML's own want a dot in 1e-3
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
-
-
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not all(key.split(".")):
             raise ConfigError(f"command line: {override!r}: must have the form dotted.key=value")
-        try:
-            value = yaml.load(text, Loader=_Loader)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"command line: {override}: not a valid value: {error}") from error
+        value = load_yaml(text, f"command line: {override}")
         target = values
         *parents, last = key.split(".")
         for parent in parents:
@@ -226,15 +195,6 @@ def _profile_name(document: Document, profile: str, nodes: Sequence[Hardware]) -
     return profile
 
 
-def _check_keys(values: Mapping[Any, Any], origin: str, prefix: str) -> None:
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if not isinstance(key, str) or not key:
-            raise ConfigError(f"{origin}: {name}: a key must be text")
-        if isinstance(value, dict):
-            _check_keys(value, origin, f"{name}.")
-
-
 def _merge(levels: Sequence[Level]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for level in reversed(levels):
@@ -254,6 +214,61 @@ def _copy(value: Any) -> Any:
     return {k: _copy(v) for k, v in value.items()} if isinstance(value, Mapping) else value
 
 
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """The default values of a settings model; a key that must be given has none."""
+    values: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if not field.is_required():
+            default = field.get_default(call_default_factory=True, validated_data={})
+            values[name] = default.model_dump() if isinstance(default, BaseModel) else default
+        elif section is not None:
+            values[name] = _defaults(section)
+    return values
+
+
+def _check_sections(
+    values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
+) -> None:
+    """Refuse a plain value in a section's place, which a higher level would hide."""
+    for name, field in model.model_fields.items():
+        section = _section(field.annotation)
+        if section is None or name not in values:
+            continue
+        value = values[name]
+        if isinstance(value, Mapping):
+            _check_sections(value, origin, section, f"{prefix}{name}.")
+        elif value is not None or field.annotation is section:
+            keys = ", ".join(section.model_fields)
+            raise ConfigError(
+                f"{origin}: {prefix}{name} = {value!r}: must be a section with keys of its own "
+                f"(allowed here: {keys})"
+            )
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The settings model of a section, also of one that may be None; None for a plain value."""
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
+        return kinds[0]
+    return None
+
+
+def _resolve_lengths(
+    values: dict[str, Any], levels: Sequence[Level], model: type[BaseModel]
+) -> None:
+    """Of steps and epochs the one of the higher level wins, for each training stage in place."""
+    for stage in _training_stages(model):
+        for level in levels:
+            training = _dig(level.values, stage, "training")
+            given = [key for key in ("steps", "epochs") if _dig(training, key) is not None]
+            if len(given) == 1:
+                other = "epochs" if given == ["steps"] else "steps"
+                values[stage]["training"][other] = None
+            if given:
+                break
+
+
 def _resolve_batches(
     values: dict[str, Any], levels: Sequence[Level], model: type[BaseModel]
 ) -> None:
@@ -262,8 +277,9 @@ def _resolve_batches(
         section = values.get(stage)
         if not isinstance(section, dict) or not isinstance(section.get("training"), dict):
             continue  # a wrong type, which validation reports
-        sizes = [_sizes(_dig(level.values, stage, "training")) for level in levels]
-        if any(value < 1 for given in sizes for value in given.values()):
+        try:
+            sizes = [_sizes(_dig(level.values, stage, "training")) for level in levels]
+        except ValidationError:
             continue  # likewise
         workers = _dig(values, stage, "scaling", "workers")
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
@@ -273,26 +289,23 @@ def _resolve_batches(
         )
         try:
             plan = batching.resolve(sizes, workers, giver)
-        except ValueError as error:
-            origin = next(level.origin for level, given in zip(levels, sizes, strict=True) if given)
+        except batching.BatchConflict as error:
+            origin = levels[error.level].origin
             raise ConfigError(f"{origin}: {stage}.training: {error}") from error
         section["training"] |= {key: getattr(plan, key) for key in batching.KEYS}
 
 
 def _sizes(training: Any) -> dict[str, int]:
-    if not isinstance(training, Mapping):
-        return {}
-    return {
-        key: training[key]
-        for key in batching.KEYS
-        if isinstance(training.get(key), int) and not isinstance(training[key], bool)
-    }
+    """A level's sizes as the settings read them (``1e2``, ``"16"``). Raises ValidationError."""
+    given = {key: _dig(training, key) for key in batching.KEYS}
+    read = TrainingSettings.model_validate(given)
+    return {key: getattr(read, key) for key in batching.KEYS if given[key] is not None}
 
 
 def _training_stages(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, TrainStageSettings):
+        section = _section(field.annotation)
+        if section is not None and issubclass(section, TrainStageSettings):
             yield name
 
 
@@ -326,7 +339,7 @@ def _explain(detail: ErrorDetails, levels: Sequence[Level], model: type[BaseMode
             f"{origin}: {key} = {detail['input']!r}: unknown key"
             f"{_did_you_mean(key, allowed)} (allowed here: {names})"
         )
-    message = detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
     shown = f" = {detail['input']!r}" if not isinstance(detail["input"], Mapping) else ""
     return f"{origin}: {key or 'configuration'}{shown}: {message[0].lower()}{message[1:]}"
 
@@ -335,7 +348,9 @@ def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
     """The highest level that gives the key, or the nearest section around it."""
     for length in range(len(location), 0, -1):
         for level in levels[:-1]:
-            if _dig(level.values, *location[:length]) is not None:
+            *parents, last = location[:length]
+            section = _dig(level.values, *parents)
+            if isinstance(section, Mapping) and last in section:
                 return level.origin
     return levels[-2].origin
 
@@ -344,8 +359,8 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     """Every dotted key that a settings model takes."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
+        if (section := _section(field.annotation)) is not None:
+            yield from _keys(section, f"{prefix}{name}.")
 
 
 def _did_you_mean(word: str, allowed: Sequence[str]) -> str:

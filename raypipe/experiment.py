@@ -82,13 +82,15 @@ def in_order(stages: Sequence[Stage]) -> list[Stage]:
     ordered: dict[str, Stage] = {}
 
     def visit(stage: Stage, above: tuple[str, ...]) -> None:
+        if stage.name in ordered:
+            return
         if stage.name in above:
             raise ValueError(f"stages need each other: {' -> '.join((*above, stage.name))}")
         for need in stage.needs:
             if need not in named:
                 raise ValueError(f"stage {stage.name!r} needs {need!r}, which does not exist")
             visit(named[need], (*above, stage.name))
-        ordered.setdefault(stage.name, stage)
+        ordered[stage.name] = stage
 
     for stage in stages:
         visit(stage, ())

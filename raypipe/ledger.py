@@ -37,7 +37,6 @@ class Ledger:
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
-        self._lines: list[bytes] = []
         self._writable = writable
         for name in run.list(run.ledger):
             if name.endswith(".jsonl"):
@@ -49,12 +48,12 @@ class Ledger:
             raise RuntimeError("this ledger was opened for reading")
         if not rows:
             return
-        lines = [_encode(table, key, row) for key, row in rows.items()]
+        content = _encode(table, rows)
         with self._lock:
             if self._run.is_local:
-                self._append_local(b"".join(lines))
+                self._append_local(content)
             else:
-                self._append_segment(lines)
+                self._append_segment(content)
             self._tables.setdefault(table, {}).update(rows)
 
     def get(self, table: str, key: str) -> Row | None:
@@ -78,19 +77,28 @@ class Ledger:
             return list(self._tables)
 
     def _append_local(self, content: bytes) -> None:
-        path = Path(self._run.ledger, "ledger.jsonl")
+        if not self._segments:
+            self._segments.append(_segment(0))
+        path = Path(self._run.ledger, self._segments[-1])
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with path.open("ab", buffering=0) as stream:
+            before = stream.tell()
+            try:
+                rest = memoryview(content)
+                while rest:  # an unbuffered write may be short
+                    rest = rest[stream.write(rest) :]
+                os.fsync(stream.fileno())
+            except BaseException:  # a full disk, an interrupt: what follows starts on a new line
+                stream.truncate(before)
+                raise
 
-    def _append_segment(self, lines: list[bytes]) -> None:
-        self._lines += lines
-        number = int(self._segments[-1].partition(".")[0]) + 1 if self._segments else 0
-        name = f"{number:08d}.jsonl"
+    def _append_segment(self, content: bytes) -> None:
+        last = self._segments[-1].partition(".")[0] if self._segments else "-1"
+        name = _segment(int(last) + 1)
         merge = len(self._segments) >= _MAX_SEGMENTS
-        content = b"".join(self._lines if merge else lines)
+        if merge:
+            earlier = (_encode(table, rows) for table, rows in self._tables.items())
+            content = b"".join([*earlier, content])
         self._run.write(f"{self._run.ledger}/{name}", content)
         if merge:  # the merged segment is complete: what it replaces may go
             for old in self._segments:
@@ -109,15 +117,16 @@ class Ledger:
         for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
             try:
                 entry = json.loads(line)
-                table, key, row = entry["table"], entry["key"], entry["row"]
+                self._tables.setdefault(entry["table"], {})[entry["key"]] = dict(entry["row"])
             except (ValueError, KeyError, TypeError):
                 log.warning("%s line %d is damaged; its unit will be run again", path, number)
-                continue
-            self._tables.setdefault(table, {})[key] = row
-            if not self._run.is_local:
-                self._lines.append(line + b"\n")
         self._segments.append(name)
 
 
-def _encode(table: str, key: str, row: Row) -> bytes:
-    return json.dumps({"table": table, "key": key, "row": row}).encode() + b"\n"
+def _segment(number: int) -> str:
+    return f"{number:08d}.jsonl"
+
+
+def _encode(table: str, rows: Mapping[str, Row]) -> bytes:
+    lines = (json.dumps({"table": table, "key": key, "row": row}) for key, row in rows.items())
+    return "".join(f"{line}\n" for line in lines).encode()

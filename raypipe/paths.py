@@ -13,6 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
@@ -44,7 +45,7 @@ class RunDirectory:
             return arrow_fs.LocalFileSystem(), self.location
         try:
             filesystem, root = arrow_fs.FileSystem.from_uri(self.location)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise ConfigError(f"--run-dir {self.location}: cannot be opened: {error}") from error
         return filesystem, root
 

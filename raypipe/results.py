@@ -137,7 +137,7 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
         path = f"{run.table(table)}/{name}"
         try:
             parts.append(pq.read_table(pa.BufferReader(run.read(path))).to_pandas())
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise ConfigError(
                 f"{path} is damaged ({error}); delete it and run the configuration again with "
                 "this run directory: the tables are rebuilt from the ledger"
@@ -161,11 +161,17 @@ def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:
     for name, kind in columns.items():
         values = [run_id if name == "run_id" else row.get(name) for row in rows]
         if kind is not None and pa.types.is_timestamp(kind):
-            arrays[name] = pa.array(pd.to_datetime(pd.Series(values, dtype=object), utc=True), kind)
+            arrays[name] = _times(values)
             continue
         arrays[name] = pa.array([_plain(value) for value in values], kind)
     return pa.table(arrays)
 
 
+def _times(values: Sequence[Any]) -> pa.Array:
+    """ISO 8601 times, with or without a fraction of a second, as UTC."""
+    times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
+    return pa.array(times, _TIME)
+
+
 def _plain(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list | tuple) else value

@@ -19,3 +19,13 @@ def fault_environment() -> dict[str, dict[str, str]]:
     """A Ray runtime environment that hands the rehearsed faults on to worker processes."""
     value = os.environ.get(VARIABLE)
     return {"env_vars": {VARIABLE: value}} if value else {}
+
+
+def in_job() -> bool:
+    """Whether this process was started by ``ray job submit``."""
+    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def in_cluster() -> bool:
+    """Whether this process runs in a Ray cluster, or was given one's address."""
+    return in_job() or bool(os.environ.get("RAY_ADDRESS"))

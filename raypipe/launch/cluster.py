@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
 from raypipe.errors import ConfigError
-from raypipe.launch import QUIET
+from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.launcher import R, TaskPool
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
@@ -68,13 +68,3 @@ class RayLauncher:
     def close(self) -> None:
         """Leave the cluster; one that was started here stops."""
         ray.shutdown()
-
-
-def in_cluster() -> bool:
-    """Whether this process runs inside a Ray cluster: a Ray job, or an address is set."""
-    return bool(os.environ.get("RAY_ADDRESS") or in_job())
-
-
-def in_job() -> bool:
-    """Whether this process was started by ``ray job submit``."""
-    return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

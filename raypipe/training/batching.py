@@ -25,7 +25,20 @@ class BatchPlan:
             return None
         product = self.micro_batch * self.accumulation
         micro = max(size for size in range(1, self.micro_batch // 2 + 1) if product % size == 0)
-        return replace(self, micro_batch=micro, accumulation=product // micro)
+        return replace(self, micro_batch=micro, accumulation=-(-self.largest_share // micro))
+
+    @property
+    def largest_share(self) -> int:
+        """The most samples a worker takes in a step."""
+        return -(-self.effective_batch // self.workers)
+
+
+class BatchConflict(ValueError):  # noqa: N818 - it is one, and the name says so
+    """Sizes of one level that no plan has; ``level`` is its index."""
+
+    def __init__(self, level: int, message: str) -> None:
+        super().__init__(message)
+        self.level = level
 
 
 def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: int = 0) -> BatchPlan:
@@ -41,35 +54,35 @@ def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: in
         workers_level: the index of the level that gives it.
 
     Raises:
-        ValueError: a contradiction inside a level, or fewer samples a step than workers.
+        BatchConflict: a contradiction inside a level, or fewer samples a step than workers.
 
     """
     known: dict[str, int] = {}
-    source: dict[str, int] = {}
     for index, level in enumerate(levels):
+        if workers_level >= index and not _consistent(level, workers):
+            given = ", ".join(f"{name} {level[name]}" for name in KEYS if name in level)
+            raise BatchConflict(
+                index,
+                f"{given} with {workers} worker(s) contradict each other: effective_batch = "
+                "micro_batch x accumulation x workers; give any two of the three",
+            )
         for key in _PRECEDENCE:
-            if key not in level or key in known:
-                continue
-            if _consistent({**known, key: level[key]}, workers):
-                known[key], source[key] = level[key], index
-            elif index in source.values() and workers_level >= index:
-                given = ", ".join(f"{name} {level[name]}" for name in KEYS if name in level)
-                raise ValueError(
-                    f"{given} with {workers} worker(s) contradict each other: effective_batch = "
-                    "micro_batch x accumulation x workers; give any two of the three"
-                )
+            if (
+                key in level
+                and key not in known
+                and _consistent({**known, key: level[key]}, workers)
+            ):
+                known[key] = level[key]
     return _complete(known, workers)
 
 
 def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
-    """Whether some plan has these sizes."""
+    """Whether some plan has these sizes; each worker takes a sample of a step at least."""
     if "effective_batch" not in sizes:
         return True
     effective = sizes["effective_batch"]
     if effective < workers:
-        raise ValueError(
-            f"effective_batch {effective} is less than one sample for each of {workers} workers"
-        )
+        return False
     most = -(-effective // workers)
     micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
     if micro is not None and accumulation is not None:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +45,10 @@ class CheckpointStore:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint and drop the oldest beyond ``keep``; rank 0 alone calls this."""
-        folder = f"{self._folder}/step_{checkpoint.step:08d}"
+        current = _name(checkpoint.step)
+        folder = f"{self._folder}/{current}"
         files = {
-            "model.safetensors": save_tensors(
-                {name: tensor.contiguous().cpu() for name, tensor in checkpoint.model.items()}
-            ),
+            "model.safetensors": save_tensors(on_cpu(checkpoint.model)),
             "optimizer.pt": _dump(checkpoint.optimizer),
             "scaler.pt": _dump(checkpoint.scaler),
         }
@@ -58,15 +58,18 @@ class CheckpointStore:
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         manifest = {"step": checkpoint.step, "sha256": digests}
         self.run.write(f"{folder}/manifest.json", json.dumps(manifest).encode())
-        for old in self._names()[: -self.keep]:
-            self.run.delete(f"{self._folder}/{old}")
+        names = self._names()
+        earlier = [name for name in names if name <= current]
+        # what lies beyond this step was passed over as damaged when the run resumed
+        for name in {*names} - {*earlier[-self.keep :]}:
+            self.run.delete(f"{self._folder}/{name}")
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, on the CPU; None where there is none."""
         for name in reversed(self._names()):
             try:
-                return self._read(f"{self._folder}/{name}")
-            except (OSError, ValueError, KeyError) as error:
+                return self._read(name)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 log.warning(
                     "%s/%s is no whole checkpoint (%s); taking the one before it",
                     self._folder,
@@ -86,19 +89,33 @@ class CheckpointStore:
     def _names(self) -> list[str]:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
-    def _read(self, folder: str) -> Checkpoint:
+    def _read(self, name: str) -> Checkpoint:
+        folder = f"{self._folder}/{name}"
         manifest = json.loads(self.run.read(f"{folder}/manifest.json"))
+        if _name(manifest["step"]) != name:
+            raise ValueError("manifest.json is damaged")
         files = {}
-        for name, digest in manifest["sha256"].items():
-            files[name] = self.run.read(f"{folder}/{name}")
-            if hashlib.sha256(files[name]).hexdigest() != digest:
-                raise ValueError(f"{name} is damaged")
+        for file, digest in manifest["sha256"].items():
+            files[file] = self.run.read(f"{folder}/{file}")
+            if hashlib.sha256(files[file]).hexdigest() != digest:
+                raise ValueError(f"{file} is damaged")
         return Checkpoint(
             step=manifest["step"],
             model=load_tensors(files["model.safetensors"]),
             optimizer=_load(files["optimizer.pt"]),
             scaler=_load(files["scaler.pt"]),
         )
+
+
+def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of each tensor: safetensors refuses memory that two share, as tied weights do."""
+    return {
+        name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
+    }
+
+
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
 
 
 def _dump(state: dict[str, Any]) -> bytes:

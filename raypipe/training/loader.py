@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,10 +34,12 @@ class MicroBatchSampler(Sampler[list[int]]):
         workers: int,
         first_step: int,
     ) -> None:
+        if length < 1:
+            raise ValueError("the dataset has no samples")
         self._phases = phases
         self._length = length
         self._shuffle = shuffle
-        self._seed = seed
+        self.seed = seed
         self._micro_batch = micro_batch
         self._rank = rank
         self._workers = workers
@@ -61,7 +63,7 @@ class MicroBatchSampler(Sampler[list[int]]):
         if not self._shuffle:
             return offset
         if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             self._order = torch.randperm(self._length, generator=generator)
             self._epoch = epoch
         return int(self._order[offset])
@@ -84,6 +86,8 @@ def batches(
         persistent_workers=settings.workers > 0,
         pin_memory=pin and device.type == "cuda",
         collate_fn=task.collate(),
+        # its own: the model's draws must not depend on when the loader starts
+        generator=torch.Generator().manual_seed(sampler.seed),
     )
     for batch in loader:
         yield to_device(batch, device)
@@ -93,8 +97,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """A batch with every tensor on the device, copied without waiting where it can be."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
+        values = [to_device(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch

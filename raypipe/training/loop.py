@@ -9,7 +9,7 @@ model (dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -21,13 +21,16 @@ import torch.distributed as dist
 from pyarrow import BufferReader
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe import faults, results
 from raypipe.paths import RunDirectory
 from raypipe.training import loader, memory, precision
 from raypipe.training.batching import BatchPlan, micro_batches, share
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
@@ -68,7 +71,8 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
         The columns of the ``trials`` table that the run itself knows.
 
     Raises:
-        ValueError: a setting the device lacks.
+        ValueError: a setting that the device or the task lacks.
+        FloatingPointError: the loss is no longer finite.
         torch.OutOfMemoryError: a micro-batch does not fit.
 
     """
@@ -114,11 +118,18 @@ class _Loop:
         self.training = job.settings.training
         self.faults = faults.from_environment()
         precision.check(self.training.precision, worker.device)
+        if job.settings.scaling.strategy != "ddp":
+            raise ValueError(
+                f"scaling.strategy = {job.settings.scaling.strategy}: is not available yet; use ddp"
+            )
         precision.configure(self.training.precision)
 
         torch.manual_seed(self.training.seed)
         self.model = job.task.build_model().to(worker.device)
+        if self.training.gradient_checkpointing:
+            _recompute(job.task, self.model)
         self.phases = job.task.phases(self.training, job.plan.effective_batch)
+        _check_phases(self.phases, job.plan.workers)
         self.optimizer = _optimizer(self.model, self.training, worker.device)
         self.scaler = precision.scaler(self.training.precision, worker.device)
         self.store = CheckpointStore(job.run, job.trial_id, self.training.keep_checkpoints)
@@ -195,6 +206,11 @@ class _Loop:
     ) -> None:
         weight = sums["weight"].item()  # the only place that waits for the device
         row = {name: value.item() / weight for name, value in sums.items() if name != "weight"}
+        if not (math.isfinite(row["loss"]) or self.scaler.is_enabled()):  # fp16 skips such steps
+            raise FloatingPointError(
+                f"the loss is {row['loss']} at step {step}; lower training.learning_rate or set "
+                "training.clip_norm"
+            )
         self.throughput.stop()
         row |= {
             "trial_id": self.job.trial_id,
@@ -272,7 +288,7 @@ class _Loop:
 
     def _finish(self, total: int) -> dict[str, Any]:
         if self.worker.rank == 0:
-            weights = {k: v.contiguous().cpu() for k, v in self.model.state_dict().items()}
+            weights = on_cpu(self.model.state_dict())
             content = save_tensors(weights, metadata=dict(self.job.task.metadata()))
             self.job.run.write(self.job.run.model(self.job.trial_id), content)
         rate, step_time = self.throughput.mean()
@@ -295,6 +311,26 @@ def _steps(phases: Any, start: int) -> Iterator[tuple[int, Phase, int]]:
     for step, (phase, phase_step) in enumerate(inside):
         if step >= start:
             yield step, phase, phase_step
+
+
+def _check_phases(phases: Sequence[Phase], workers: int) -> None:
+    for phase in phases:
+        if phase.samples < workers:
+            raise ValueError(
+                f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
+                f"scaling.workers = {workers}"
+            )
+
+
+def _recompute(task: TrainTask, model: nn.Module) -> None:
+    """Activation checkpointing (Chen et al. 2016) of the modules that the task names."""
+    chosen = set(task.checkpointed_modules(model))
+    if not chosen:
+        raise ValueError(
+            "training.gradient_checkpointing = true: this task names no modules to recompute "
+            "(TrainTask.checkpointed_modules)"
+        )
+    apply_activation_checkpointing(model, check_fn=chosen.__contains__)
 
 
 def _optimizer(

@@ -19,12 +19,17 @@ _HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocato
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """``out_of_memory`` for the GPU's, ``host_out_of_memory`` for the host's, else ``error``."""
+    """``out_of_memory`` for the GPU's, ``host_out_of_memory`` for the host's.
+
+    A loss that is no number is an ``invalid_value``; all else is an ``error``.
+    """
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _GPU_SIGNS):
         return "out_of_memory"
     if isinstance(error, MemoryError) or any(sign in text for sign in _HOST_SIGNS):
         return "host_out_of_memory"
+    if isinstance(error, FloatingPointError):
+        return "invalid_value"
     return "error"
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 _WITHOUT_EFFECT = {
     "micro_batch",
@@ -23,16 +32,16 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 class Settings(BaseModel):
     """A section of the configuration: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    @model_validator(mode="before")
+    @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_as_number(cls, values: Any) -> Any:
-        if isinstance(values, dict):
-            for name, field in cls.model_fields.items():
-                if isinstance(values.get(name), bool) and "bool" not in str(field.annotation):
-                    raise ValueError(f"{name} = {values[name]}: must not be true or false")
-        return values
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = str(cls.model_fields[str(info.field_name)].annotation)
+        given = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in given) and "bool" not in annotation:
+            raise ValueError("must not be true or false")
+        return value
 
 
 class TrainingSettings(Settings):
@@ -47,7 +56,9 @@ class TrainingSettings(Settings):
     precision: Precision = Field("fp32", description="arithmetic of the forward and backward")
     steps: PositiveInt | None = Field(None, description="optimiser steps; or give epochs")
     epochs: PositiveInt | None = Field(None, description="passes over the data; or give steps")
-    seed: int = Field(0, ge=0, description="seed of the weights, the data order and every draw")
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="seed of the weights, the data order and every draw"
+    )
     compile: bool = Field(False, description="torch.compile the model")
     gradient_checkpointing: bool = Field(False, description="recompute activations backward")
     clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,11 @@ class TrainTask(ABC):
             samples: int = len(self.build_dataset())  # type: ignore[arg-type]
             steps = -(-samples * epochs // effective_batch)
         return [Phase("train", steps, effective_batch, training.learning_rate)]
+
+    def checkpointed_modules(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The modules whose activations ``training.gradient_checkpointing`` recomputes."""
+        del model
+        return ()
 
     def metadata(self) -> Mapping[str, str]:
         """What is stored beside the trained weights, to build the model again."""

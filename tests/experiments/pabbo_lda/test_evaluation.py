@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.pabbo_lda.duels import Candidates, winners
+from experiments.pabbo_lda.evaluation import (
+    EvaluationSettings,
+    HeldOut,
+    evaluate_model,
+    held_out_functions,
+    policy_scorer,
+    published_functions,
+    random_scorer,
+    regret_curve,
+    simple_regret,
+)
+from experiments.pabbo_lda.functions import FunctionSettings, sample_functions
+from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
+
+SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
+FUNCTIONS = FunctionSettings()
+
+
+def _held_out() -> HeldOut:
+    return held_out_functions(SETTINGS, FUNCTIONS)
+
+
+def _oracle(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
+    del preferred, used
+    return candidates.utility.amax(2)[:, None].expand(-1, duels.shape[1], -1)
+
+
+def test_an_oracle_finds_the_best_candidate_at_once() -> None:
+    held_out = _held_out()
+    regret = simple_regret(_oracle, held_out, SETTINGS)
+    assert regret.shape == (6, 3, 9)
+    gap = held_out.best_utility - held_out.candidates.utility.amax((1, 2))
+    torch.testing.assert_close(regret[:, :, 1], gap[:, None].expand(-1, 3))
+
+
+def test_regret_starts_with_the_first_duel_and_never_grows() -> None:
+    held_out = _held_out()
+    regret = simple_regret(random_scorer(0), held_out, SETTINGS)
+    first = held_out.best_utility[:, None] - held_out.utility.amax((2, 3))
+    torch.testing.assert_close(regret[:, :, 0], first)
+    assert (regret.diff(dim=2) <= 0).all()
+    assert (regret >= -1e-5).all()
+
+
+def test_no_candidate_is_asked_twice() -> None:
+    settings = SETTINGS.model_copy(update={"steps": 40})
+    regret = simple_regret(random_scorer(0), held_out_functions(settings, FUNCTIONS), settings)
+    held_out = _held_out()
+    gap = held_out.best_utility - held_out.candidates.utility.amax((1, 2))
+    torch.testing.assert_close(regret[:, :, -1], gap[:, None].expand(-1, 3))
+
+
+def test_random_search_differs_by_start_and_step_and_repeats_by_seed() -> None:
+    held_out = _held_out()
+    one, again, other = (
+        simple_regret(random_scorer(seed), held_out, SETTINGS) for seed in (0, 0, 1)
+    )
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    candidates = held_out.candidates
+    short, long = (random_scorer(0)(torch.zeros(6, 3, n, 2), torch.zeros(6, 3, n), candidates, 0.1)
+                   for n in (1, 2))  # fmt: skip
+    assert not torch.equal(short, long)
+    assert not torch.equal(short[:, 0], short[:, 1])
+
+
+def test_held_out_functions_are_not_training_functions() -> None:
+    trained = sample_functions(SETTINGS.seed, torch.arange(6), 20, FUNCTIONS)
+    assert not torch.allclose(trained.points, _held_out().candidates.points)
+
+
+def test_all_runs_together_are_each_run_alone() -> None:
+    torch.manual_seed(0)
+    model = PabboModel(SMALL).eval()
+    held_out = _held_out()
+    together = simple_regret(policy_scorer(model), held_out, SETTINGS)
+    c, b, r = held_out.candidates, 4, 2
+    duels, utility = held_out.duels[b, r], held_out.utility[b, r]
+    asked = torch.zeros(40, dtype=torch.bool)
+    best = [utility.max()]
+    for step in range(SETTINGS.steps):
+        used = (step + 1) / SETTINGS.steps
+        scores = score_pairs(model, duels, winners(utility), c.points[b], c.pairs[b], used)
+        choice = scores.masked_fill(asked, -torch.inf).argmax()
+        asked[choice] = True
+        duels = torch.cat((duels, c.duels[b, choice][None]))
+        utility = torch.cat((utility, c.utility[b, choice][None]))
+        best.append(utility.max())
+    torch.testing.assert_close(together[b, r], held_out.best_utility[b] - torch.stack(best))
+
+
+def test_sampling_explores_where_the_best_score_does_not() -> None:
+    def flat(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
+        return torch.zeros(*duels.shape[:2], candidates.preferred.shape[1])
+
+    held_out = _held_out()
+    greedy = simple_regret(flat, held_out, SETTINGS)
+    sampled = simple_regret(flat, held_out, SETTINGS.model_copy(update={"sampled": True}))
+    assert not torch.equal(greedy, sampled)
+
+
+def test_curve_and_band_are_over_functions() -> None:
+    regret = torch.rand(50, 4, 3, dtype=torch.float64)
+    curve = regret_curve(regret)
+    means = regret.mean(1).numpy()
+    half = 1.96 * means.std(0, ddof=1) / np.sqrt(50)
+    np.testing.assert_allclose(curve.mean, means.mean(0))
+    np.testing.assert_allclose(curve.high - curve.mean, half)
+    np.testing.assert_allclose(curve.mean - curve.low, half)
+    assert curve.step.tolist() == [0, 1, 2]
+
+
+def test_one_function_has_no_band() -> None:
+    curve = regret_curve(torch.rand(1, 4, 3))
+    assert np.isfinite(curve.low).all()
+
+
+def test_the_measures_name_ours_and_random_search() -> None:
+    measures = evaluate_model(PabboModel(SMALL), SETTINGS, FUNCTIONS, "cpu")
+    assert set(measures) == {
+        "simple_regret", "simple_regret_all_steps",
+        "random_simple_regret", "random_simple_regret_all_steps",
+    }  # fmt: skip
+    assert measures["simple_regret"] <= measures["simple_regret_all_steps"]
+
+
+def test_the_published_functions(data_dir: Path) -> None:
+    path = data_dir / "bbo" / "gp1d_tasks.npz"
+    if not path.is_file():
+        pytest.skip("bbo/gp1d_tasks.npz is not in the data folder")
+    held_out = published_functions(path, SETTINGS.model_copy(update={"candidate_pairs": 10_000}))
+    assert held_out.candidates.pairs.shape == (30, 4950, 2)
+    assert held_out.duels.shape == (30, 30, 1, 2)
+    assert (held_out.candidates.utility <= held_out.best_utility[:, None, None] + 1e-4).all()
+    with np.load(path) as stored:
+        published = torch.from_numpy(stored["initial_c"]).T
+    assert torch.equal(winners(held_out.utility)[:, :, 0], published.long())
+    regret = simple_regret(random_scorer(0), held_out, SETTINGS)
+    assert regret.shape == (30, 30, 9)
+    assert regret.isfinite().all()

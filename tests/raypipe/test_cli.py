@@ -1,0 +1,262 @@
+"""The commands as a user meets them: output, exit status, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypipe import cli, commands
+from raypipe.launch.inline import InlineLauncher
+
+TOY = """
+from pydantic import Field, PositiveInt
+from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.stages import hardware_stage
+from raypipe.training.settings import Settings, TrainStageSettings
+
+
+class Squares(Settings):
+    numbers: tuple[int, ...] = (1, 2)
+    power: PositiveInt = 2
+
+
+class Toy(Settings):
+    squares: Squares = Squares()
+    train: TrainStageSettings = TrainStageSettings()
+
+
+def stages(settings):
+    s = settings.squares
+    if 13 in s.numbers:
+        raise ValueError("squares.numbers = 13: brings bad luck; leave it out")
+    units = [Unit(f"squares/{n}", {"squares": {"power": s.power}}) for n in s.numbers]
+
+    def run(context):
+        with context.pool(0.5) as pool:
+            todo = {unit.slot: unit for unit in context.todo()}
+            for slot in todo:
+                pool.submit(slot, pow, int(slot.split("/")[1]), s.power)
+            while ended := context.finished(pool):
+                for result in ended:
+                    row = {"dataset": result.key, "value": float(result.value)}
+                    context.ledger.put("evaluations", {result.key: row})
+                    context.finish(todo[result.key])
+                    print("computed", result.key)
+                    if result.value == 7**s.power:
+                        raise RuntimeError("seven is one too many")
+                    if result.value == 8**s.power:
+                        raise KeyboardInterrupt
+
+    return [hardware_stage(), Stage("squares", run, units, ("hardware",))]
+
+
+EXPERIMENT = Experiment("toy", 1, Toy, stages)
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with an experiment and its configuration; runs are in this process."""
+    (tmp_path / "toy.py").write_text(TOY)
+    (tmp_path / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.delenv(commands.RUNS, raising=False)
+    yield tmp_path
+    sys.modules.pop("toy", None)
+
+
+def raypipe(*arguments: str) -> int:
+    """The exit status of a command."""
+    old, sys.argv = sys.argv, ["raypipe", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = old
+    return 0
+
+
+def left(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()} - {"__pycache__"}
+
+
+def ledger_bytes(run: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted((run / "ledger").iterdir()))
+
+
+def test_a_run_leaves_its_tables_and_its_report(work, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"run directory: {work / 'out'}\n")
+    assert "no GPU" in shown
+    assert "\x1b" not in shown
+    assert (work / "out/report/index.html").stat().st_size > 1000
+    assert (work / "out/config.yaml").read_text().startswith("experiment: toy\n")
+    assert raypipe("results", "out", "evaluations") == 0
+    assert "squares/3" in capsys.readouterr().out
+    assert raypipe("results", "out") == 0
+    assert "environment" in capsys.readouterr().out
+
+
+def test_the_same_directory_again_does_nothing_and_more_does_only_the_new(work, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    ledger = ledger_bytes(work / "out")
+    capsys.readouterr()
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert ledger_bytes(work / "out") == ledger
+    assert raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,4]", "--run-dir", "out") == 0
+    shown = capsys.readouterr().out
+    assert "computed squares/4" in shown
+    assert "computed squares/1" not in shown
+
+
+def test_a_change_that_would_alter_results_is_refused(work, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    before = (work / "out/config.yaml").read_bytes()
+    capsys.readouterr()
+    assert raypipe("run", "toy.yaml", "squares.power=3", "--run-dir", "out") == 2
+    assert "squares.power: stored 2, now 3" in capsys.readouterr().err
+    assert (work / "out/config.yaml").read_bytes() == before
+
+
+def test_a_failed_run_says_how_to_continue_and_keeps_what_is_done(work, capsys):
+    seven = ("run", "toy.yaml", "squares.numbers=[1,7,2]", "--run-dir", "out")
+    assert raypipe(*seven) == 1
+    lines = capsys.readouterr().out.rstrip().splitlines()
+    assert "squares" in lines[-2]
+    assert "seven is one too many" in lines[-2]
+    assert lines[-1].startswith("continue with: raypipe run toy.yaml")
+    assert f"--run-dir {work / 'out'}" in lines[-1]
+    assert raypipe(*seven) == 0
+    assert "computed squares/1" not in capsys.readouterr().out
+
+
+def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
+    eight = ("run", "toy.yaml", "squares.numbers=[1,8,2]", "--run-dir", "out")
+    assert raypipe(*eight) == 130
+    assert "Continue with: raypipe run" in capsys.readouterr().out
+    assert raypipe(*eight) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nope.yaml"], "no such file"),
+        (["run", "toy.yml"], "did you mean toy.yaml?"),
+        (["run", "toy.yaml", "squares.nubmers=[1]"], "did you mean squares.numbers?"),
+        (["run", "toy.yaml", "squares.power=many"], "squares.power = 'many'"),
+        (["run", "toy.yaml", "squares.power=true"], "power"),
+        (["run", "toy.yaml", "squares.numbers=[13]"], "bad luck"),
+        (["run", "toy.yaml", "squares"], "dotted.key=value"),
+        (["run", "toy.yaml", "--only", "square"], "did you mean squares?"),
+        (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
+        (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks it"),
+        (
+            [
+                *("run", "toy.yaml", "train.training.micro_batch=4"),
+                *("train.training.accumulation=4", "train.training.effective_batch=32"),
+            ],
+            "contradict each other",
+        ),
+        (["run", "toy.yaml", "--run-dir", "toy.py"], "is a file"),
+        (["run", "toy.yaml", "--run-dir", "toy.py/below"], "cannot be written"),
+        (["run", "toy.yaml", "--run-dir", "nofs://bucket/x"], "cannot be opened"),
+        (["plan", "toy.yaml", "x.y=1"], "unknown key"),
+        (["results", "nowhere"], "no run directory"),
+        (["report", "nowhere"], "no run directory"),
+        (["run"], "Missing argument"),
+        (["runn", "toy.yaml"], "No such command"),
+    ],
+)
+def test_a_mistake_is_one_message_and_leaves_nothing(work, capsys, arguments, message):
+    before = left(work)
+    assert raypipe(*arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+    assert left(work) == before
+
+
+def test_an_experiment_that_cannot_be_imported_is_a_mistake(work, capsys):
+    (work / "other.yaml").write_text("experiment: experiments.nothing_here\n")
+    assert raypipe("run", "other.yaml") == 2
+    assert "cannot be imported" in capsys.readouterr().err
+
+
+def test_an_unknown_fault_is_refused(work, capsys, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "fire:everywhere")
+    assert raypipe("run", "toy.yaml") == 2
+    assert "unknown fault" in capsys.readouterr().err
+
+
+def test_faults_are_announced(work, capsys, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "delay_task:s=0.01")
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "WARNING: failures on purpose" in capsys.readouterr().out
+
+
+def test_another_experiments_directory_is_refused(work, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
+    (work / "toy2.yaml").write_text("experiment: toy2\n")
+    assert raypipe("run", "toy2.yaml", "--run-dir", "out") == 2
+    assert "holds a run of the experiment 'toy'" in capsys.readouterr().err
+
+
+def test_a_directory_in_use_is_refused(work, capsys):
+    from raypipe.paths import RunDirectory
+
+    with commands._locked(RunDirectory.at("out")):
+        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 2
+    assert "another raypipe command" in capsys.readouterr().err
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+
+
+def test_runs_go_where_the_environment_says(work, monkeypatch):
+    monkeypatch.setenv(commands.RUNS, str(work / "elsewhere"))
+    assert raypipe("run", "toy.yaml") == 0
+    (made,) = (work / "elsewhere/toy").iterdir()
+    assert (made / "results/stages/data.parquet").exists()
+
+
+def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypatch):
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    monkeypatch.setattr(commands, "_attach", lambda address, stack: InlineLauncher())
+    assert raypipe("run", "toy.yaml") == 2
+    assert raypipe("run", "toy.yaml", "--run-dir", "relative") == 2
+    assert "throw-away copy" in capsys.readouterr().err
+    assert raypipe("run", "toy.yaml", "--run-dir", str(work / "out")) == 0
+
+
+def test_plan_shows_what_is_done_and_starts_nothing(work, capsys):
+    assert raypipe("plan", "toy.yaml") == 0
+    assert left(work) == {"toy.py", "toy.yaml"}
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    capsys.readouterr()
+    assert raypipe("plan", "toy.yaml", "squares.numbers=[1,2,3,4]", "--run-dir", "out") == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if "squares" in line)
+    assert row.split()[-3:] == ["4", "3", "1"] or row.split()[2:5] == ["4", "3", "1"]
+
+
+def test_doctor_prints_the_hardware(capsys):
+    assert raypipe("doctor", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cpus"] == len(os.sched_getaffinity(0))
+    assert found["memory_bytes"] > 2**30
+    assert found["torch"].startswith("2.")
+
+
+def test_a_report_is_made_again_from_the_tables(work):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    page = work / "out/report/index.html"
+    page.unlink()
+    assert raypipe("report", "out") == 0
+    assert page.exists()
