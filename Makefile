@@ -16,5 +16,4 @@ test-all:
 	$(PYTHON) -m pytest -m "slow or not slow"
 
 bench:
-	$(PYTHON) benchmarks/tabular_study.py
-	$(PYTHON) benchmarks/pabbo.py --help
+	$(PYTHON) -m benchmarks.tabular_study

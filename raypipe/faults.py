@@ -23,7 +23,7 @@ VARIABLE = "RAYPIPE_FAULTS"
 _FORMS = {
     "oom_above": r"oom:micro_batch>(\d+)",
     "kill_worker_at": r"kill_worker:step=(\d+)",
-    "kill_task": r"kill_task:p=(\d*\.?\d+)",
+    "kill_task": r"kill_task:p=(0?\.\d+|[01](?:\.0*)?)",
     "delay_task_s": r"delay_task:s=(\d*\.?\d+)",
 }
 

@@ -75,11 +75,7 @@ def _nvml() -> tuple[tuple[Gpu, ...], str | None, str | None, str | None]:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         cuda = f"{number // 1000}.{number % 1000 // 10}"
-        gpus = tuple(
-            gpu
-            for gpu in (_gpu(index) for index in range(pynvml.nvmlDeviceGetCount()))
-            if _visible(gpu)
-        )
+        gpus = _visible([_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())])
         return gpus, driver, cuda, None if gpus else "no visible GPU"
     finally:
         pynvml.nvmlShutdown()
@@ -97,12 +93,18 @@ def _gpu(index: int) -> Gpu:
     )
 
 
-def _visible(gpu: Gpu) -> bool:
+def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """As CUDA does: in the order of the variable, up to the first name that is no GPU's."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return True
-    names = [name.strip() for name in wanted.split(",")]
-    return str(gpu.index) in names or any(name and gpu.uuid.startswith(name) for name in names)
+        return tuple(gpus)
+    found: list[Gpu] = []
+    for name in (part.strip() for part in wanted.split(",")):
+        named = [g for g in gpus if name == str(g.index) or (name and g.uuid.startswith(name))]
+        if len(named) != 1:
+            break
+        found += named
+    return tuple(found)
 
 
 def pick_profile(profiles: Mapping[str, Mapping[str, Any]], nodes: Sequence[Hardware]) -> str:

@@ -29,8 +29,9 @@ class RunDirectory:
     def at(cls, location: str | Path) -> RunDirectory:
         """The run directory at a path (made absolute) or a URI."""
         text = str(location)
-        if "://" in text:
-            return cls(text.rstrip("/"))
+        scheme, separator, rest = text.partition("://")
+        if separator:
+            return cls(f"{scheme}://{rest.rstrip('/')}")
         return cls(str(Path(text).expanduser().resolve()))
 
     @classmethod

@@ -113,7 +113,8 @@ def write_table(
 ) -> None:
     """Replace one file of a table by these rows, atomically."""
     sink = pa.BufferOutputStream()
-    pq.write_table(_to_arrow(table, rows, run_id), sink, compression="zstd")
+    content = _to_arrow(table, rows, run_id)
+    pq.write_table(content, sink, compression="zstd", write_page_checksum=True)
     run.write(run.partition(table, partition), sink.getvalue().to_pybytes())
 
 
@@ -130,13 +131,14 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
         ConfigError: a file is not readable Parquet.
 
     """
-    parts = []
+    parts: list[pd.DataFrame] = []
     for name in run.list(run.table(table)):
         if not name.endswith(".parquet"):
             continue
         path = f"{run.table(table)}/{name}"
         try:
-            parts.append(pq.read_table(pa.BufferReader(run.read(path))).to_pandas())
+            content = pa.BufferReader(run.read(path))
+            parts.append(pq.read_table(content, page_checksum_verification=True).to_pandas())
         except (pa.ArrowException, OSError) as error:
             raise ConfigError(
                 f"{path} is damaged ({error}); delete it and run the configuration again with "
@@ -144,8 +146,10 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
             ) from error
     parts = [part for part in parts if len(part)] or parts[:1]
     if parts:
-        return pd.concat(parts, ignore_index=True)
-    return _to_arrow(table, [], "").to_pandas()
+        whole: pd.DataFrame = pd.concat(parts, ignore_index=True)
+        return whole
+    empty: pd.DataFrame = _to_arrow(table, [], "").to_pandas()
+    return empty
 
 
 def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
@@ -163,7 +167,8 @@ def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:
         if kind is not None and pa.types.is_timestamp(kind):
             arrays[name] = _times(values)
             continue
-        arrays[name] = pa.array([_plain(value) for value in values], kind)
+        plain = [_plain(value) for value in values]
+        arrays[name] = pa.array(plain, kind) if kind is not None else _inferred(plain)
     return pa.table(arrays)
 
 
@@ -171,6 +176,15 @@ def _times(values: Sequence[Any]) -> pa.Array:
     """ISO 8601 times, with or without a fraction of a second, as UTC."""
     times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
     return pa.array(times, _TIME)
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array:
+    """Numbers, truth values or text; text where kinds are mixed, numbers where nothing is."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else str(value) for value in values])
+    return array.cast(_REAL) if pa.types.is_null(array.type) else array
 
 
 def _plain(value: Any) -> Any:

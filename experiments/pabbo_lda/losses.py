@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: streams of the keyed draws, apart from those of the functions
 STREAM_DUELS, STREAM_SPLITS, STREAM_SIZES, STREAM_CANDIDATES, STREAM_ACTIONS = range(10, 15)
 _PROBIT = torch.pi / 8
+_LEAST_SPREAD = 1e-3  # of utilities, so that a flat function's rounding counts for little
 
 
 def burn_in_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
@@ -49,13 +50,14 @@ def policy_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSe
     )
     pairs = draw_pairs(seed, STREAM_CANDIDATES, samples, s.query_points, s.candidate_pairs)
     candidates = Candidates.of(functions.points[:, n:], functions.utility[:, n:], pairs)
-    log_prob, chosen_utility = _trajectories(model, candidates, samples, seed, s)
-    best = chosen_utility.amax(3).cummax(2).values
-    if s.advantage == "trajectory":
-        weight = _over_trajectory(best, s.discount)
+    log_probs, chosen = _trajectories(model, candidates, samples, seed, s)
+    # the better end of each candidate, and the best so far after each step
+    gains = candidates.utility.amax(2)
+    best = _rows(gains[..., None], chosen)[..., 0].cummax(2).values
+    if s.policy_gradient == "published":
+        policy = reinforce(log_probs, chosen, best, s.discount)
     else:
-        weight = _over_function(best, s.discount)
-    policy = -(weight * log_prob).sum(2).mean(1)
+        policy = expected_improvement(log_probs, gains, best, s.discount)
     regret = functions.best_utility - best[:, :, -1].mean(1)
     metrics = {
         "policy_loss": policy, "prediction_loss": prediction, "accuracy": accuracy,
@@ -109,7 +111,7 @@ def _prediction(
 def _trajectories(
     model: PabboModel, candidates: Candidates, samples: Tensor, seed: int, s: PabboSettings
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities ``[B, R, T]`` and utilities ``[B, R, T, 2]`` of R trajectories' duels.
+    """R trajectories: log-probabilities ``[B, R, T, P]`` and the duels asked ``[B, R, T]``.
 
     Duels are drawn without replacement from the softmax of the scores (Gumbel-max), starting from
     an empty context.
@@ -127,10 +129,10 @@ def _trajectories(
         scores = model.score(encoded, candidates.pairs, (step + 1) / steps)
         logits = scores.masked_fill(asked, -torch.inf)
         action = (logits.detach() + noise[:, :, step]).argmax(2, keepdim=True)
-        log_probs.append(torch.log_softmax(logits, 2).gather(2, action))
+        log_probs.append(torch.log_softmax(logits, 2))
         asked = asked.scatter(2, action, True)
         chosen = torch.cat((chosen, action), 2)
-    return torch.cat(log_probs, 2), _rows(candidates.utility, chosen)
+    return torch.stack(log_probs, 2), chosen
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
@@ -140,25 +142,37 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
     return table.flatten(0, 1).index_select(0, flat).view(*index.shape, table.shape[2])
 
 
-def _over_trajectory(best: Tensor, discount: float) -> Tensor:
-    """As published: the discounted rewards ``[B, R, T]``, standardised over each trajectory."""
-    steps = torch.arange(best.shape[2], device=best.device)
-    returns = best * discount**steps
-    centred = returns - returns.mean(2, keepdim=True)
-    return centred / (returns.std(2, keepdim=True) + torch.finfo(torch.float32).eps)
+def reinforce(log_probs: Tensor, chosen: Tensor, best: Tensor, discount: float) -> Tensor:
+    """The published policy loss ``[B]``: REINFORCE over R trajectories of T steps.
 
-
-def _over_function(best: Tensor, discount: float) -> Tensor:
-    """Discounted returns to go against the other trajectories of the function, ``[B, R, T]``.
-
-    The baseline is the mean of the other trajectories (Kool, van Hoof, Welling: Buy 4 REINFORCE
-    samples, get a baseline for free, 2019); the scale is the function's spread of returns.
+    The discounted rewards ``best`` ``[B, R, T]`` (best utility so far) are standardised over each
+    trajectory and weigh the log-probabilities of its duels.
     """
-    runs, steps = best.shape[1:]
-    ahead = torch.arange(steps, device=best.device)
-    ahead = ahead[:, None] - ahead[None, :]
-    decay = torch.where(ahead >= 0, discount ** ahead.clamp(min=0).to(best.dtype), 0)
-    returns = best @ decay
-    centred = (returns - returns.mean(1, keepdim=True)) * (runs / (runs - 1))
-    spread = centred.square().mean((1, 2), keepdim=True).sqrt()
-    return centred / (spread + torch.finfo(torch.float32).eps)
+    returns = best * discount ** torch.arange(best.shape[2], device=best.device)
+    centred = returns - returns.mean(2, keepdim=True)
+    weight = centred / (returns.std(2, keepdim=True) + torch.finfo(torch.float32).eps)
+    taken = log_probs.gather(3, chosen[..., None])[..., 0]
+    return -(weight * taken).sum(2).mean(1)
+
+
+def expected_improvement(
+    log_probs: Tensor, utility: Tensor, best: Tensor, discount: float
+) -> Tensor:
+    """A policy loss ``[B]`` from the known outcome of every candidate, not only the one drawn.
+
+    In training the utilities ``[B, P]`` of all candidates are known, so each step's expected
+    improvement of the best utility so far is a sum over the policy, without the noise of the
+    draw (Allen et al.: Mean actor-critic, 2017). An improvement lasts to the end, so it counts
+    with the discounted number of steps that remain. That is the return of REINFORCE except for the
+    effect of a duel on later choices, which is left out: less noise for some bias. Utilities are
+    scaled by their spread over the candidates of the function.
+    """
+    steps = best.shape[2]
+    remaining = torch.arange(steps, 0, -1, device=best.device)
+    powers = discount ** torch.arange(steps, device=best.device, dtype=best.dtype)
+    weight = powers.cumsum(0)[remaining - 1] / steps
+    before = torch.cat((utility.amin(1)[:, None, None].expand_as(best[..., :1]), best[..., :-1]), 2)
+    gain = F.relu(utility[:, None, None] - before[..., None])
+    scale = utility.std(1)[:, None] + _LEAST_SPREAD
+    expected = (log_probs.exp() * gain).sum(3) * weight
+    return -(expected.sum(2) / scale).mean(1)

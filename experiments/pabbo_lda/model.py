@@ -134,7 +134,8 @@ class PabboModel(nn.Module):
             tokens = layer(tokens, tokens[:, :size], seen)
         # nothing reads the context after the last layer
         tokens = self.layers[-1](tokens[:, size:], tokens[:, :size], seen)
-        return tokens.view(functions, contexts, *tokens.shape[1:])
+        encoded: Tensor = tokens.view(functions, contexts, *tokens.shape[1:])
+        return encoded
 
     def predict(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation ``[...]`` of the utility at encoded targets ``[..., d]``."""

@@ -64,8 +64,8 @@ class LdaSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> LdaSettings:
-        if self.t_min > self.t_max:
-            raise ValueError(f"t_min = {self.t_min} is above t_max = {self.t_max}")
+        if self.t_min >= self.t_max:
+            raise ValueError(f"t_min = {self.t_min} is not below t_max = {self.t_max}")
         outside = [T for T in self.start if not self.t_min <= T <= self.t_max]
         if outside:
             raise ValueError(

@@ -86,7 +86,7 @@ def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
     most = -(-effective // workers)
     micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
     if micro is not None and accumulation is not None:
-        return accumulation == -(-most // micro)
+        return micro <= most and accumulation == -(-most // micro)
     return (micro or accumulation or 1) <= most
 
 

@@ -205,7 +205,9 @@ class _Loop:
         self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor], *, evaluate: bool
     ) -> None:
         weight = sums["weight"].item()  # the only place that waits for the device
-        row = {name: value.item() / weight for name, value in sums.items() if name != "weight"}
+        row: dict[str, Any] = {
+            name: value.item() / weight for name, value in sums.items() if name != "weight"
+        }
         if not (math.isfinite(row["loss"]) or self.scaler.is_enabled()):  # fp16 skips such steps
             raise FloatingPointError(
                 f"the loss is {row['loss']} at step {step}; lower training.learning_rate or set "

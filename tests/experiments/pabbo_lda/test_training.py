@@ -9,7 +9,7 @@ from torch import Tensor
 
 from experiments.pabbo_lda.duels import Candidates, draw_pairs
 from experiments.pabbo_lda.functions import sample_functions
-from experiments.pabbo_lda.losses import _over_function, _over_trajectory, _trajectories
+from experiments.pabbo_lda.losses import _trajectories, expected_improvement, reinforce
 from experiments.pabbo_lda.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.training import PabboSettings, PabboTask
 from raypipe.training.settings import TrainingSettings
@@ -41,9 +41,11 @@ def _gradient(task: PabboTask, phase: Phase, parts: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("phase", [BURN_IN, POLICY])
-@pytest.mark.parametrize("advantage", ["trajectory", "function"])
-def test_any_split_into_micro_batches_has_the_same_gradient(phase: Phase, advantage: str) -> None:
-    task = PabboTask(TINY.model_copy(update={"advantage": advantage}))
+@pytest.mark.parametrize("policy_gradient", ["published", "expected_improvement"])
+def test_any_split_into_micro_batches_has_the_same_gradient(
+    phase: Phase, policy_gradient: str
+) -> None:
+    task = PabboTask(TINY.model_copy(update={"policy_gradient": policy_gradient}))
     samples = torch.arange(8)
     whole = _gradient(task, phase, [samples])
     assert whole.norm() > 0
@@ -68,7 +70,7 @@ def test_the_burn_in_loss_is_the_mean_over_splits_of_the_duels_left_out() -> Non
         PabboTask(TINY).loss(model, torch.tensor([3]), StepContext(0, BURN_IN, seed))
     finally:
         PabboModel.forward = original  # type: ignore[method-assign]
-    (context, mask), = contexts
+    ((context, mask),) = contexts
     functions = sample_functions(seed, torch.tensor([3]), 8, TINY.functions, dtype=torch.float64)
     pairs = draw_pairs(seed, 10, torch.tensor([3]), 8, 10)
     duels = Candidates.of(functions.points, functions.utility, pairs)
@@ -94,42 +96,76 @@ def test_trajectories_never_ask_twice_and_report_their_log_probability() -> None
     functions = sample_functions(0, samples, 9, s.functions, dtype=torch.float64)
     pairs = draw_pairs(0, 13, samples, 9, 12)
     candidates = Candidates.of(functions.points, functions.utility, pairs)
-    log_prob, utility = _trajectories(model, candidates, samples, 0, s)
-    assert log_prob.shape == (5, 3, 12)
-    # asking every candidate once: each trajectory sees all utilities, and its last duel is certain
-    every = candidates.utility.sum(2).sort(1).values
-    torch.testing.assert_close(
-        utility.sum(3).sort(2).values, every[:, None].expand(-1, 3, -1), rtol=1e-12, atol=1e-12
+    log_probs, chosen = _trajectories(model, candidates, samples, 0, s)
+    assert log_probs.shape == (5, 3, 12, 12)
+    # all candidates are asked, each once; those asked before have no probability left
+    every = torch.arange(12).expand(5, 3, -1)
+    assert torch.equal(chosen.sort(2).values, every)
+    torch.testing.assert_close(log_probs.exp().sum(3), torch.ones(5, 3, 12).double())
+    for step in range(1, 12):
+        assert (log_probs[:, :, step].gather(2, chosen[..., :step]) == -torch.inf).all()
+    assert len({tuple(row) for row in chosen[0].tolist()}) > 1
+
+
+def _random_policy(steps: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probabilities, duels, utilities, best so far: 2 functions, 4 runs, 7 candidates."""
+    generator = torch.Generator().manual_seed(0)
+    utility = torch.randn(2, 7, generator=generator, dtype=torch.float64)
+    logits = torch.randn(2, 4, steps, 7, generator=generator, dtype=torch.float64)
+    chosen = torch.stack([torch.randperm(7, generator=generator)[:steps] for _ in range(8)])
+    chosen = chosen.view(2, 4, steps)
+    best = utility[:, None].expand(-1, 4, -1).gather(2, chosen).cummax(2).values
+    return logits.log_softmax(3), chosen, utility, best
+
+
+def test_the_published_loss_standardises_returns_over_each_trajectory() -> None:
+    log_probs, chosen, _, best = _random_policy()
+    expected = torch.zeros(2, dtype=torch.float64)
+    for b in range(2):
+        for r in range(4):
+            returns = torch.stack([0.9**t * best[b, r, t] for t in range(5)])
+            weight = (returns - returns.mean()) / (returns.std() + 2.0**-23)
+            for t in range(5):
+                expected[b] -= weight[t] * log_probs[b, r, t, chosen[b, r, t]] / 4
+    torch.testing.assert_close(reinforce(log_probs, chosen, best, 0.9), expected)
+
+
+def test_expected_improvement_sums_over_all_candidates() -> None:
+    log_probs, _, utility, best = _random_policy()
+    expected = torch.zeros(2, dtype=torch.float64)
+    for b in range(2):
+        for r in range(4):
+            for t in range(5):
+                before = best[b, r, t - 1] if t else utility[b].min()
+                lasts = sum(0.9**k for k in range(5 - t)) / 5
+                for p in range(7):
+                    gain = max(utility[b, p] - before, 0)
+                    expected[b] -= log_probs[b, r, t, p].exp() * gain * lasts / 4
+    expected /= utility.std(1) + 1e-3
+    torch.testing.assert_close(expected_improvement(log_probs, utility, best, 0.9), expected)
+
+
+def test_expected_improvement_is_reinforce_s_gradient_for_a_single_duel() -> None:
+    """With one step there is no later choice: the mean of REINFORCE over draws is the sum."""
+    utility = torch.tensor([[0.0, 1.0, 3.0]], dtype=torch.float64)
+    logits = torch.tensor([[[[0.3, -0.2, 0.1]]]], dtype=torch.float64, requires_grad=True)
+    log_probs = logits.log_softmax(3)
+    best = utility[:, None, :1]
+    (exact,) = torch.autograd.grad(
+        expected_improvement(log_probs, utility, best, 1.0).sum(), logits, retain_graph=True
     )
-    torch.testing.assert_close(log_prob[..., -1], torch.zeros(5, 3).double())
-    assert (log_prob <= 0).all()
-    assert len({tuple(row) for row in utility[0, :, :, 0].tolist()}) > 1
+    total = torch.zeros_like(logits)
+    for action in range(3):
+        (score,) = torch.autograd.grad(log_probs[0, 0, 0, action], logits, retain_graph=True)
+        total -= log_probs[0, 0, 0, action].exp().detach() * utility[0, action] * score
+    torch.testing.assert_close(exact * (utility.std() + 1e-3), total)
 
 
-def test_the_published_returns_are_standardised_over_time() -> None:
-    best = torch.tensor([[[1.0, 2.0, 4.0]]])
-    returns = torch.tensor([1.0, 2.0 * 0.5, 4.0 * 0.25])
-    expected = (returns - returns.mean()) / (returns.std() + 1e-7)
-    torch.testing.assert_close(_over_trajectory(best, 0.5)[0, 0], expected)
-
-
-def test_returns_to_go_against_the_other_trajectories() -> None:
-    best = torch.randn(2, 4, 5, dtype=torch.float64).cummax(2).values
-    weight = _over_function(best, 0.9)
-    to_go = torch.zeros_like(best)
-    for t in range(5):
-        for later in range(t, 5):
-            to_go[:, :, t] += 0.9 ** (later - t) * best[:, :, later]
-    others = (to_go.sum(1, keepdim=True) - to_go) / 3
-    difference = to_go - others
-    scale = difference.square().mean((1, 2), keepdim=True).sqrt()
-    torch.testing.assert_close(weight, difference / scale)
-    # a constant added to a function and its scale drop out
-    torch.testing.assert_close(_over_function(3 * best + 5, 0.9), weight)
-
-
-def test_equal_trajectories_have_no_advantage() -> None:
-    assert _over_function(torch.ones(1, 3, 4), 0.98).abs().max() == 0
+def test_a_flat_function_gives_no_gradient_from_rounding() -> None:
+    log_probs, _, utility, best = _random_policy()
+    flat = 3.0 + 1e-7 * utility.float()
+    loss = expected_improvement(log_probs.float(), flat, 3.0 + 1e-7 * best.float(), 0.98)
+    assert loss.abs().max() < 1e-2
 
 
 def test_phases() -> None:
@@ -151,7 +187,6 @@ def test_phases() -> None:
         ({"prediction_duels": 29}, "form fewer pairs"),
         ({"horizon": 13}, "exceeds candidate_pairs"),
         ({"max_context": 10}, "leaves none"),
-        ({"trajectories": 1}, "at least 2"),
     ],
 )
 def test_contradicting_settings_are_refused(changes: dict[str, int], message: str) -> None:
@@ -170,10 +205,12 @@ def test_a_short_burn_in_learns_to_predict_winners() -> None:
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for step in range(120):
-        loss = task.loss(model, torch.arange(16 * step, 16 * step + 16), StepContext(step, BURN_IN, 0))
+        loss = task.loss(
+            model, torch.arange(16 * step, 16 * step + 16), StepContext(step, BURN_IN, 0)
+        )
         optimizer.zero_grad()
         (loss.total / loss.weight).backward()
         optimizer.step()
-        losses.append(float(loss.total) / float(loss.weight))
+        losses.append(loss.total.item() / float(loss.weight))
     assert sum(losses[-20:]) / 20 < 0.64
     assert sum(losses[:5]) / 5 > 0.68

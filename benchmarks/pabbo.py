@@ -1,0 +1,277 @@
+"""PABBO's training here against the existing implementation, on the same cores.
+
+    python benchmarks/pabbo.py --reference CHECKOUT/pabbo_method --minutes 5
+
+``CHECKOUT`` is the public repository draiqw/lgd, branch SABO; what of it is replaced is said in
+``pabbo_reference.py``. Two comparisons, both in CPU time of the process, so that a shared machine
+disturbs them little:
+
+1. steps a second at equal settings (small model; burn-in batch 16; policy batch 8 x 10
+   trajectories of 30 duels; 50 points, pairs and prediction points; contexts up to 20; 31
+   prediction splits; the published policy gradient), in alternating blocks of both;
+2. held-out simple regret by CPU time: the reference's own quick training (2000 steps, its
+   ``train()``) against our recipe, all measured by our evaluation on the same functions and
+   candidate pairs, choosing the best score and drawing from the policy (the reference's own
+   evaluation draws).
+
+Results: ``speed.csv``, ``curves.csv``, ``summary.json``, ``curves.png`` and ``curves.svg``.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import typer
+from pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
+from torch import nn
+
+from experiments.pabbo_lda.evaluation import (
+    EvaluationSettings,
+    HeldOut,
+    Scorer,
+    held_out_functions,
+    policy_scorer,
+    random_scorer,
+    regret_curve,
+    simple_regret,
+)
+from experiments.pabbo_lda.functions import FunctionSettings
+from experiments.pabbo_lda.training import PabboSettings, PabboTask
+from raypipe.training.loop import learning_rate
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Phase, StepContext
+
+EQUAL = PabboSettings(prediction_splits=31, policy_gradient="published")
+MODES = {"best score": False, "drawn": True}
+
+
+@dataclass(frozen=True)
+class Point:
+    """The regret of a stage of a training, or of random search."""
+
+    method: str
+    mode: str
+    step: int
+    cpu_s: float
+    final: float
+    final_low: float
+    final_high: float
+    all_steps: float
+
+
+def our_steps(task: PabboTask, phase: Phase, count: int) -> float:
+    """CPU seconds of ``count`` optimiser steps of a phase."""
+    model = task.build_model()
+    optimizer = torch.optim.Adam(model.parameters(), phase.learning_rate)
+    start = time.process_time()
+    for step in range(count):
+        samples = torch.arange(step * phase.samples, (step + 1) * phase.samples)
+        loss = task.loss(model, samples, StepContext(step, phase, 0))
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+    return time.process_time() - start
+
+
+def their_steps(reference: Any, folder: Path, burn_in: int, policy: int) -> float:
+    """CPU seconds of the reference's ``train()`` for so many steps."""
+    model = reference.TransformerModel(**MODEL)
+    save, torch.save = torch.save, lambda *_: None
+    changes = {"n_steps": burn_in + policy, "n_burnin": burn_in}
+    start = time.process_time()
+    try:
+        reference.train(
+            expid="speed", exp_path=str(folder), model=model, model_kwargs=MODEL,
+            dataname="GP1D", x_range=[[-1.0, 1.0]], sampler_kwargs=SAMPLER, save_freq=10**9,
+            print_freq=10**9, device="cpu", wb=False, **{**QUICK, **changes},
+        )  # fmt: skip
+    finally:
+        torch.save = save
+    return time.process_time() - start
+
+
+def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[str, Any]], Any]:
+    """Alternating blocks of both; the rows, and the ratios with their spread."""
+    task = PabboTask(EQUAL)
+    phases = {
+        "burn_in": (Phase("burn_in", 1, 16, 1e-3), 10),
+        "policy": (Phase("policy", 1, 8, 3e-5), 4),
+    }
+    rows: list[dict[str, Any]] = []
+    for block in range(blocks + 1):
+        for name, (phase, count) in phases.items():
+            ours = our_steps(task, phase, count) / count
+            steps = (count, 0) if name == "burn_in" else (0, count)
+            theirs = their_steps(reference, work / "speed", *steps) / count
+            if block:  # the first warms up
+                rows.append({"block": block, "phase": name, "ours_s": ours, "reference_s": theirs})
+    ratios: dict[str, list[float]] = {"burn_in": [], "policy": [], "combined": []}
+    for block in range(1, blocks + 1):
+        burn_in, policy = (row for row in rows if row["block"] == block)
+        for row in (burn_in, policy):
+            ratios[row["phase"]].append(row["reference_s"] / row["ours_s"])
+        total = [800 * burn_in[k] + 1200 * policy[k] for k in ("reference_s", "ours_s")]
+        ratios["combined"].append(total[0] / total[1])
+    return rows, {
+        name: {"median": float(np.median(r)), "low": min(r), "high": max(r)}
+        for name, r in ratios.items()
+    }
+
+
+def train_ours(
+    settings: PabboSettings, training: TrainingSettings, minutes: float, points: int
+) -> list[tuple[int, float, dict[str, Any]]]:
+    """Our recipe in one process, as the training loop steps; (step, CPU s, weights) on the way."""
+    task = PabboTask(settings)
+    torch.manual_seed(training.seed)
+    model = task.build_model()
+    optimizer = torch.optim.Adam(model.parameters(), training.learning_rate, betas=training.betas)
+    phases = task.phases(training, training.effective_batch or 16)
+    total = sum(phase.steps for phase in phases)
+    kept: list[tuple[int, float, dict[str, Any]]] = []
+    spent, first, done = 0.0, 0, 0
+    for phase in phases:
+        for step in range(phase.steps):
+            start = time.process_time()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(training, phase, step)
+            samples = torch.arange(first, first + phase.samples)
+            loss = task.loss(model, samples, StepContext(done, phase, training.seed))
+            optimizer.zero_grad()
+            (loss.total / loss.weight).backward()
+            if training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+            optimizer.step()
+            first, done = first + phase.samples, done + 1
+            spent += time.process_time() - start
+            if done % max(1, total // points) == 0 or done == total:
+                state = {name: value.clone() for name, value in model.state_dict().items()}
+                kept.append((done, spent, state))
+            if spent > 60 * minutes:
+                return kept
+    return kept
+
+
+def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldOut,
+            settings: EvaluationSettings) -> list[Point]:  # fmt: skip
+    """The regret of one scorer, in both modes."""
+    points = []
+    for mode, sampled in MODES.items():
+        chosen = settings.model_copy(update={"sampled": sampled})
+        regret = simple_regret(score, held_out, chosen)
+        curve = regret_curve(regret)
+        last = (float(c[-1]) for c in (curve.mean, curve.low, curve.high))
+        points.append(Point(method, mode, step, cpu_s, *last, float(regret.mean())))
+        typer.echo(points[-1])
+    return points
+
+
+def summarise(points: list[Point]) -> dict[str, Any]:
+    """When ours reaches the regret at which the reference ends, in its better mode."""
+    last = max(p.step for p in points if p.method == "reference")
+    ends = [p for p in points if p.method == "reference" and p.step == last]
+    summary: dict[str, Any] = {}
+    for measure_name in ("final", "all_steps"):
+        target = min(ends, key=lambda p: getattr(p, measure_name))
+        ours = [p for p in points if p.method == "ours"]
+        reached = [p for p in ours if getattr(p, measure_name) <= getattr(target, measure_name)]
+        summary[measure_name] = {
+            "reference": asdict(target),
+            "ours_first_as_good": asdict(min(reached, key=lambda p: p.cpu_s)) if reached else None,
+            "ours_best": asdict(min(ours, key=lambda p: getattr(p, measure_name))),
+            "random": asdict(next(p for p in points if p.method == "random")),
+        }
+        if reached:
+            summary[measure_name]["cpu_time_ratio"] = target.cpu_s / min(p.cpu_s for p in reached)
+    return summary
+
+
+def draw(points: list[Point], out: Path) -> None:
+    """Both regret measures over CPU time."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharex=True)
+    titles = {"final": "after 30 duels", "all_steps": "mean over 30 duels"}
+    styles = {"best score": "-", "drawn": "--"}
+    colours = {"reference": "C1", "ours": "C0"}
+    for axis, (name, title) in zip(axes, titles.items(), strict=True):
+        for method, colour in colours.items():
+            for mode, style in styles.items():
+                chosen = [p for p in points if (p.method, p.mode) == (method, mode)]
+                axis.plot([p.cpu_s for p in chosen], [getattr(p, name) for p in chosen],
+                          style, color=colour, marker=".", label=f"{method}, {mode}")  # fmt: skip
+        random = next(p for p in points if p.method == "random")
+        axis.axhline(getattr(random, name), color="grey", linestyle=":", label="random search")
+        axis.set(xscale="log", yscale="log", xlabel="CPU time (s)", title=title)
+        axis.set_ylabel("simple regret on held-out functions")
+        axis.grid(alpha=0.3, which="both")
+    axes[0].legend(fontsize=8)
+    for suffix in ("png", "svg"):
+        figure.savefig(out / f"curves.{suffix}", dpi=150)
+    plt.close(figure)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Rows with equal keys."""
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(
+    reference: Annotated[Path, typer.Option(help="the folder pabbo_method of the checkout")],
+    work: Annotated[Path, typer.Option(help="for checkpoints; a finished reference run is used")],
+    out: Annotated[Path, typer.Option(help="for the results")] = Path("benchmarks/results/pabbo"),
+    minutes: Annotated[float, typer.Option(help="CPU minutes of our training, at most")] = 10,
+    blocks: Annotated[int, typer.Option(help="alternating blocks of the speed measure")] = 7,
+    functions: Annotated[int, typer.Option(help="held-out functions")] = 128,
+    threads: Annotated[int, typer.Option(help="threads of both")] = 1,
+    seed: Annotated[int, typer.Option(help="of both trainings")] = 0,
+) -> None:
+    """Measure and write the results."""
+    torch.set_num_threads(threads)
+    out.mkdir(parents=True, exist_ok=True)
+    theirs = work / f"seed{seed}"
+    times = theirs / "times.jsonl"
+    if not (theirs / f"{QUICK['n_steps']}.pt").is_file():
+        script = Path(__file__).with_name("pabbo_reference.py")
+        command = [sys.executable, str(script), str(reference), str(theirs), "50", str(seed)]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    module = load_reference(reference)
+    speed, ratios = measure_speed(module, work, blocks)
+    write_csv(out / "speed.csv", speed)
+    typer.echo(json.dumps(ratios))
+
+    settings = EvaluationSettings(functions=functions, starts=1)
+    held_out = held_out_functions(settings, FunctionSettings())
+    points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
+    recipe = PabboSettings()
+    training = TrainingSettings(
+        steps=900, effective_batch=32, learning_rate=3e-3, warmup_steps=20, clip_norm=1.0, seed=seed
+    )
+    model = PabboTask(recipe).build_model()
+    for step, cpu_s, state in train_ours(recipe, training, minutes, points=18):
+        model.load_state_dict(state)
+        points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
+    for row in map(json.loads, times.read_text().splitlines()):
+        if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:
+            score = reference_scorer(module, theirs / f"{row['step']}.pt")
+            points += measure("reference", row["step"], row["cpu_s"], score, held_out, settings)
+    write_csv(out / "curves.csv", [asdict(point) for point in points])
+    draw(points, out)
+    summary = {"steps_per_second_ratio": ratios, "regret": summarise(points), "threads": threads}
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,221 @@
+"""The main job through the public command, on a Ray cluster that the command starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.pabbo_lda.objective import lda_perplexity
+from raypipe.datasets import load_corpus
+from raypipe.paths import RunDirectory
+from raypipe.results import SCHEMAS, read_table
+
+PROJECT = Path(__file__).resolve().parents[3]
+CONFIG = """
+experiment: experiments.pabbo_lda
+data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
+train_small:
+  training: {steps: 6, micro_batch: 4, log_every: 2}
+  pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
+evaluate_small: &evaluation {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
+train_large:
+  training: {steps: 4, micro_batch: 4, log_every: 2}
+  pabbo: *pabbo
+evaluate_large: *evaluation
+lda: {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64}
+"""
+QUICK = ("lda.optimizers=[ga,tpe,sabbo]", "--only", "lda")
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+
+
+def start(config: Path, folder: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
+    environment = {**os.environ, "RAYPIPE_CACHE": str(config.parent / "cache")}
+    if faults:
+        environment["RAYPIPE_FAULTS"] = faults
+    command = [sys.executable, "-m", "raypipe", "run", str(config), "--run-dir", str(folder)]
+    return subprocess.Popen(
+        [*command, *arguments],
+        cwd=PROJECT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(config: Path, folder: Path, *arguments: str, faults: str = "") -> Ended:
+    process = start(config, folder, *arguments, faults=faults)
+    output, _ = process.communicate(timeout=400)
+    return Ended(process.returncode, output)
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder), name)
+
+
+def results_of(folder: Path) -> pd.DataFrame:
+    """What a disturbed run must share with an undisturbed one."""
+    columns = ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value", "best_value"]
+    history = table(folder, "study_history")[columns]
+    return history.sort_values(columns[:4]).reset_index(drop=True)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory) -> tuple[Path, Ended]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, run(config, folder)
+
+
+@pytest.fixture(scope="module")
+def quick(config, tmp_path_factory) -> Path:
+    """Only studies, undisturbed: what disturbed runs are compared with."""
+    folder = tmp_path_factory.mktemp("quick") / "run"
+    ended = run(config, folder, *QUICK)
+    assert ended.status == 0, ended.output
+    return folder
+
+
+def test_every_stage_leaves_its_tables_and_the_report(whole):
+    folder, ended = whole
+    assert ended.status == 0, ended.output
+    assert "\x1b" not in ended.output
+    assert "no GPU" in ended.output
+    stages = table(folder, "stages")
+    assert list(stages["stage"]) == [
+        *("hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"),
+        *("lda", "aggregate"),
+    ]
+    assert set(stages["status"]) == {"succeeded"}
+    rows = {name: len(table(folder, name)) for name in SCHEMAS}
+    assert rows["trials"] == 2
+    assert rows["studies"] == 8 * 2
+    assert rows["environment"] == 1
+    assert rows["failures"] == 0
+    steps = table(folder, "steps")
+    assert list(steps[steps["trial_id"] == "train_small"]["step"]) == [2, 4, 6]
+    regret = table(folder, "regret")
+    assert set(regret["method"]) == {"pabbo", "random"}
+    assert len(regret) == 2 * 2 * 6
+    page = (folder / "report/index.html").read_text()
+    kinds = {file.name.partition("-")[0] for file in (folder / "report/figures").glob("*.png")}
+    assert {"best_by_evaluation", "best_by_time", "final_bars", "final_boxes"} <= kinds
+    assert "train_large" in page
+
+
+def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
+    folder, _ = whole
+    evaluations = table(folder, "evaluations")
+    assert not evaluations.duplicated(["dataset", "seed", "T"]).any()
+    assert len(evaluations) < table(folder, "studies")["unique_evaluations"].sum()
+    options = {"max_documents": 300, "max_features": 200, "min_df": 2}
+    corpus = load_corpus("builtin", "stdlib", **options)
+    for _, row in evaluations[evaluations["T"].isin([9, 55])].iterrows():
+        expected = lda_perplexity(corpus.counts, int(row["T"]), int(row["seed"]), 2, 64)
+        assert row["value"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_studies_agree_with_their_history(whole):
+    folder, _ = whole
+    history = table(folder, "study_history")
+    for _, study in table(folder, "studies").iterrows():
+        mine = history[(history["optimizer"] == study["optimizer"]) & (history["run"] == study["run"])]
+        assert study["best_perplexity"] == mine["value"].min()
+        assert study["best_T"] == mine.loc[mine["value"].idxmin(), "T"]
+        assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
+        assert list(mine["T"][:3]) == [9, 30, 55]
+        assert study["duration_s"] == pytest.approx(mine["elapsed_s"].max())
+
+
+def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
+    folder, _ = whole
+    before = table(folder, "evaluations"), table(folder, "trials"), results_of(folder)
+    again = run(config, folder)
+    assert again.status == 0
+    assert "nothing to do" in again.output
+    more = run(config, folder, "lda.runs=3")
+    assert more.status == 0, more.output
+    assert "train_small: done before" in more.output
+    evaluations = table(folder, "evaluations")
+    old = evaluations[evaluations["seed"] < 44].reset_index(drop=True)
+    pd.testing.assert_frame_equal(old, before[0])
+    pd.testing.assert_frame_equal(table(folder, "trials"), before[1])
+    history = results_of(folder)
+    kept = history[history["run"] < 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, before[2])
+    assert set(history["run"]) == {0, 1, 2}
+    assert set(table(folder, "summary")["runs"]) == {3}
+    refused = run(config, folder, "lda.runs=3", "lda.max_iter=3")
+    assert refused.status == 2
+    assert "lda.max_iter: stored 2, now 3" in refused.output
+
+
+def test_a_larger_budget_continues_the_studies(quick, config):
+    before = results_of(quick)
+    assert run(config, quick, *QUICK, "lda.evaluations=11").status == 0
+    after = results_of(quick)
+    pd.testing.assert_frame_equal(
+        after[after["evaluation"] <= 8].reset_index(drop=True), before
+    )
+    assert after["evaluation"].max() == 11
+
+
+def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
+    ended = run(config, tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
+    assert ended.status == 0, ended.output
+    failures = table(tmp_path / "run", "failures")
+    assert len(failures) > 0
+    assert set(failures["kind"]) == {"worker_died"}
+    assert set(failures["outcome"]) == {"again"}
+    undisturbed = results_of(quick)
+    undisturbed = undisturbed[undisturbed["evaluation"] <= 8].reset_index(drop=True)
+    pd.testing.assert_frame_equal(results_of(tmp_path / "run"), undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)]
+)
+def test_an_ended_command_continues_where_it_was(quick, config, tmp_path, number, status):
+    folder = tmp_path / "run"
+    process = start(config, folder, *QUICK, faults="delay_task:s=0.5")
+    wait_for_evaluations(folder, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status, output
+    ended = run(config, folder, *QUICK)
+    assert ended.status == 0, ended.output
+    assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
+    undisturbed = results_of(quick)
+    undisturbed = undisturbed[undisturbed["evaluation"] <= 8].reset_index(drop=True)
+    pd.testing.assert_frame_equal(results_of(folder), undisturbed)
+
+
+def wait_for_evaluations(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until some values are stored and some are still to come."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        stored = b"".join(file.read_bytes() for file in folder.glob("ledger/*"))
+        if stored.count(b'"evaluations"') >= 4:
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.1)
+    raise AssertionError("no evaluation was stored in two minutes")

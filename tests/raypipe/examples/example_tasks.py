@@ -1,0 +1,158 @@
+"""Small training tasks in float64, and the loop they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from raypipe.paths import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.loop import TrainingJob, learning_rate
+from raypipe.training.settings import (
+    LoaderSettings, ScalingSettings, TrainingSettings, TrainStageSettings,
+)  # fmt: skip
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+
+SAMPLES, WIDTH = 50, 5
+
+
+class Points(Dataset[dict[str, Tensor]]):
+    """Sample ``i``: a point, a target, and a weight between 1 and 7 (its tokens)."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
+        self.y = torch.randn(samples, generator=generator, dtype=torch.float64)
+        self.tokens = torch.arange(samples) % 7 + 1
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"x": self.x[i], "y": self.y[i], "tokens": self.tokens[i], "id": torch.tensor(i)}
+
+
+class Regression(TrainTask):
+    """A small network; ``by_token`` weighs each sample by its tokens."""
+
+    def __init__(
+        self,
+        *,
+        by_token: bool = False,
+        dropout: float = 0.0,
+        tied: bool = False,
+        dtype: torch.dtype = torch.float64,
+        samples: int = SAMPLES,
+        fail_at: int | None = None,
+        nan_at: int | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        self.by_token, self.dropout, self.tied, self.dtype = by_token, dropout, tied, dtype
+        self.samples, self.fail_at, self.nan_at = samples, fail_at, nan_at
+        self.shuffle = shuffle
+
+    def build_model(self) -> nn.Module:
+        hidden = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(self.dropout)]
+        more = [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
+        if self.tied:
+            more[0].weight = hidden[0].weight  # type: ignore[assignment]
+        model = nn.Sequential(*hidden, *more, nn.Linear(WIDTH, 1))
+        return model.to(self.dtype)
+
+    def build_dataset(self) -> Dataset[Any]:
+        return Points(self.samples)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        if context.step == self.fail_at:
+            raise ConnectionError("the machine went away")
+        error = model(batch["x"].to(self.dtype)).squeeze(1).float().double() if (
+            self.dtype != torch.float64
+        ) else model(batch["x"]).squeeze(1)  # fmt: skip
+        each = F.mse_loss(error, batch["y"], reduction="none")
+        if context.step == self.nan_at:
+            each = each * torch.nan
+        weights = batch["tokens"].double() if self.by_token else torch.ones_like(each)
+        metrics = {"mae": ((error - batch["y"]).abs() * weights).sum()}
+        return Loss((each * weights).sum(), weights.sum(), metrics)
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        torch.rand(3)  # an evaluation may draw; training must not notice
+        points = Points(8)
+        out = model(points.x.to(self.dtype)).squeeze(1)
+        return {"mse": float(F.mse_loss(out, points.y.to(self.dtype)))}
+
+    def checkpointed_modules(self, model: nn.Module) -> Iterable[nn.Module]:
+        assert isinstance(model, nn.Sequential)
+        return (model[2], model[3])
+
+
+class TwoPhases(Regression):
+    """Another batch size and learning rate from step 4 on, as PABBO has."""
+
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        return [Phase("first", 4, effective_batch, 1e-2), Phase("second", 3, 5, 1e-3)]
+
+
+def job(
+    task: TrainTask,
+    folder: Path,
+    plan: tuple[int, int, int, int] = (16, 1, 16, 1),
+    *,
+    loader: LoaderSettings | None = None,
+    strategy: Any = "ddp",
+    **training: Any,
+) -> TrainingJob:
+    """A job of ``(micro_batch, accumulation, effective_batch, workers)``."""
+    given = {"steps": 7, "log_every": 1, "learning_rate": 1e-2, **training}
+    settings = TrainStageSettings(
+        training=TrainingSettings(**given),
+        scaling=ScalingSettings(workers=plan[3], strategy=strategy),
+        loader=loader or LoaderSettings(),
+    )
+    run = RunDirectory.at(folder)
+    return TrainingJob("fit", "run-1", task, settings, BatchPlan(*plan), run)
+
+
+def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
+    """The losses and the weights after the same steps, one big batch each, written out."""
+    training, task = job.settings.training, job.task
+    torch.manual_seed(training.seed)
+    model = task.build_model()
+    points = task.build_dataset()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=training.betas, weight_decay=training.weight_decay
+    )
+    losses, position, step = [], 0, 0
+    for phase in task.phases(training, job.plan.effective_batch):
+        for phase_step in range(phase.steps):
+            positions = range(position, position + phase.samples)
+            position += phase.samples
+            rows = [points[_sample(p, task, training.seed)] for p in positions]
+            batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+            loss = task.loss(model, batch, StepContext(step, phase, training.seed))
+            value = loss.total / loss.weight
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            if training.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(training, phase, phase_step)
+            optimizer.step()
+            losses.append(value.item())
+            step += 1
+    return losses, model.state_dict()
+
+
+def _sample(position: int, task: TrainTask, seed: int) -> int:
+    samples = len(task.build_dataset())  # type: ignore[arg-type]
+    epoch, offset = divmod(position, samples)
+    if not task.shuffle:
+        return offset
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return int(torch.randperm(samples, generator=generator)[offset])

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from raypipe import hardware
+from raypipe.hardware import Hardware, detect, pick_profile, supported_precisions
+
+UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """NVML with three GPUs; counts how often it is opened and closed."""
+    state = SimpleNamespace(open=0)
+
+    def count(step: int) -> None:
+        state.open += step
+
+    replaced = {
+        "nvmlInit": lambda: count(1),
+        "nvmlShutdown": lambda: count(-1),
+        "nvmlSystemGetDriverVersion": lambda: "570.10",
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
+        "nvmlDeviceGetCount": lambda: 3,
+        "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetUUID": lambda index: UUIDS[index],
+        "nvmlDeviceGetName": lambda index: f"card {index}",
+        "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(index + 1) * 2**30),
+        "nvmlDeviceGetCudaComputeCapability": lambda index: (9, index),
+    }
+    for name, function in replaced.items():
+        monkeypatch.setattr(pynvml, name, function)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return state
+
+
+def test_without_a_driver_there_are_no_gpus_and_a_note_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    found = detect()
+    assert (found.gpus, found.driver, found.device) == ((), None, "cpu")
+    assert found.gpu_note is not None
+    assert "no NVIDIA driver" in found.gpu_note
+    assert found.cpus == len(os.sched_getaffinity(0))
+    assert found.memory_bytes > 2**28
+
+
+def test_what_nvml_tells(three_gpus: SimpleNamespace) -> None:
+    found = detect()
+    assert (found.driver, found.cuda, found.gpu_note) == ("570.10", "12.8", None)
+    assert found.device == "card 0"
+    assert [gpu.memory_bytes for gpu in found.gpus] == [2**30, 2**31, 3 * 2**30]
+    assert found.gpus[2].compute_capability == "9.2"
+    assert found.as_dict()["gpus"][1]["uuid"] == UUIDS[1]
+    assert three_gpus.open == 0  # closed again
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ("0", [0]),
+        ("2, 0", [2, 0]),
+        ("GPU-aaaa", [0]),
+        ("GPU-bbbb1111-3,GPU-aaaa0000-1", [2, 0]),
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", [0]),  # CUDA stops at the first that is none
+        ("1,7,0", [1]),
+        ("none", []),
+    ],
+)
+def test_hidden_gpus_are_not_listed(
+    visible: str | None,
+    expected: list[int],
+    three_gpus: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = detect()
+    assert [gpu.index for gpu in found.gpus] == expected
+    assert (found.gpu_note is None) == bool(expected)
+    assert three_gpus.open == 0
+
+
+def test_the_profile_looks_at_the_smallest_gpu_of_all_nodes(three_gpus: SimpleNamespace) -> None:
+    profiles = {
+        "gpu2": {"min_gpu_memory_gb": 2}, "gpu1": {"min_gpu_memory_gb": 1}, "gpu": {}, "x": {},
+    }  # fmt: skip
+    mixed = detect()
+    large = Hardware("other", 1, 1, gpus=mixed.gpus[1:])
+    none = Hardware("cpus", 1, 1)
+    assert pick_profile(profiles, [mixed]) == "gpu1"
+    assert pick_profile(profiles, [large, none]) == "gpu2"
+    assert pick_profile(profiles, [large, mixed]) == "gpu1"
+    assert pick_profile({"gpu": {}, "x": {}}, [mixed]) == "gpu"
+    assert pick_profile({}, [mixed]) == "gpu"
+    assert pick_profile(profiles, [none]) == pick_profile(profiles, []) == "cpu"
+
+
+def test_precisions_by_generation() -> None:
+    assert "tf32" not in supported_precisions(None)
+    assert "bf16" not in supported_precisions("7.5")
+    for capability in ("8.0", "9.0", "12.0"):
+        assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16")
+    assert hardware.supported_precisions("10.0") == hardware.supported_precisions("8.0")

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import errno
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+
+
+@pytest.fixture(params=["local", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    found: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
+    return found
+
+
+def contents(ledger: Ledger) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    return {table: ledger.items(table) for table in ledger.tables()}
+
+
+def only_file(run: RunDirectory) -> Path:
+    (name,) = run.list(run.ledger)
+    return Path(run.ledger, name)
+
+
+def test_the_newest_row_of_a_key_counts_in_the_order_of_first_appearance(
+    anywhere: RunDirectory,
+) -> None:
+    ledger = Ledger(anywhere)
+    ledger.put("units", {"b": {"x": 1}, "a": {"x": 2}})
+    ledger.put("units", {})
+    ledger.put("studies", {"a": {"y": 1}})
+    ledger.put("units", {"c": {"x": 3}, "b": {"x": 4}})
+    for found in (ledger, Ledger(anywhere), Ledger(anywhere, writable=False)):
+        assert found.items("units") == [("b", {"x": 4}), ("a", {"x": 2}), ("c", {"x": 3})]
+        assert found.rows("studies") == [{"y": 1}]
+        assert found.get("units", "b") == {"x": 4}
+        assert found.get("units", "z") is None
+        assert found.rows("none") == []
+        assert found.tables() == ["units", "studies"]
+
+
+def test_values_come_back_as_they_were(anywhere: RunDirectory) -> None:
+    row = {
+        "text": "Zürich\n\u2028 \"x\" \ud800 \x00", "inf": math.inf, "big": 1e44, "int": 2**70,
+        "none": None, "nested": {"a": [1, {"b": True}]}, "tenth": 0.1,
+    }  # fmt: skip
+    Ledger(anywhere).put("täble", {"kéy/\n1": row | {"nan": math.nan}})
+    (found,) = Ledger(anywhere).items("täble")
+    assert found[0] == "kéy/\n1"
+    assert math.isnan(found[1].pop("nan"))
+    assert found[1] == row
+
+
+def test_a_row_that_is_no_json_leaves_nothing_behind(anywhere: RunDirectory) -> None:
+    ledger = Ledger(anywhere)
+    ledger.put("units", {"a": {"x": 1}})
+    with pytest.raises(TypeError):
+        ledger.put("units", {"b": {"x": 2}, "c": {"x": object()}})
+    assert contents(ledger) == contents(Ledger(anywhere)) == {"units": [("a", {"x": 1})]}
+
+
+def test_a_reader_writes_nothing(run: RunDirectory) -> None:
+    with pytest.raises(RuntimeError, match="opened for reading"):
+        Ledger(run, writable=False).put("units", {"a": {}})
+    assert not run.exists(run.path())
+    Ledger(run).put("units", {"a": {}})
+    file = only_file(run)
+    file.write_bytes(file.read_bytes() + b'{"torn')
+    before = file.read_bytes()
+    assert Ledger(run, writable=False).rows("units") == [{}]
+    assert file.read_bytes() == before
+
+
+def test_a_kill_at_any_byte_of_the_last_record_keeps_all_earlier_ones(
+    run: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {"x": "é"}, "b": {"x": 2}})
+    file = only_file(run)
+    whole = len(file.read_bytes())
+    ledger.put("units", {"c": {"x": "last"}})
+    content = file.read_bytes()
+    earlier = [("a", {"x": "é"}), ("b", {"x": 2})]
+    for size in range(whole, len(content)):
+        file.write_bytes(content[:size])
+        caplog.clear()
+        assert Ledger(run, writable=False).items("units") == earlier
+        assert bool(caplog.records) == (size > whole)
+        again = Ledger(run)
+        assert again.items("units") == earlier
+        again.put("units", {"d": {"x": size}})
+        assert Ledger(run).items("units") == [*earlier, ("d", {"x": size})]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\x00" * 20, b"\xff\xfe", b"{}", b"[]", b"null", b'{"table": "units", "key": "b"}',
+     b'{"table": ["units"], "key": "b", "row": {}}', b'{"table": "units", "key": {}, "row": {}}',
+     b'{"table": "units", "key": "b", "row": 5}'],
+)  # fmt: skip
+def test_a_damaged_line_inside_costs_its_own_unit_only(
+    run: RunDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    Ledger(run).put("units", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}})
+    file = only_file(run)
+    lines = file.read_bytes().split(b"\n")
+    file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
+    with caplog.at_level(logging.WARNING):
+        assert Ledger(run).items("units") == [("a", {"x": 1}), ("c", {"x": 3})]
+    assert "line 2 is damaged" in caplog.text
+
+
+def test_a_reader_sees_whole_rows_while_a_writer_appends(anywhere: RunDirectory) -> None:
+    writer = Ledger(anywhere)
+    for number in range(70):
+        writer.put("units", {str(number): {"x": number}})
+        reader = Ledger(anywhere, writable=False)
+        assert [row["x"] for row in reader.rows("units")] == list(range(number + 1))
+
+
+def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {"x": 1}})
+    real_open = Path.open
+
+    class Full:
+        """A stream that takes ten bytes and then says that the disk is full."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+            self.room = 10
+
+        def write(self, content: Any) -> int:
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.stream.write(bytes(content[: self.room]))
+            self.stream.flush()
+            self.room -= written
+            return int(written)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.stream, name)
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.stream.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *a, **k: Full(real_open(*a, **k)))
+        with pytest.raises(OSError, match="No space left"):
+            ledger.put("units", {"b": {"x": 2}})
+    assert ledger.get("units", "b") is None
+    ledger.put("stages", {"s": {"status": "failed"}})
+    assert contents(Ledger(run)) == {
+        "units": [("a", {"x": 1})],
+        "stages": [("s", {"status": "failed"})],
+    }
+
+
+def test_segments_of_object_storage_stay_few(remote: RunDirectory) -> None:
+    ledger = Ledger(remote)
+    most = 0
+    for number in range(150):
+        ledger.put("units", {str(number % 40): {"x": number}})
+        most = max(most, len(remote.list(remote.ledger)))
+        if number % 37 == 0:
+            ledger = Ledger(remote)
+    assert most <= 33
+    assert contents(Ledger(remote)) == contents(ledger)
+    assert len(ledger.rows("units")) == 40
+
+
+def test_a_crash_between_merging_and_deleting(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(remote)
+    crashes = 0
+    for number in range(120):
+        with monkeypatch.context() as patch:
+            if number % 3:  # two of three commands die at their first deletion
+                patch.setattr(RunDirectory, "delete", _die)
+            try:
+                ledger.put("units", {str(number % 50): {"x": number}})
+            except KeyboardInterrupt:
+                crashes += 1
+        ledger = Ledger(remote)
+        assert ledger.get("units", str(number % 50)) == {"x": number}
+    assert crashes
+    assert len(remote.list(remote.ledger)) <= 34
+    size = sum(len(remote.read(f"{remote.ledger}/{n}")) for n in remote.list(remote.ledger))
+    assert size < 120 * 60  # merging drops the rows that newer ones replaced
+
+
+def _die(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_directory_can_move_to_object_storage_and_back(
+    remote: RunDirectory, tmp_path: Path
+) -> None:
+    local = RunDirectory.at(tmp_path / "remote")  # the same folder
+    assert remote.fs != local.fs
+    for number, run in enumerate([local, remote, remote, local, local, remote]):
+        Ledger(run).put("units", {"a": {"x": number}})
+        assert Ledger(local).rows("units") == Ledger(remote).rows("units") == [{"x": number}]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    puts=st.lists(
+        st.dictionaries(st.text(max_size=3), st.dictionaries(st.text(max_size=2), st.integers())),
+        max_size=6,
+    )
+)
+def test_reopening_changes_nothing(
+    puts: list[dict[str, dict[str, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = RunDirectory.at(tmp_path_factory.mktemp("run"))
+    ledger = Ledger(run)
+    for rows in puts:
+        ledger.put("t", rows)
+    assert contents(Ledger(run)) == contents(ledger)

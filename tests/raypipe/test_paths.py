@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.errors import ConfigError
+from raypipe.paths import RunDirectory
+
+
+@pytest.fixture(params=["local", "remote"])
+def anywhere(request: pytest.FixtureRequest) -> RunDirectory:
+    found: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
+    return found
+
+
+def test_files_and_folders(anywhere: RunDirectory) -> None:
+    run = anywhere
+    path = run.path("a", "b.txt")
+    assert not run.exists(path)
+    assert run.list(run.path("a")) == []
+    run.delete(path)
+    with pytest.raises(FileNotFoundError):
+        run.read(path)
+    run.write(path, b"one")
+    run.write(path, b"two")
+    run.write(run.path("a", "a.txt"), b"")
+    assert run.read(path) == b"two"
+    assert run.list(run.path("a")) == ["a.txt", "b.txt"]
+    run.delete(run.path("a"))
+    assert not run.exists(path)
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failing_write_leaves_the_old_content_and_nothing_else(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = run.path("results", "t.parquet")
+    run.write(path, b"old")
+
+    def fail(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((os, "fsync", fail) if failing == "fsync" else (Path, "replace", fail)))
+    with pytest.raises(KeyboardInterrupt):
+        run.write(path, b"new")
+    assert run.read(path) == b"old"
+    assert run.list(run.path("results")) == ["t.parquet"]
+
+
+def test_a_reader_never_sees_a_part(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run.path("file")
+    run.write(path, b"old")
+    seen = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (seen.append(run.read(path)), real(file)))
+    run.write(path, b"new content")
+    assert seen == [b"old"]  # still whole when the new one is on disk
+    assert run.read(path) == b"new content"
+
+
+def test_names_with_slashes_stay_one_file() -> None:
+    run = RunDirectory("/runs/x")
+    assert run.partition("steps", "sweep/0/a") == "/runs/x/results/steps/sweep-0-a.parquet"
+    assert run.checkpoints("sweep/0") == "/runs/x/checkpoints/sweep-0"
+    assert run.model("sweep/0") == "/runs/x/models/sweep-0.safetensors"
+
+
+def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert RunDirectory.at("runs/../mine").location == str(tmp_path / "mine")
+    assert RunDirectory.at("~/mine").location == "/home/someone/mine"
+    assert RunDirectory.at("s3://bucket/a/").location == "s3://bucket/a"
+    as_uri = RunDirectory.at(f"file://{tmp_path}/mine")
+    assert as_uri.is_local
+    as_uri.write(as_uri.path("x"), b"1")
+    assert (tmp_path / "mine" / "x").read_bytes() == b"1"
+    new = RunDirectory.new("runs", "main")
+    assert new.location.startswith(str(tmp_path / "runs" / "main"))
+    assert new != RunDirectory.new("runs", "main")
+
+
+@pytest.mark.parametrize("uri", ["nonsense://x/y", "s3:// /"])
+def test_a_uri_that_nothing_opens_is_a_mistake_in_the_command(uri: str) -> None:
+    with pytest.raises(ConfigError, match="--run-dir"):
+        RunDirectory.at(uri).exists("x")
+
+
+def test_it_travels_to_workers(run: RunDirectory) -> None:
+    run.write(run.path("x"), b"1")
+    there = pickle.loads(pickle.dumps(run))
+    assert there == run
+    assert there.read(there.path("x")) == b"1"

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from raypipe.training.batching import (
+    KEYS, BatchConflict, BatchPlan, micro_batches, resolve, share,
+)  # fmt: skip
+
+size = st.integers(1, 40)
+level = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, size))
+
+
+def forwards(plan: BatchPlan) -> int:
+    """The most forwards a worker takes in a step."""
+    return max(
+        len(list(micro_batches(share(plan.effective_batch, plan.workers, rank), plan.micro_batch)))
+        for rank in range(plan.workers)
+    )
+
+
+@given(st.integers(0, 300), st.integers(1, 20))
+def test_shares_are_a_partition_and_differ_by_one_at_most(samples: int, workers: int) -> None:
+    shares = [share(samples, workers, rank) for rank in range(workers)]
+    assert [i for part in shares for i in part] == list(range(samples))
+    sizes = {len(part) for part in shares}
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 100), st.integers(0, 100), size)
+def test_micro_batches_are_full_but_for_the_last(first: int, length: int, micro: int) -> None:
+    parts = list(micro_batches(range(first, first + length), micro))
+    assert [i for part in parts for i in part] == list(range(first, first + length))
+    assert all(len(part) == micro for part in parts[:-1])
+    assert all(1 <= len(part) <= micro for part in parts)
+
+
+@given(size, size, st.integers(1, 8), st.integers(0, 39))
+def test_halving_keeps_the_effective_batch_and_ends_at_one(
+    micro: int, accumulation: int, workers: int, missing: int
+) -> None:
+    full = micro * accumulation * workers
+    assume(full - missing >= workers)
+    plan: BatchPlan | None = resolve([{"micro_batch": micro, "effective_batch": full - missing}], 1)
+    if missing == 0:
+        plan = BatchPlan(micro, accumulation, full, workers)
+    while plan is not None:
+        assert forwards(plan) == plan.accumulation  # what `trials` says is what is done
+        smaller = plan.halved()
+        if smaller is None:
+            assert plan.micro_batch == 1
+        else:
+            product = plan.micro_batch * plan.accumulation
+            assert smaller.micro_batch <= plan.micro_batch // 2
+            assert product % smaller.micro_batch == 0
+            assert not any(
+                product % between == 0
+                for between in range(smaller.micro_batch + 1, plan.micro_batch // 2 + 1)
+            )
+            assert smaller.effective_batch == plan.effective_batch
+            assert smaller.workers == plan.workers
+            if missing == 0:
+                assert smaller.micro_batch * smaller.accumulation == product
+        plan = smaller
+
+
+def test_halving_step_by_step() -> None:
+    plan: BatchPlan | None = BatchPlan(12, 1, 24, 2)
+    seen = []
+    while plan is not None:
+        seen.append((plan.micro_batch, plan.accumulation))
+        plan = plan.halved()
+    assert seen == [(12, 1), (6, 2), (3, 4), (1, 12)]
+
+
+@given(st.lists(level, min_size=1, max_size=4), st.integers(1, 6), st.integers(0, 3))
+def test_a_plan_obeys_the_highest_level_that_says_something(
+    levels: list[dict[str, int]], workers: int, workers_level: int
+) -> None:
+    try:
+        plan = resolve(levels, workers, workers_level)
+    except BatchConflict as error:
+        alone = levels[error.level]
+        assert error.level <= workers_level
+        with pytest.raises(BatchConflict):  # it contradicts itself, whatever the others say
+            resolve([alone], workers)
+        return
+    assert plan.workers == workers
+    assert forwards(plan) == plan.accumulation
+    assert plan.micro_batch * plan.accumulation * workers >= plan.effective_batch >= workers
+    top = next((given for given in levels if given), {})
+    if len(top) == 1 and top.get("effective_batch", workers) >= workers:
+        (key, value) = next(iter(top.items()))
+        assert getattr(plan, key) == value
+    again = resolve([{key: getattr(plan, key) for key in KEYS}], workers)
+    assert again == plan
+
+
+@pytest.mark.parametrize(
+    ("levels", "workers", "expected"),
+    [
+        ([{}], 1, (1, 1, 1)),
+        ([{}], 3, (1, 1, 3)),
+        ([{"micro_batch": 16}], 1, (16, 1, 16)),
+        ([{"accumulation": 4}, {"micro_batch": 16}], 2, (16, 4, 128)),
+        ([{"effective_batch": 64}, {"micro_batch": 16}], 2, (16, 2, 64)),
+        ([{"effective_batch": 8}, {"micro_batch": 16}], 1, (8, 1, 8)),
+        ([{"effective_batch": 7, "micro_batch": 3}], 2, (3, 2, 7)),
+        ([{"accumulation": 2}, {"micro_batch": 16, "effective_batch": 64}], 1, (32, 2, 64)),
+        ([{"micro_batch": 5, "effective_batch": 16}], 1, (5, 4, 16)),
+    ],
+)
+def test_the_rule(levels: Any, workers: int, expected: tuple[int, int, int]) -> None:
+    plan = resolve(levels, workers, len(levels))
+    assert (plan.micro_batch, plan.accumulation, plan.effective_batch) == expected
