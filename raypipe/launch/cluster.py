@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker as ray_worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
@@ -38,6 +39,9 @@ class RayLauncher:
             options["address"] = "local"
         else:
             options["address"] = address or "auto"
+        # Ray prints a paragraph in colour for every dead worker, whatever log_to_driver says; each
+        # is a row in `failures`. There is no public switch.
+        ray_worker._worker_logs_enabled = False
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError) as error:

@@ -37,6 +37,13 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) >= scaling.workers else 0.0
     _check_fits(job, scaling.workers, scaling.cpus_per_worker, gpus)
     state = job.run.path(".ray")
+    placement: dict[str, Any] = {  # its own state, which nothing of ours depends on
+        "name": f"{job.trial_id.replace('/', '-')}-{job.attempt}",
+        "storage_path": state,
+        "storage_filesystem": None if job.run.is_local else job.run.fs,
+        "failure_config": FailureConfig(max_failures=0),
+        "worker_runtime_env": fault_environment() or None,
+    }
     with _relay(report) as relay:
         trainer = TorchTrainer(
             cast("Callable[[dict[Any, Any]], None]", _worker),
@@ -47,13 +54,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
                 resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
             ),
             torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
-            run_config=RunConfig(
-                name=f"{job.trial_id.replace('/', '-')}-{job.attempt}",
-                storage_path=state,
-                storage_filesystem=None if job.run.is_local else job.run.fs,
-                failure_config=FailureConfig(max_failures=0),
-                worker_runtime_env=fault_environment() or None,
-            ),
+            run_config=RunConfig(**placement),
         )
         try:
             result: Any = trainer.fit()

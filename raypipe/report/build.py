@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import pandas as pd
 import yaml
 
 from raypipe import results
@@ -9,6 +12,7 @@ from raypipe.config import Configuration
 from raypipe.paths import RunDirectory
 from raypipe.report.page import report_files
 from raypipe.report.training import training_figures
+from raypipe.report.values import cell
 
 
 def build(run: RunDirectory, configuration: Configuration, command: str) -> str:
@@ -17,14 +21,25 @@ def build(run: RunDirectory, configuration: Configuration, command: str) -> str:
     experiment = configuration.experiment
     figures = list(experiment.figures(tables)) if experiment.figures else []
     figures += training_figures(tables)
-    stages = tables.get("stages")
     facts = {
         "experiment": experiment.name,
-        "run": str(stages["run_id"].iloc[0]) if stages is not None and len(stages) else "",
-        "started": str(stages["started_at"].min()) if stages is not None and len(stages) else "",
+        **_about(tables),
         "command": command,
         "configuration": yaml.safe_dump(configuration.resolved(), sort_keys=False),
     }
     for name, content in report_files(tables, figures, experiment.name, facts).items():
         run.write(f"{run.report}/{name}", content)
     return f"{run.report}/index.html"
+
+
+def _about(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """Which run it is, when it was, how long it took and where."""
+    stages, nodes = tables.get("stages"), tables.get("environment")
+    facts: dict[str, str] = {}
+    if stages is not None and len(stages):
+        facts["run"] = str(stages["run_id"].iloc[0])
+        facts["started"] = cell("started_at", stages["started_at"].min())
+        facts["computing"] = cell("duration_s", stages["duration_s"].sum())
+    if nodes is not None and len(nodes):
+        facts["nodes"] = ", ".join(dict.fromkeys(nodes["hostname"]))
+    return facts

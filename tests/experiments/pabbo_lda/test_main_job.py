@@ -186,6 +186,7 @@ def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
     assert len(failures) > 0
     assert set(failures["kind"]) == {"worker_died"}
     assert set(failures["outcome"]) == {"again"}
+    assert "raylet" not in ended.output
     undisturbed = results_of(quick)
     undisturbed = undisturbed[undisturbed["evaluation"] <= 8].reset_index(drop=True)
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), undisturbed)

@@ -43,10 +43,11 @@ def test_halving_keeps_the_effective_batch_and_ends_at_one(
     micro: int, accumulation: int, workers: int, missing: int
 ) -> None:
     full = micro * accumulation * workers
-    assume(full - missing >= workers)
-    plan: BatchPlan | None = resolve([{"micro_batch": micro, "effective_batch": full - missing}], 1)
-    if missing == 0:
-        plan = BatchPlan(micro, accumulation, full, workers)
+    effective = full - missing
+    assume(-(-effective // workers) >= micro and effective >= workers)
+    sizes = {"micro_batch": micro, "effective_batch": effective}
+    plan: BatchPlan | None = resolve([sizes], workers)
+    assert missing or plan == BatchPlan(micro, accumulation, full, workers)
     while plan is not None:
         assert forwards(plan) == plan.accumulation  # what `trials` says is what is done
         smaller = plan.halved()
@@ -93,8 +94,10 @@ def test_a_plan_obeys_the_highest_level_that_says_something(
     assert plan.micro_batch * plan.accumulation * workers >= plan.effective_batch >= workers
     top = next((given for given in levels if given), {})
     if len(top) == 1 and top.get("effective_batch", workers) >= workers:
-        (key, value) = next(iter(top.items()))
-        assert getattr(plan, key) == value
+        ((key, value),) = top.items()
+        # no cut of 16 samples makes 5 forwards: it becomes 4
+        rounded = key == "accumulation" and plan.accumulation < value
+        assert rounded or getattr(plan, key) == value
     again = resolve([{key: getattr(plan, key) for key in KEYS}], workers)
     assert again == plan
 

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from raypipe.paths import RunDirectory
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+
+
+def checkpoint(step: int) -> Checkpoint:
+    torch.manual_seed(step)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return Checkpoint(step, model.state_dict(), optimizer.state_dict(), {"scale": 2.0**step})
+
+
+def same(one: Checkpoint | None, other: Checkpoint) -> bool:
+    return (
+        one is not None
+        and one.step == other.step
+        and one.model.keys() == other.model.keys()
+        and all(torch.equal(one.model[key], other.model[key]) for key in one.model)
+        and str(one.optimizer) == str(other.optimizer)
+        and one.scaler == other.scaler
+    )
+
+
+@pytest.fixture(params=["local", "remote"])
+def store(request: pytest.FixtureRequest) -> CheckpointStore:
+    run: RunDirectory = request.getfixturevalue("run" if request.param == "local" else "remote")
+    return CheckpointStore(run, "sweep/0")
+
+
+@pytest.fixture
+def local(run: RunDirectory) -> CheckpointStore:
+    return CheckpointStore(run, "sweep/0")
+
+
+def folder(store: CheckpointStore, step: int) -> Path:
+    return Path(store.run.checkpoints("sweep/0"), f"step_{step:08d}")
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return store.run.list(store.run.checkpoints("sweep/0"))
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(store: CheckpointStore) -> None:
+    assert store.newest() is None
+    odd = {
+        "half": torch.tensor([1.1, -0.0, torch.inf, torch.nan], dtype=torch.bfloat16),
+        "transposed": torch.arange(6.0, dtype=torch.float64).view(2, 3).T,
+        "scalar": torch.tensor(7),
+        "empty": torch.empty(0, 3),
+        "flags": torch.tensor([True, False]),
+    }
+    optimizer = {"state": {0: {"step": torch.tensor(3.0), "m": torch.randn(5)}}, "x": [1, None]}
+    store.save(Checkpoint(5, odd, optimizer, {}))
+    found = store.newest()
+    assert found is not None
+    assert found.step == 5
+    for name, tensor in odd.items():
+        assert found.model[name].dtype == tensor.dtype
+        torch.testing.assert_close(found.model[name], tensor, rtol=0, atol=0, equal_nan=True)
+    assert str(found.optimizer) == str(optimizer)
+
+
+def test_weights_that_share_memory(store: CheckpointStore) -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
+    model["head"].weight = model["embed"].weight
+    store.save(Checkpoint(1, model.state_dict(), {}, {}))
+    found = store.newest()
+    assert found is not None
+    assert torch.equal(found.model["head.weight"], model["embed"].weight)
+
+
+def test_the_newest_few_are_kept(store: CheckpointStore) -> None:
+    for step in (1, 2, 9, 10, 100):
+        store.save(checkpoint(step))
+    assert names(store) == ["step_00000010", "step_00000100"]
+    assert same(store.newest(), checkpoint(100))
+    store.clear()
+    assert store.newest() is None
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.pt", "scaler.pt", "manifest.json"])
+def test_a_damaged_one_is_passed_over_with_a_warning(
+    local: CheckpointStore, file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    local.save(checkpoint(1))
+    local.save(checkpoint(2))
+    path = folder(local, 2) / file
+    content = path.read_bytes()
+    flipped = content[: len(content) // 2] + b"\x01" + content[len(content) // 2 + 1 :]
+    for damage in (content[:-1], content[: len(content) // 2], b"", flipped, None):
+        path.unlink() if damage is None else path.write_bytes(damage)
+        with caplog.at_level(logging.WARNING):
+            assert same(local.newest(), checkpoint(1))
+        assert "step_00000002" in caplog.text
+        caplog.clear()
+        path.write_bytes(content)
+    assert same(local.newest(), checkpoint(2))
+    assert caplog.text == ""
+
+
+def test_an_altered_manifest_is_never_believed(local: CheckpointStore) -> None:
+    local.save(checkpoint(1))
+    local.save(checkpoint(2))
+    path = folder(local, 2) / "manifest.json"
+    content = path.read_bytes()
+    for other in (b"null", b"[]", b"5", b'{"step": 2}', b'{"step": 2, "sha256": []}',
+                  b'{"step": 2, "sha256": {}}', b'{"step": "2", "sha256": {}}'):  # fmt: skip
+        path.write_bytes(other)
+        assert same(local.newest(), checkpoint(1))
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        found = local.newest()
+        assert same(found, checkpoint(1)) or same(found, checkpoint(2))
+
+
+class _Killed(BaseException):
+    """Stands for a SIGKILL."""
+
+
+@pytest.mark.parametrize("after", range(9))
+def test_a_kill_anywhere_in_saving_leaves_a_whole_one(
+    local: CheckpointStore, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dies after so many writes and deletions of files, also of a step that is saved again."""
+    for step in (1, 2):
+        local.save(checkpoint(step))
+    for step in (2, 3):
+        calls = 0
+
+        def count(real: object, *arguments: object) -> object:
+            nonlocal calls
+            if calls == after:
+                raise _Killed
+            calls += 1
+            return real(*arguments)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            for name in ("write", "delete"):
+                real = getattr(RunDirectory, name)
+                patch.setattr(RunDirectory, name, lambda *a, real=real: count(real, *a))
+            try:
+                local.save(checkpoint(step))
+            except _Killed:
+                pass
+        found = local.newest()
+        assert found is not None
+        assert found.step in (step - 1, step)
+        assert same(found, checkpoint(found.step))
+    local.save(checkpoint(3))
+    assert same(local.newest(), checkpoint(3))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_later_ones_do_not_push_out_whole_ones(run: RunDirectory, keep: int) -> None:
+    store = CheckpointStore(run, "sweep/0", keep=3)
+    for step in (10, 20, 30):
+        store.save(checkpoint(step))
+    for step in (20, 30):
+        (folder(store, step) / "model.safetensors").write_bytes(b"")
+    store = CheckpointStore(run, "sweep/0", keep=keep)
+    assert same(store.newest(), checkpoint(10))
+    store.save(checkpoint(15))  # the run resumed at 10 and saves more often
+    assert same(store.newest(), checkpoint(15))
+    assert "step_00000030" not in names(store)
+
+
+def test_the_manifest_is_written_last(
+    local: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    real = RunDirectory.write
+
+    def note(run: RunDirectory, path: str, content: bytes) -> None:
+        written.append(Path(path).name)
+        real(run, path, content)
+
+    monkeypatch.setattr(RunDirectory, "write", note)
+    local.save(checkpoint(1))
+    assert sorted(written[:-1]) == ["model.safetensors", "optimizer.pt", "scaler.pt"]
+    assert written[-1] == "manifest.json"
+    manifest = json.loads((folder(local, 1) / "manifest.json").read_text())
+    assert set(manifest["sha256"]) == set(written[:-1])
