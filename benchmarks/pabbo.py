@@ -52,7 +52,10 @@ from raypipe.training.loop import learning_rate
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 
-EQUAL = PabboSettings(prediction_splits=31, policy_gradient="published")
+EQUAL = PabboSettings(
+    prediction_splits=31, policy_gradient="published", policy_learning_rate=3e-5, burn_in=0.4,
+    policy_batch=8, trajectories=10, query_points=50, candidate_pairs=50,
+)  # fmt: skip
 MODES = {"best score": False, "drawn": True}
 
 
@@ -234,7 +237,7 @@ def main(
     out: Annotated[Path, typer.Option(help="for the results")] = Path("benchmarks/results/pabbo"),
     minutes: Annotated[float, typer.Option(help="CPU minutes of our training, at most")] = 10,
     blocks: Annotated[int, typer.Option(help="alternating blocks of the speed measure")] = 7,
-    functions: Annotated[int, typer.Option(help="held-out functions")] = 128,
+    functions: Annotated[int, typer.Option(help="held-out functions")] = 256,
     threads: Annotated[int, typer.Option(help="threads of both")] = 1,
     seed: Annotated[int, typer.Option(help="of both trainings")] = 0,
 ) -> None:
@@ -252,15 +255,23 @@ def main(
     write_csv(out / "speed.csv", speed)
     typer.echo(json.dumps(ratios))
 
-    settings = EvaluationSettings(functions=functions, starts=1)
+    # a seed that no setting was chosen on
+    settings = EvaluationSettings(
+        functions=functions, starts=1, query_points=128, candidate_pairs=512, seed=1
+    )
     held_out = held_out_functions(settings, FunctionSettings())
     points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
     recipe = PabboSettings()
     training = TrainingSettings(
-        steps=900, effective_batch=32, learning_rate=3e-3, warmup_steps=20, clip_norm=1.0, seed=seed
+        steps=1000,
+        effective_batch=32,
+        learning_rate=3e-3,
+        warmup_steps=20,
+        clip_norm=1.0,
+        seed=seed,
     )
     model = PabboTask(recipe).build_model()
-    for step, cpu_s, state in train_ours(recipe, training, minutes, points=18):
+    for step, cpu_s, state in train_ours(recipe, training, minutes, points=20):
         model.load_state_dict(state)
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):

@@ -17,7 +17,7 @@ import yaml
 from raypipe import config, faults, hardware, results
 from raypipe.config import Configuration
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, in_order, with_needs
+from raypipe.experiment import Experiment, Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger
@@ -72,7 +72,7 @@ def run(
             session = Session(run, _run_id(ledger, configuration), ledger, launcher, display, nodes)
             failed = run_stages(stages, session)
             if ledger.rows("stages"):
-                _report(run, configuration, again)
+                _report(run, configuration.experiment, again)
         except KeyboardInterrupt:
             display.say(f"interrupted; what is finished is kept. Continue with: {again}")
             return 130
@@ -158,14 +158,14 @@ def report(run_dir: str) -> str:
     except FileNotFoundError as error:
         raise ConfigError(f"{run.location}: has no config.yaml; is it a run directory?") from error
     document = config.parse(text, f"{run.location}/config.yaml")
-    configuration = config.resolve(document, (), "cpu", [])
-    return _report(run, configuration, f"raypipe run {run.config} --run-dir {run.location}")
+    experiment = config.load_experiment(document.experiment, run.config)
+    return _report(run, experiment, f"raypipe run {run.config} --run-dir {run.location}")
 
 
-def _report(run: RunDirectory, configuration: Configuration, command: str) -> str:
+def _report(run: RunDirectory, experiment: Experiment, command: str) -> str:
     from raypipe.report.build import build
 
-    return str(build(run, configuration, command))
+    return build(run, experiment, command)
 
 
 def _attach(address: str | None, stack: ExitStack) -> Launcher | None:

@@ -24,17 +24,24 @@ from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
 
 class PabboSettings(Settings):
-    """What PABBO trains on; the defaults are the quick setting for a CPU."""
+    """What PABBO trains on.
+
+    The defaults are the recipe of ``benchmarks/pabbo.py`` for a CPU, with an effective batch of 32,
+    a learning rate of 3e-3 and gradients clipped at 1. Published: ``policy_gradient=published``,
+    ``policy_learning_rate=3e-5``, ``prediction_splits`` = horizon + 1, burn-in 3000 of 8000 steps,
+    16 x 20 trajectories of 64 duels, 100 points and pairs; quick: burn-in 800 of 2000 steps, 8 x 10
+    trajectories of 30 duels, 50 points and pairs.
+    """
 
     model: ModelSettings = Field(ModelSettings(), description="the transformer")
     functions: FunctionSettings = Field(FunctionSettings(), description="training functions")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="held-out measure")
-    burn_in: float = Field(0.4, ge=0, le=1, description="fraction of the steps before the policy")
-    policy_batch: PositiveInt = Field(8, description="functions a policy step")
-    trajectories: PositiveInt = Field(10, description="trajectories a function")
+    burn_in: float = Field(0.6, ge=0, le=1, description="fraction of the steps before the policy")
+    policy_batch: PositiveInt = Field(32, description="functions a policy step")
+    trajectories: PositiveInt = Field(1, description="trajectories a function")
     horizon: PositiveInt = Field(30, description="duels a trajectory")
-    query_points: PositiveInt = Field(50, description="points the trajectories choose from")
-    candidate_pairs: PositiveInt = Field(50, description="pairs of them that can be asked")
+    query_points: PositiveInt = Field(64, description="points the trajectories choose from")
+    candidate_pairs: PositiveInt = Field(256, description="pairs of them that can be asked")
     prediction_points: PositiveInt = Field(50, description="points of the prediction duels")
     prediction_duels: PositiveInt = Field(50, description="duels a function, context and target")
     prediction_splits: PositiveInt = Field(4, description="context/target splits a function")
@@ -45,7 +52,7 @@ class PabboSettings(Settings):
         description="REINFORCE with returns standardised over each trajectory, as published, or "
         "the expected improvement over all candidates, which learns from far fewer trajectories",
     )
-    policy_learning_rate: PositiveFloat = Field(3e-5, description="peak in the policy phase")
+    policy_learning_rate: PositiveFloat = Field(1e-3, description="peak in the policy phase")
     prediction_weight: float = Field(1.0, ge=0, description="of the prediction loss in it")
 
 

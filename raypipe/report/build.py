@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pandas as pd
-import yaml
 
 from raypipe import results
-from raypipe.config import Configuration
+from raypipe.experiment import Experiment
 from raypipe.paths import RunDirectory
 from raypipe.report.page import report_files
 from raypipe.report.training import training_figures
 from raypipe.report.values import cell
 
 
-def build(run: RunDirectory, configuration: Configuration, command: str) -> str:
+def build(run: RunDirectory, experiment: Experiment, command: str) -> str:
     """Write ``report/index.html`` and ``report/figures/``; returns the path of the page."""
     tables = results.read_tables(run)
-    experiment = configuration.experiment
     figures = list(experiment.figures(tables)) if experiment.figures else []
     figures += training_figures(tables)
     facts = {
         "experiment": experiment.name,
         **_about(tables),
         "command": command,
-        "configuration": yaml.safe_dump(configuration.resolved(), sort_keys=False),
+        "configuration": run.read(run.config).decode(),
     }
     for name, content in report_files(tables, figures, experiment.name, facts).items():
         run.write(f"{run.report}/{name}", content)

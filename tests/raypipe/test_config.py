@@ -221,9 +221,7 @@ def test_experiments_that_are_none(
     assert told in str(caught.value)
 
 
-def test_the_current_directory_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_current_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "local_experiment.py").write_text("from example_experiment import EXPERIMENT")
     monkeypatch.chdir(tmp_path)
     document = config.parse("experiment: local_experiment", "my.yaml")

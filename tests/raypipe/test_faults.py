@@ -30,7 +30,8 @@ def test_the_variable_is_read_in_all_its_forms(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "value", ["oom", "oom:micro_batch>-1", "oom:micro_batch>4,typo", "kill_task:p=x", "kill_task:p=2"]
+    "value",
+    ["oom", "oom:micro_batch>-1", "oom:micro_batch>4,typo", "kill_task:p=x", "kill_task:p=2"],
 )
 def test_a_fault_nobody_knows_is_a_mistake(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(faults.VARIABLE, value)

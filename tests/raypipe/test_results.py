@@ -126,7 +126,9 @@ def test_a_column_of_an_experiment_may_mix_kinds(run: RunDirectory) -> None:
 def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
     first = [{"trial_id": "a/b", "step": 1, "loss": 0.5, "accuracy": None}]
     write_table(run, "steps", first, "r", "a/b")
-    write_table(run, "steps", [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}], "r", "c")
+    write_table(
+        run, "steps", [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}], "r", "c"
+    )
     found = pl.read_parquet(parquet(run, "steps"))
     assert len(found) == len(duckdb.sql(f"from '{parquet(run, 'steps')}'").fetchall()) == 2
     write_table(run, "steps", [], "r", "empty")

@@ -138,7 +138,9 @@ def test_studies_agree_with_their_history(whole):
     folder, _ = whole
     history = table(folder, "study_history")
     for _, study in table(folder, "studies").iterrows():
-        mine = history[(history["optimizer"] == study["optimizer"]) & (history["run"] == study["run"])]
+        mine = history[
+            (history["optimizer"] == study["optimizer"]) & (history["run"] == study["run"])
+        ]
         assert study["best_perplexity"] == mine["value"].min()
         assert study["best_T"] == mine.loc[mine["value"].idxmin(), "T"]
         assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
@@ -173,9 +175,7 @@ def test_a_larger_budget_continues_the_studies(quick, config):
     before = results_of(quick)
     assert run(config, quick, *QUICK, "lda.evaluations=11").status == 0
     after = results_of(quick)
-    pd.testing.assert_frame_equal(
-        after[after["evaluation"] <= 8].reset_index(drop=True), before
-    )
+    pd.testing.assert_frame_equal(after[after["evaluation"] <= 8].reset_index(drop=True), before)
     assert after["evaluation"].max() == 11
 
 

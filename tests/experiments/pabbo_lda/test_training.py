@@ -170,10 +170,12 @@ def test_a_flat_function_gives_no_gradient_from_rounding() -> None:
 
 def test_phases() -> None:
     training = TrainingSettings(steps=2000, effective_batch=16)
-    burn_in, policy = PabboTask(PabboSettings(policy_learning_rate=1e-4)).phases(training, 16)
+    burn_in, policy = PabboTask(
+        PabboSettings(burn_in=0.4, policy_batch=8, policy_learning_rate=1e-4)
+    ).phases(training, 16)
     assert (burn_in.name, burn_in.steps, burn_in.samples) == ("burn_in", 800, 16)
     assert (policy.name, policy.steps, policy.samples) == ("policy", 1200, 8)
-    assert policy.learning_rate == 1e-4
+    assert (burn_in.learning_rate, policy.learning_rate) == (1e-3, 1e-4)
     (only,) = PabboTask(PabboSettings(burn_in=1.0)).phases(training, 16)
     assert (only.name, only.steps) == ("burn_in", 2000)
     with pytest.raises(ValueError, match=r"training\.steps is missing"):

@@ -99,6 +99,25 @@ class TwoPhases(Regression):
         return [Phase("first", 4, effective_batch, 1e-2), Phase("second", 3, 5, 1e-3)]
 
 
+class TwoHeads(TwoPhases):
+    """A head that gets no gradient in the first phase, and then is the only one that does."""
+
+    unused_parameters = True
+
+    def build_model(self) -> nn.Module:
+        body = super().build_model()
+        heads = {"first": nn.Linear(1, 1), "second": nn.Linear(1, 1)}
+        return nn.ModuleDict({"body": body, **heads}).to(self.dtype)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        assert isinstance(model, nn.ModuleDict)
+        both = nn.Sequential(model["body"], model[context.phase.name])
+        return super().loss(both, batch, context)
+
+    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+        return {}
+
+
 def job(
     task: TrainTask,
     folder: Path,

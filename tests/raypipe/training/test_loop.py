@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from example_tasks import Regression, TwoHeads, TwoPhases, by_hand, job
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from raypipe import results
+from raypipe.training.loop import TrainingJob, Worker, learning_rate, train
+from raypipe.training.settings import LoaderSettings, TrainingSettings
+from raypipe.training.task import Phase, TrainTask
+
+CPU = torch.device("cpu")
+
+
+def run(job: TrainingJob, **more: Any) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+    """The logged losses, the stored weights and the outcome."""
+    outcome = train(job, Worker(0, CPU), **more)
+    return losses(job), weights(job), outcome
+
+
+def losses(job: TrainingJob) -> list[float]:
+    steps = results.read_table(job.run, "steps")
+    assert list(steps["step"]) == list(range(1, len(steps) + 1))
+    return list(steps["loss"])
+
+
+def weights(job: TrainingJob) -> dict[str, Tensor]:
+    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], rel: float) -> None:
+    assert found.keys() == expected.keys()
+    difference = math.sqrt(sum(float((found[k] - expected[k]).square().sum()) for k in expected))
+    norm = math.sqrt(sum(float(expected[k].square().sum()) for k in expected))
+    assert difference <= rel * norm
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("cut", [(16, 1), (4, 4), (5, 4), (1, 16)])
+def test_any_cut_takes_the_steps_of_the_one_big_batch(
+    tmp_path: Path, cut: tuple[int, int], by_token: bool
+) -> None:
+    """(5, 4) has a ragged end; with tokens the samples of a step weigh differently."""
+    asked = job(Regression(by_token=by_token), tmp_path, (*cut, 16, 1), clip_norm=0.5)
+    expected, trained = by_hand(asked)
+    found, stored, _ = run(asked)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+    assert_close(stored, trained, 1e-10)
+
+
+def test_phases_have_batches_and_learning_rates_of_their_own(tmp_path: Path) -> None:
+    asked = job(TwoPhases(), tmp_path, (4, 4, 16, 1), warmup_steps=2)
+    expected, trained = by_hand(asked)
+    found, stored, outcome = run(asked)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+    assert_close(stored, trained, 1e-10)
+    steps = results.read_table(asked.run, "steps")
+    assert list(steps["phase"]) == ["first"] * 4 + ["second"] * 3
+    assert outcome["steps"] == 7
+
+
+@pytest.mark.parametrize("clip", [None, 0.05, 1e6])
+def test_clipping_is_torchs(
+    tmp_path: Path, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norms: list[float] = []
+    real = torch.optim.AdamW.step
+
+    def step(self: torch.optim.AdamW, *arguments: Any) -> Any:
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        norms.append(float(nn.utils.get_total_norm(gradients)))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    run(job(Regression(), tmp_path, (4, 4, 16, 1), clip_norm=clip))
+    assert len(norms) == 7
+    if clip == 0.05:
+        assert norms == pytest.approx([0.05] * 7, rel=1e-4)  # torch divides by norm + 1e-6
+    else:
+        assert min(norms) > 0.05
+
+
+@pytest.mark.parametrize(("fail_at", "loaders"), [(1, 0), (3, 0), (4, 0), (6, 0), (4, 1)])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, fail_at: int, loaders: int
+) -> None:
+    """With dropout, an optimiser's state, an evaluation that draws, and steps logged twice."""
+    given: dict[str, Any] = {"checkpoint_every": 3, "eval_every": 2, "warmup_steps": 2}
+    loader = LoaderSettings(workers=loaders)
+    plan = (5, 4, 16, 1)
+    whole = job(Regression(dropout=0.3), tmp_path / "whole", plan, **given)
+    expected, trained, outcome = run(whole)
+    broken = job(
+        Regression(dropout=0.3, fail_at=fail_at), tmp_path / "cut", plan, loader=loader, **given
+    )
+    with pytest.raises(ConnectionError):
+        run(broken)
+    resumed = job(Regression(dropout=0.3), tmp_path / "cut", plan, loader=loader, **given)
+    found, stored, again = run(resumed)
+    assert found == expected
+    assert_equal(stored, trained)
+    assert again["eval_mse"] == outcome["eval_mse"]
+    one, other = (results.read_table(j.run, "steps").drop(columns="samples_per_s")
+                  for j in (whole, resumed))  # fmt: skip
+    assert one.equals(other)
+
+
+def test_a_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
+    asked = job(Regression(), tmp_path)
+    expected, trained, outcome = run(asked)
+    never = job(Regression(fail_at=0), tmp_path)
+    found, stored, again = run(never)
+    assert found == expected
+    assert_equal(stored, trained)
+    assert (again["loss_final"], again["steps"]) == (outcome["loss_final"], 7)
+
+
+def test_a_smaller_cut_continues_the_same_curve(tmp_path: Path) -> None:
+    expected, trained, _ = run(job(Regression(), tmp_path / "whole"))
+    with pytest.raises(ConnectionError):
+        run(job(Regression(fail_at=5), tmp_path / "cut", (16, 1, 16, 1), checkpoint_every=2))
+    found, stored, _ = run(job(Regression(), tmp_path / "cut", (4, 4, 16, 1)))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+    assert_close(stored, trained, 1e-10)
+
+
+def test_the_seed_decides_the_run(tmp_path: Path) -> None:
+    first, _, _ = run(job(Regression(dropout=0.3), tmp_path / "a", seed=5))
+    again, _, _ = run(job(Regression(dropout=0.3), tmp_path / "b", seed=5))
+    other, _, _ = run(job(Regression(dropout=0.3), tmp_path / "c", seed=2**32 - 1))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_learning_rates_follow_their_closed_forms(schedule: Any) -> None:
+    training = TrainingSettings(warmup_steps=4, schedule=schedule)
+    phase = Phase("p", 14, 1, 0.2)
+    rates = [learning_rate(training, phase, step) for step in range(14)]
+    assert rates[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    form: Callable[[float], float] = {
+        "constant": lambda done: 1.0,
+        "linear": lambda done: 1 - done,
+        "cosine": lambda done: math.cos(math.pi * done / 2) ** 2,
+    }[schedule]
+    assert rates[4:] == pytest.approx([0.2 * form(n / 10) for n in range(10)])
+    assert min(rates) > 0
+    short = [learning_rate(training, Phase("p", 2, 1, 1.0), step) for step in range(2)]
+    assert short == [0.5, 1.0]
+
+
+def test_the_rates_reach_the_optimiser_and_the_table(tmp_path: Path) -> None:
+    asked = job(Regression(), tmp_path, schedule="linear", warmup_steps=2, log_every=3)
+    train(asked, Worker(0, CPU))
+    steps = results.read_table(asked.run, "steps")
+    assert list(steps["step"]) == [3, 6, 7]  # every third, and the last
+    assert list(steps["lr"]) == pytest.approx([1e-2, 4e-3, 2e-3])
+    assert (steps["samples_per_s"] > 0).all()
+    assert set(steps["trial_id"]) == {"fit"}
+    assert set(steps["run_id"]) == {"run-1"}
+    assert list(steps["eval_mse"].isna()) == [True, True, False]
+
+
+def test_what_is_reported_and_returned(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    asked = job(Regression(), tmp_path, log_every=2, eval_every=3)
+    outcome = train(asked, Worker(0, CPU), rows.append)
+    assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
+    assert [("eval_mse" in row) for row in rows] == [False, True, False, True, True]
+    assert outcome["loss_final"] == rows[-1]["loss"]
+    assert outcome["eval_mse"] == rows[-1]["eval_mse"]
+    assert outcome["parameters"] == 2 * (25 + 5) + 6
+    assert outcome["gpu_peak_bytes"] is None
+    assert outcome["gpu_util_mean"] is outcome["energy_j"] is None
+    assert outcome["samples_per_s"] > 0
+    assert outcome["step_time_s"] > 0
+
+
+@pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-6), ("bf16", 0.05), ("fp16", 0.02)])
+def test_precisions_train_alike(tmp_path: Path, precision: Any, rel: float) -> None:
+    exact, _, _ = run(job(Regression(), tmp_path / "exact"))
+    task = Regression(dtype=torch.float32)
+    found, stored, _ = run(job(task, tmp_path / "low", (4, 4, 16, 1), precision=precision))
+    assert found == pytest.approx(exact, rel=rel)
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    assert (found == exact) is False
+
+
+def test_fp16_resumes_with_its_scale(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"precision": "fp16", "checkpoint_every": 2}
+    task = Regression(dtype=torch.float32)
+    expected, trained, _ = run(job(task, tmp_path / "whole", **given))
+    with pytest.raises(ConnectionError):
+        run(job(Regression(dtype=torch.float32, fail_at=5), tmp_path / "cut", **given))
+    found, stored, _ = run(job(task, tmp_path / "cut", **given))
+    assert found == expected
+    assert_equal(stored, trained)
+
+
+def test_a_precision_the_device_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training\.precision = tf32: this cpu device lacks it"):
+        run(job(Regression(), tmp_path, precision="tf32"))
+
+
+def test_recomputing_activations_changes_no_gradient(tmp_path: Path) -> None:
+    expected, trained, _ = run(job(Regression(dropout=0.3), tmp_path / "plain", (4, 4, 16, 1)))
+    calls = 0
+    real = nn.Dropout.forward
+
+    def forward(self: nn.Dropout, x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return real(self, x)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.Dropout, "forward", forward)
+        asked = job(Regression(dropout=0.3), tmp_path / "checkpointed", (4, 4, 16, 1),
+                    gradient_checkpointing=True)  # fmt: skip
+        found, stored, _ = run(asked)
+    assert calls == 2 * 7 * 4 + 1  # forward twice in each micro-batch, once in the evaluation
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert_close(stored, trained, 1e-12)  # and the names of the weights stay
+
+
+class Unnamed(Regression):
+    checkpointed_modules = TrainTask.checkpointed_modules
+
+
+def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
+        run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
+    with pytest.raises(ValueError, match=r"scaling\.strategy = fsdp: is not available yet"):
+        run(job(Regression(), tmp_path, strategy="fsdp"))
+    with pytest.raises(ValueError, match="phase second: 5 samples a step"):
+        run(job(TwoPhases(), tmp_path, (4, 1, 24, 6)))
+    with pytest.raises(ValueError, match="no samples"):
+        run(job(Regression(samples=0), tmp_path))
+    assert not (tmp_path / "results").exists()
+
+
+def test_tied_weights_are_stored_and_resumed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"checkpoint_every": 3}
+    expected, trained, _ = run(job(Regression(tied=True), tmp_path / "whole", **given))
+    with pytest.raises(ConnectionError):
+        run(job(Regression(tied=True, fail_at=4), tmp_path / "cut", **given))
+    found, stored, _ = run(job(Regression(tied=True), tmp_path / "cut", **given))
+    assert found == expected
+    assert_equal(stored, trained)
+    assert torch.equal(stored["0.weight"], stored["3.weight"])
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 3; lower"):
+        run(job(Regression(nan_at=2), tmp_path))
+
+
+def test_out_of_memory_on_purpose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
+    with pytest.raises(torch.OutOfMemoryError):
+        run(job(Regression(), tmp_path / "a", (8, 2, 16, 1)))
+    run(job(Regression(), tmp_path / "b", (4, 4, 16, 1)))
+
+
+def test_steps_from_epochs(tmp_path: Path) -> None:
+    found, _, outcome = run(job(Regression(), tmp_path, steps=None, epochs=3))
+    assert outcome["steps"] == len(found) == math.ceil(3 * 50 / 16)
+
+
+def _worker(rank: int, asked: TrainingJob) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    meeting = f"file://{asked.run.location}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    for number, (task, plan) in enumerate(TWO_WORKERS):
+        folder = Path(asked.run.location) / str(number)
+        train(job(task, folder, plan, **GIVEN), Worker(rank, CPU))
+    dist.destroy_process_group()
+
+
+GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
+TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
+    (Regression(), (4, 2, 16, 2)),
+    (Regression(by_token=True), (4, 2, 16, 2)),
+    (Regression(by_token=True), (3, 3, 17, 2)),  # shares of 9 and 8
+    (TwoHeads(by_token=True), (2, 4, 16, 2)),  # then shares of 3 and 2
+]
+
+
+def test_two_workers_take_the_steps_of_the_one_big_batch(tmp_path: Path) -> None:
+    mp.spawn(_worker, (job(Regression(), tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    for number, (task, plan) in enumerate(TWO_WORKERS):
+        done = job(task, tmp_path / str(number), plan, **GIVEN)
+        expected, trained = by_hand(done)
+        torch.testing.assert_close(losses(done), expected, rtol=1e-10, atol=0)
+        assert_close(weights(done), trained, 1e-10)
+        assert done.run.list(done.run.table("steps")) == ["fit.parquet"]
