@@ -25,7 +25,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,6 +71,13 @@ class Point:
     final_low: float
     final_high: float
     all_steps: float
+    by_function: dict[str, Any] = field(repr=False)
+
+    def row(self) -> dict[str, Any]:
+        """Without the regrets of single functions."""
+        values = asdict(self)
+        del values["by_function"]
+        return values
 
 
 def our_steps(task: PabboTask, phase: Phase, count: int) -> float:
@@ -175,29 +182,57 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
         regret = simple_regret(score, held_out, chosen)
         curve = regret_curve(regret)
         last = (float(c[-1]) for c in (curve.mean, curve.low, curve.high))
-        points.append(Point(method, mode, step, cpu_s, *last, float(regret.mean())))
+        single = {
+            "final": regret[:, 0, -1].double().numpy(),
+            "all_steps": regret.mean((1, 2)).double().numpy(),
+        }
+        mean = float(regret.mean())
+        points.append(Point(method, mode, step, cpu_s, *last, mean, single))
         typer.echo(points[-1])
     return points
 
 
 def summarise(points: list[Point]) -> dict[str, Any]:
-    """When ours reaches the regret at which the reference ends, in its better mode."""
-    last = max(p.step for p in points if p.method == "reference")
-    ends = [p for p in points if p.method == "reference" and p.step == last]
+    """From when on our training is as good as the reference's end, and from when on better.
+
+    "From when on" is the first point after which all later ones are too, so that a lucky early
+    point does not count. "Better": the mean difference to the reference's end over the same
+    functions lies below zero with its 95 % interval. Each mode is compared with itself.
+    """
     summary: dict[str, Any] = {}
-    for measure_name in ("final", "all_steps"):
-        target = min(ends, key=lambda p: getattr(p, measure_name))
-        ours = [p for p in points if p.method == "ours"]
-        reached = [p for p in ours if getattr(p, measure_name) <= getattr(target, measure_name)]
-        summary[measure_name] = {
-            "reference": asdict(target),
-            "ours_first_as_good": asdict(min(reached, key=lambda p: p.cpu_s)) if reached else None,
-            "ours_best": asdict(min(ours, key=lambda p: getattr(p, measure_name))),
-            "random": asdict(next(p for p in points if p.method == "random")),
-        }
-        if reached:
-            summary[measure_name]["cpu_time_ratio"] = target.cpu_s / min(p.cpu_s for p in reached)
+    for mode in MODES:
+        of = {name: [p for p in points if (p.method, p.mode) == (name, mode)]
+              for name in ("ours", "reference", "random")}  # fmt: skip
+        end = of["reference"][-1]
+        for name in ("final", "all_steps"):
+            entry: dict[str, Any] = {
+                "reference_end": getattr(end, name),
+                "reference_cpu_s": end.cpu_s,
+                "random": getattr(of["random"][0], name),
+                "ours_end": getattr(of["ours"][-1], name),
+                "ours_cpu_s": of["ours"][-1].cpu_s,
+                "reference_minus_random": difference(end, of["random"][0], name),
+                "ours_minus_reference": difference(of["ours"][-1], end, name),
+                "ours_minus_random": difference(of["ours"][-1], of["random"][0], name),
+            }
+            gaps = [(p.cpu_s, difference(p, end, name)) for p in of["ours"]]
+            for label, column in (("as_good", "mean"), ("better", "high")):
+                since = None
+                for cpu_s, gap in reversed(gaps):
+                    if gap[column] > 0:
+                        break
+                    since = cpu_s
+                entry[f"{label}_from_cpu_s"] = since
+                entry[f"{label}_cpu_time_ratio"] = end.cpu_s / since if since else None
+            summary[f"{name}, {mode}"] = entry
     return summary
+
+
+def difference(one: Point, other: Point, name: str) -> dict[str, float]:
+    """Mean difference over the same functions with its 95 % interval."""
+    gaps = one.by_function[name] - other.by_function[name]
+    half = 1.96 * gaps.std(ddof=1) / np.sqrt(len(gaps))
+    return {"mean": gaps.mean(), "low": gaps.mean() - half, "high": gaps.mean() + half}
 
 
 def draw(points: list[Point], out: Path) -> None:
@@ -271,14 +306,14 @@ def main(
         seed=seed,
     )
     model = PabboTask(recipe).build_model()
-    for step, cpu_s, state in train_ours(recipe, training, minutes, points=20):
+    for step, cpu_s, state in train_ours(recipe, training, minutes, points=10):
         model.load_state_dict(state)
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):
         if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:
             score = reference_scorer(module, theirs / f"{row['step']}.pt")
             points += measure("reference", row["step"], row["cpu_s"], score, held_out, settings)
-    write_csv(out / "curves.csv", [asdict(point) for point in points])
+    write_csv(out / "curves.csv", [point.row() for point in points])
     draw(points, out)
     summary = {"steps_per_second_ratio": ratios, "regret": summarise(points), "threads": threads}
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

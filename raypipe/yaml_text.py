@@ -37,7 +37,7 @@ def check_keys(values: Mapping[Any, Any], origin: str, prefix: str = "") -> None
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key given twice and reads 1e-3 as a number."""
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:  # before merges (<<) add keys that may be given again

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -44,26 +45,46 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
         "failure_config": FailureConfig(max_failures=0),
         "worker_runtime_env": fault_environment() or None,
     }
-    with _relay(report) as relay:
-        trainer = TorchTrainer(
-            cast("Callable[[dict[Any, Any]], None]", _worker),
-            train_loop_config={"job": job, "relay": relay},
-            scaling_config=ScalingConfig(
-                num_workers=scaling.workers,
-                use_gpu=gpus > 0,
-                resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
-            ),
-            torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
-            run_config=RunConfig(**placement),
-        )
-        try:
-            result: Any = trainer.fit()
-        except ray.train.TrainingFailedError as error:
-            raise _failure(job.trial_id, error) from error
-        finally:
-            job.run.delete(state)
+    relay: Any = ray.remote(_Relay).options(num_cpus=0).remote()
+    trainer = TorchTrainer(
+        cast("Callable[[dict[Any, Any]], None]", _worker),
+        train_loop_config={"job": job, "relay": relay},
+        scaling_config=ScalingConfig(
+            num_workers=scaling.workers,
+            use_gpu=gpus > 0,
+            resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
+        ),
+        torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
+        run_config=RunConfig(**placement),
+    )
+    running: Future[Any] = Future()
+    threading.Thread(target=_settle, args=(running, trainer), name="fit", daemon=True).start()
+    try:
+        while not wait([running], timeout=_POLL_S).done:
+            _pass_on(relay, report)
+        result = running.result()
+        _pass_on(relay, report)
+    except ray.train.TrainingFailedError as error:
+        raise _failure(job.trial_id, error) from error
+    finally:
+        ray.kill(relay)
+        job.run.delete(state)
     outcome: dict[str, Any] = result.return_value
     return outcome
+
+
+def _settle(running: Future[Any], trainer: TorchTrainer) -> None:
+    """Run the group. Not in the main thread, where Ray Train would keep the handler of Ctrl-C."""
+    try:
+        running.set_result(trainer.fit())
+    except BaseException as error:  # whatever it is, the main thread raises it
+        running.set_exception(error)
+
+
+def _pass_on(relay: Any, report: Report) -> None:
+    """Hand on what the workers logged since the last time."""
+    for row in ray.get(relay.drain.remote()):
+        report(row)
 
 
 def _worker(config: dict[Any, Any]) -> Any:
@@ -147,33 +168,8 @@ class _Relay:
         return rows
 
 
-@contextmanager
-def _relay(report: Report) -> Iterator[Any]:
-    """An actor that workers post to, drained by a thread into ``report``."""
-    actor: Any = ray.remote(_Relay).options(num_cpus=0).remote()
-    stop = threading.Event()
-
-    def drain() -> None:
-        while not stop.wait(_POLL_S):
-            for row in ray.get(actor.drain.remote()):
-                report(row)
-
-    thread = threading.Thread(target=drain, name="relay", daemon=True)
-    thread.start()
-    try:
-        yield actor
-    finally:
-        stop.set()
-        thread.join()
-        for row in ray.get(actor.drain.remote()):
-            report(row)
-        ray.kill(actor)
-
-
 def _log_to_file(job: TrainingJob, rank: int) -> None:
     if job.run.is_local:
-        from pathlib import Path
-
         Path(job.run.logs).mkdir(parents=True, exist_ok=True)
         name = f"{job.trial_id.replace('/', '-')}-{rank}.log"
         logging.basicConfig(

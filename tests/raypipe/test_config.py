@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -321,10 +322,10 @@ sizes = st.integers(1, 6)
 @settings(max_examples=60, deadline=None)
 @given(
     file=st.fixed_dictionaries(
-        {}, optional={k: sizes for k in ("micro_batch", "accumulation", "workers")}
+        {}, optional=dict.fromkeys(("micro_batch", "accumulation", "workers"), sizes)
     ),
     line=st.fixed_dictionaries(
-        {}, optional={k: sizes for k in ("micro_batch", "accumulation", "effective_batch")}
+        {}, optional=dict.fromkeys(("micro_batch", "accumulation", "effective_batch"), sizes)
     ),
     epochs=st.booleans(),
 )
@@ -343,6 +344,15 @@ def test_the_resolved_configuration_reads_as_the_same(
     assert second.settings == first.settings
 
 
+def config_error(function: Callable[[], object]) -> str | None:
+    """The message of the ConfigError it raises; an error of another kind passes through."""
+    try:
+        function()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 yaml_text = st.text(
     st.one_of(st.sampled_from("{}[]:,-?&*!|>'\"%@`#\n \t<=.~0123xeE_"), st.characters()),
     max_size=40,
@@ -356,14 +366,9 @@ yaml_text = st.text(
 @example("=: 1")
 @example("a: " + "9" * 5000)
 def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
-    try:
-        assert isinstance(resolve(text), Configuration)
-    except ConfigError as error:
-        assert str(error)
-    try:
-        config.parse(text, "my.yaml")
-    except ConfigError as error:
-        assert str(error).startswith("my.yaml")
+    config_error(lambda: resolve(text))
+    told = config_error(lambda: config.parse(text, "my.yaml"))
+    assert told is None or told.startswith("my.yaml")
 
 
 @settings(max_examples=200, deadline=None)
@@ -373,7 +378,5 @@ def test_any_text_is_a_configuration_or_one_error(text: str) -> None:
 )
 def test_any_override_is_a_configuration_or_one_error(key: str, text: str) -> None:
     for override in (f"{key}={text}", key + text, text):
-        try:
-            assert isinstance(resolve("", override), Configuration)
-        except ConfigError as error:
-            assert str(error).startswith("command line")
+        told = config_error(lambda override=override: resolve("", override))  # type: ignore[misc]
+        assert told is None or told.startswith("command line")

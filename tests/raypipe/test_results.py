@@ -17,7 +17,13 @@ from raypipe.errors import ConfigError
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.results import (
-    INTERNAL, PARTITIONED, SCHEMAS, read_table, read_tables, write_table, write_tables,
+    INTERNAL,
+    PARTITIONED,
+    SCHEMAS,
+    read_table,
+    read_tables,
+    write_table,
+    write_tables,
 )  # fmt: skip
 
 #: the contract, word for word
@@ -50,7 +56,7 @@ def test_the_columns_of_the_contract_are_there_in_every_reader(
     found = [
         set(pd.read_parquet(run.table(table)).columns),
         set(pl.read_parquet(parquet(run, table)).columns),
-        set(duckdb.sql(f"select * from '{parquet(run, table)}'").columns),
+        set(duckdb.read_parquet(parquet(run, table)).columns),
         set(read_table(run, table).columns),
     ]
     for columns in found:
@@ -73,7 +79,7 @@ def test_a_table_nobody_wrote_is_empty_with_its_columns(run: RunDirectory) -> No
 
 
 def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"dataset": "bücher", "seed": 2**62, "T": 5, "value": 1e44, "own": 1,
          "spec": {"b": 1, "a": [1]}},
         {"dataset": None, "seed": 0, "value": -math.inf, "own": 2.5, "spec": None, "nothing": None},
@@ -86,7 +92,7 @@ def test_values_arrive_as_they_are_in_every_reader(run: RunDirectory) -> None:
     frames = [
         pd.read_parquet(run.table("evaluations")),
         pl.read_parquet(parquet(run, "evaluations")).to_pandas(),
-        duckdb.sql(f"select * from '{parquet(run, 'evaluations')}'").df(),
+        duckdb.read_parquet(parquet(run, "evaluations")).df(),
         read_table(run, "evaluations"),
     ]
     for frame in frames:
@@ -118,7 +124,12 @@ def test_times_with_and_without_a_fraction_of_a_second(run: RunDirectory) -> Non
 
 
 def test_a_column_of_an_experiment_may_mix_kinds(run: RunDirectory) -> None:
-    rows = [{"setting": 3}, {"setting": "auto"}, {"setting": None}, {"setting": [1]}]
+    rows: list[dict[str, Any]] = [
+        {"setting": 3},
+        {"setting": "auto"},
+        {"setting": None},
+        {"setting": [1]},
+    ]
     write_table(run, "mine", rows, "run-1")
     assert list(read_table(run, "mine")["setting"].fillna("-")) == ["3", "auto", "-", "[1]"]
 
@@ -130,7 +141,7 @@ def test_the_files_of_a_table_are_read_as_one(run: RunDirectory) -> None:
         run, "steps", [{"trial_id": "c", "step": 1, "loss": 1.0, "accuracy": 0.9}], "r", "c"
     )
     found = pl.read_parquet(parquet(run, "steps"))
-    assert len(found) == len(duckdb.sql(f"from '{parquet(run, 'steps')}'").fetchall()) == 2
+    assert len(found) == len(duckdb.read_parquet(parquet(run, "steps"))) == 2
     write_table(run, "steps", [], "r", "empty")
     assert run.list(run.table("steps")) == ["a-b.parquet", "c.parquet", "empty.parquet"]
     frame = read_table(run, "steps")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,13 +211,37 @@ def test_an_ended_command_continues_where_it_was(quick, config, tmp_path, number
     pd.testing.assert_frame_equal(results_of(folder), undisturbed)
 
 
+def test_an_interrupted_training_continues_from_its_checkpoint(config, tmp_path):
+    train = ("--only", "train_small", "train_small.training.steps=60")
+    train += ("train_small.training.checkpoint_every=2",)
+    assert run(config, tmp_path / "whole", *train).status == 0
+    folder = tmp_path / "run"
+    process = start(config, folder, *train)
+    wait_until(lambda: any(folder.glob("checkpoints/*/*/manifest.json")), process)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert table(folder, "stages").set_index("stage")["status"]["train_small"] == "interrupted"
+    assert run(config, folder, *train).status == 0
+    columns = ["step", "loss", "lr"]
+    pd.testing.assert_frame_equal(
+        table(folder, "steps")[columns], table(tmp_path / "whole", "steps")[columns]
+    )
+
+
 def wait_for_evaluations(folder: Path, process: subprocess.Popen[str]) -> None:
     """Until some values are stored and some are still to come."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
+
+    def enough() -> bool:
         stored = b"".join(file.read_bytes() for file in folder.glob("ledger/*"))
-        if stored.count(b'"evaluations"') >= 4:
-            return
+        return stored.count(b'"evaluations"') >= 4
+
+    wait_until(enough, process)
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
         assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError("no evaluation was stored in two minutes")
+        assert time.monotonic() < deadline, "it did not happen in two minutes"
+        time.sleep(0.05)

@@ -15,7 +15,10 @@ from raypipe.paths import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.loop import TrainingJob, learning_rate
 from raypipe.training.settings import (
-    LoaderSettings, ScalingSettings, TrainingSettings, TrainStageSettings,
+    LoaderSettings,
+    ScalingSettings,
+    TrainingSettings,
+    TrainStageSettings,
 )  # fmt: skip
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 
@@ -61,7 +64,7 @@ class Regression(TrainTask):
         hidden = [nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(self.dropout)]
         more = [nn.Linear(WIDTH, WIDTH), nn.Tanh()]
         if self.tied:
-            more[0].weight = hidden[0].weight  # type: ignore[assignment]
+            more[0].weight = hidden[0].weight
         model = nn.Sequential(*hidden, *more, nn.Linear(WIDTH, 1))
         return model.to(self.dtype)
 
@@ -71,9 +74,7 @@ class Regression(TrainTask):
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
         if context.step == self.fail_at:
             raise ConnectionError("the machine went away")
-        error = model(batch["x"].to(self.dtype)).squeeze(1).float().double() if (
-            self.dtype != torch.float64
-        ) else model(batch["x"]).squeeze(1)  # fmt: skip
+        error = model(batch["x"].to(self.dtype)).squeeze(1).double()
         each = F.mse_loss(error, batch["y"], reduction="none")
         if context.step == self.nan_at:
             each = each * torch.nan
@@ -157,7 +158,7 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
             loss = task.loss(model, batch, StepContext(step, phase, training.seed))
             value = loss.total / loss.weight
             optimizer.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             if training.clip_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
             for group in optimizer.param_groups:

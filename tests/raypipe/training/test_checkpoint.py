@@ -75,12 +75,13 @@ def test_a_checkpoint_comes_back_bit_for_bit(store: CheckpointStore) -> None:
 
 
 def test_weights_that_share_memory(store: CheckpointStore) -> None:
-    model = nn.ModuleDict({"embed": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
-    model["head"].weight = model["embed"].weight
+    embed, head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+    head.weight = embed.weight
+    model = nn.ModuleDict({"embed": embed, "head": head})
     store.save(Checkpoint(1, model.state_dict(), {}, {}))
     found = store.newest()
     assert found is not None
-    assert torch.equal(found.model["head.weight"], model["embed"].weight)
+    assert torch.equal(found.model["head.weight"], embed.weight)
 
 
 def test_the_newest_few_are_kept(store: CheckpointStore) -> None:

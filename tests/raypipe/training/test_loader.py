@@ -119,7 +119,7 @@ def test_the_loader_leaves_the_models_random_numbers_alone() -> None:
 
 
 def test_batches_of_any_shape_reach_the_device() -> None:
-    pair = namedtuple("pair", "x y")  # noqa: PYI024
+    pair = namedtuple("pair", "x y")
     one = torch.ones(2)
     batch = {"a": [one, (one, "text")], "b": pair(one, None), "c": 3}
     moved = to_device(batch, torch.device("meta"))

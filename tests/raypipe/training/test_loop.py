@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from example_tasks import Regression, TwoHeads, TwoPhases, by_hand, job
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 from raypipe import results
 from raypipe.training.loop import TrainingJob, Worker, learning_rate, train
@@ -301,7 +301,7 @@ TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
 
 
 def test_two_workers_take_the_steps_of_the_one_big_batch(tmp_path: Path) -> None:
-    mp.spawn(_worker, (job(Regression(), tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(_worker, (job(Regression(), tmp_path),), nprocs=2)
     for number, (task, plan) in enumerate(TWO_WORKERS):
         done = job(task, tmp_path / str(number), plan, **GIVEN)
         expected, trained = by_hand(done)

@@ -17,8 +17,8 @@ from raypipe.training.recovery import train_to_the_end
 class Script:
     """A launcher whose attempts fail as written, and what was told of it."""
 
-    def __init__(self, *kinds: FailureKind) -> None:
-        self.kinds = list(kinds)
+    def __init__(self, *kinds: Any) -> None:
+        self.kinds: list[FailureKind] = list(kinds)
         self.attempts: list[tuple[int, int, int]] = []
         self.told: list[tuple[int, str, str]] = []
 
