@@ -52,7 +52,6 @@ class CheckpointStore:
             "optimizer.pt": _dump(checkpoint.optimizer),
             "scaler.pt": _dump(checkpoint.scaler),
         }
-        self.run.delete(f"{folder}/manifest.json")  # a repeated step: invalid while it changes
         for name, content in files.items():
             self.run.write(f"{folder}/{name}", content)
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}

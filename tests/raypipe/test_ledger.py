@@ -181,6 +181,15 @@ def test_segments_of_object_storage_stay_few(remote: RunDirectory) -> None:
     assert len(ledger.rows("units")) == 40
 
 
+def test_a_merge_comes_now_and_then_not_with_every_row(remote: RunDirectory) -> None:
+    ledger = Ledger(remote)
+    counts = []
+    for number in range(40):
+        ledger.put("units", {str(number): {"x": number}})
+        counts.append(len(remote.list(remote.ledger)))
+    assert counts == [*range(1, 33), 1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_crash_between_merging_and_deleting(
     remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 from raypipe import results
+from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.loop import TrainingJob, Worker, learning_rate, train
 from raypipe.training.settings import LoaderSettings, TrainingSettings
 from raypipe.training.task import Phase, TrainTask
@@ -74,9 +75,10 @@ def test_phases_have_batches_and_learning_rates_of_their_own(tmp_path: Path) -> 
     assert outcome["steps"] == 7
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])  # fp16: after its scale is taken out
 @pytest.mark.parametrize("clip", [None, 0.05, 1e6])
 def test_clipping_is_torchs(
-    tmp_path: Path, clip: float | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, clip: float | None, precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms: list[float] = []
     real = torch.optim.AdamW.step
@@ -87,12 +89,14 @@ def test_clipping_is_torchs(
         return real(self, *arguments)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    run(job(Regression(), tmp_path, (4, 4, 16, 1), clip_norm=clip))
+    task = Regression(dtype=torch.float32)
+    run(job(task, tmp_path, (4, 4, 16, 1), clip_norm=clip, precision=precision))
     assert len(norms) == 7
     if clip == 0.05:
         assert norms == pytest.approx([0.05] * 7, rel=1e-4)  # torch divides by norm + 1e-6
     else:
         assert min(norms) > 0.05
+        assert max(norms) < 5
 
 
 @pytest.mark.parametrize(("fail_at", "loaders"), [(1, 0), (3, 0), (4, 0), (6, 0), (4, 1)])
@@ -110,7 +114,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     )
     with pytest.raises(ConnectionError):
         run(broken)
-    resumed = job(Regression(dropout=0.3), tmp_path / "cut", plan, loader=loader, **given)
+    never_again = 0 if fail_at >= 3 else None  # there is a checkpoint: step 0 is not repeated
+    task = Regression(dropout=0.3, fail_at=never_again)
+    resumed = job(task, tmp_path / "cut", plan, loader=loader, **given)
     found, stored, again = run(resumed)
     assert found == expected
     assert_equal(stored, trained)
@@ -118,6 +124,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     one, other = (results.read_table(j.run, "steps").drop(columns="samples_per_s")
                   for j in (whole, resumed))  # fmt: skip
     assert one.equals(other)
+
+
+def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> None:
+    """The one before it is taken, and no step is in the table twice."""
+    expected, trained, _ = run(job(Regression(), tmp_path / "whole"))
+    asked = job(Regression(fail_at=6), tmp_path / "cut", checkpoint_every=2)
+    with pytest.raises(ConnectionError):
+        run(asked)
+    newest = f"{asked.run.checkpoints('fit')}/step_00000006/model.safetensors"
+    Path(newest).write_bytes(Path(newest).read_bytes()[:-1])
+    found, stored, _ = run(job(Regression(fail_at=3), tmp_path / "cut", checkpoint_every=2))
+    assert found == expected
+    assert_equal(stored, trained)
 
 
 def test_a_finished_run_started_again_does_nothing(tmp_path: Path) -> None:
@@ -200,15 +219,26 @@ def test_precisions_train_alike(tmp_path: Path, precision: Any, rel: float) -> N
     assert (found == exact) is False
 
 
-def test_fp16_resumes_with_its_scale(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"precision": "fp16", "checkpoint_every": 2}
-    task = Regression(dtype=torch.float32)
-    expected, trained, _ = run(job(task, tmp_path / "whole", **given))
+def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: Path) -> None:
+    def fp16(folder: str, **task: Any) -> TrainingJob:
+        overflowing = Regression(dtype=torch.float32, nan_at=1, **task)
+        return job(overflowing, tmp_path / folder, precision="fp16", checkpoint_every=2)
+
+    def last_scale(asked: TrainingJob) -> float:
+        last = CheckpointStore(asked.run, "fit").newest()
+        assert last is not None
+        return float(last.scaler["scale"])
+
+    whole = fp16("whole")
+    expected, trained, _ = run(whole)
+    assert [math.isnan(loss) for loss in expected] == [False, True] + [False] * 5
     with pytest.raises(ConnectionError):
-        run(job(Regression(dtype=torch.float32, fail_at=5), tmp_path / "cut", **given))
-    found, stored, _ = run(job(task, tmp_path / "cut", **given))
-    assert found == expected
+        run(fp16("cut", fail_at=5))
+    resumed = fp16("cut")
+    found, stored, _ = run(resumed)
+    assert found[2:] == expected[2:]
     assert_equal(stored, trained)
+    assert last_scale(resumed) == last_scale(whole) == 2.0**15
 
 
 def test_a_precision_the_device_lacks(tmp_path: Path) -> None:
