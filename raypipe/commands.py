@@ -50,7 +50,7 @@ def run(
         nodes = launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
         configuration = config.resolve(document, overrides, profile, nodes)
         stages = _stages(configuration, only)
-        _check_precision(configuration, nodes)
+        _check_training(configuration, nodes)
         run = _run_directory(run_dir, configuration)
         fresh = not run.exists(run.ledger)
         if not fresh:
@@ -203,13 +203,18 @@ def _stages(configuration: Configuration, only: Sequence[str]) -> list[Stage]:
     return with_needs(stages, only) if only else stages
 
 
-def _check_precision(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
-    """Refuse before anything starts a precision that the hardware lacks."""
+def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+    """Refuse before anything starts what the hardware, or this version, lacks."""
     capability = next((gpu.compute_capability for node in nodes for gpu in node.gpus), None)
     for name, section in configuration.settings:
         training = getattr(section, "training", None)
         if training is None:
             continue
+        if section.scaling.strategy != "ddp":
+            raise ConfigError(
+                f"{configuration.origin}: {name}.scaling.strategy = {section.scaling.strategy}: is "
+                "not available yet; use ddp"
+            )
         on_gpu = capability if section.scaling.gpus_per_worker != 0 else None
         allowed = hardware.supported_precisions(on_gpu)
         if training.precision not in allowed:

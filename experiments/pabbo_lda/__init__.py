@@ -1,4 +1,4 @@
-"""The main job: which optimiser finds the number of topics with the fewest LDA trainings?
+"""The main job: the optimiser that finds the number of topics with the fewest LDA trainings.
 
 Trains the optimiser model PABBO (small and large), measures it on held-out functions, runs the
 studies of every optimiser on every corpus, and compares them.

@@ -116,7 +116,14 @@ def _failure(unit: str, error: Exception) -> UnitError:
     for cause in failures.values():
         kind, message = _classify(cause)
         kinds.append((kind, message))
-    for wanted in ("out_of_memory", "host_out_of_memory", "error", "node_lost", "worker_died"):
+    for wanted in (
+        "out_of_memory",
+        "host_out_of_memory",
+        "invalid_value",
+        "error",
+        "node_lost",
+        "worker_died",
+    ):
         for kind, message in kinds:
             if kind == wanted:
                 return UnitError(unit, kind, message)

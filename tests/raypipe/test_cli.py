@@ -159,6 +159,7 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "--only", "square"], "did you mean squares?"),
         (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
         (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks it"),
+        (["run", "toy.yaml", "train.scaling.strategy=fsdp"], "not available yet"),
         (
             [
                 *("run", "toy.yaml", "train.training.micro_batch=4"),

@@ -47,7 +47,6 @@ def test_the_data_is_good_as_it_is(work, capsys):
     sys.argv = ["raypipe", "plan", "c.yaml", *BOW]
     with pytest.raises(SystemExit) as end:
         cli.main()
-        sys.exit(0)
     assert not end.value.code
     assert "80 studies" in capsys.readouterr().out
 

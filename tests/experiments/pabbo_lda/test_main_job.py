@@ -26,7 +26,8 @@ data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
 train_small:
   training: {steps: 6, micro_batch: 4, log_every: 2}
   pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
-evaluate_small: &evaluation {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
+evaluate_small: &evaluation
+  {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
 train_large:
   training: {steps: 4, micro_batch: 4, log_every: 2}
   pabbo: *pabbo

@@ -89,9 +89,7 @@ def test_two_workers_equal_the_big_batch(launcher, tmp_path, reference):
     assert [row["step"] for row in told] == list(range(1, 13))
 
 
-def test_out_of_memory_and_a_death_give_the_same_curve(
-    launcher, tmp_path, reference, monkeypatch
-):
+def test_out_of_memory_and_a_death_give_the_same_curve(launcher, tmp_path, reference, monkeypatch):
     """Both faults are rehearsed where they happen: in the worker's process."""
     from raypipe.faults import VARIABLE
 
