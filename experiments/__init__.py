@@ -1,0 +1,1 @@
+"""The workloads; each package holds one experiment."""

@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 import pynvml
 
-from raypipe.training.settings import Precision
+#: the arithmetic of a training run
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)

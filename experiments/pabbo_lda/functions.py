@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from raypipe.settings import Settings
 from raypipe.training import keyed_random
-from raypipe.training.settings import Settings
 
 #: streams of the keyed draws, see :mod:`raypipe.training.keyed_random`
 STREAM_SHAPE, STREAM_POINTS, STREAM_VALUES = 0, 1, 2

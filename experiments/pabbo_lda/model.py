@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor, nn
 
-from raypipe.training.settings import Settings
+from raypipe.settings import Settings
 
 
 class ModelSettings(Settings):
@@ -49,6 +49,21 @@ def _mlp(width_in: int, width: int, width_out: int, depth: int) -> nn.Sequential
     for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], width_out))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Scaled dot-product attention ``[M, H, L, e]`` of queries to keys ``[M, H, C, e]``.
+
+    On a CPU PyTorch's fused kernel is slow with so few keys (a context is some twenty duels).
+    There the scores are laid out keys by queries, which makes a policy step a tenth faster.
+    """
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    scores = key @ (query * query.shape[-1] ** -0.5).transpose(2, 3)
+    if mask is not None:
+        scores = scores.masked_fill(~mask.transpose(2, 3), -torch.inf)
+    attended: Tensor = value.transpose(2, 3) @ scores.softmax(2)
+    return attended.transpose(2, 3)
 
 
 class EncoderLayer(nn.Module):
@@ -88,8 +103,7 @@ class EncoderLayer(nn.Module):
         query, key, value = (
             t.view(*t.shape[:2], self.heads, -1).transpose(1, 2) for t in (query, key, value)
         )
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return attended.transpose(1, 2).flatten(2)
+        return attend(query, key, value, mask).transpose(1, 2).flatten(2)
 
 
 class PabboModel(nn.Module):

@@ -13,7 +13,8 @@ from experiments.pabbo_lda.optimizers import OptimizerName
 from experiments.pabbo_lda.optimizers import PabboSettings as PolicySettings
 from experiments.pabbo_lda.training import PabboSettings
 from raypipe.datasets import Source
-from raypipe.training.settings import Settings, TrainingSettings, TrainStageSettings
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 #: the published study's start: 20 values drawn with seed 42
 START = (

@@ -19,7 +19,8 @@ from experiments.pabbo_lda.evaluation import EvaluationSettings, evaluate_model
 from experiments.pabbo_lda.functions import FunctionSettings
 from experiments.pabbo_lda.losses import burn_in_loss, policy_loss
 from experiments.pabbo_lda.model import ModelSettings, PabboModel
-from raypipe.training.settings import Settings, TrainingSettings
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
 

@@ -6,8 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from raypipe.hardware import supported_precisions
-from raypipe.training.settings import Precision
+from raypipe.hardware import Precision, supported_precisions
 
 
 def check(precision: Precision, device: torch.device) -> None:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from raypipe.hardware import Precision
+from raypipe.settings import Settings
 
 _WITHOUT_EFFECT = {
     "micro_batch",
@@ -25,23 +19,6 @@ _WITHOUT_EFFECT = {
     "checkpoint_every",
     "keep_checkpoints",
 }
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
-
-class Settings(BaseModel):
-    """A section of the configuration: immutable, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        annotation = str(cls.model_fields[str(info.field_name)].annotation)
-        given = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(item, bool) for item in given) and "bool" not in annotation:
-            raise ValueError("must not be true or false")
-        return value
 
 
 class TrainingSettings(Settings):

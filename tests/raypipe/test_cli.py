@@ -16,7 +16,8 @@ TOY = """
 from pydantic import Field, PositiveInt
 from raypipe.experiment import Experiment, Stage, Unit
 from raypipe.stages import hardware_stage
-from raypipe.training.settings import Settings, TrainStageSettings
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainStageSettings
 
 
 class Squares(Settings):

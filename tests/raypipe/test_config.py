@@ -16,7 +16,8 @@ from raypipe.config import Configuration
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
 from raypipe.hardware import Gpu, Hardware
-from raypipe.training.settings import Settings, TrainStageSettings
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainStageSettings
 
 HEAD = "experiment: example_experiment\n"
 

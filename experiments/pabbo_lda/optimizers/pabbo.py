@@ -15,7 +15,7 @@ from experiments.pabbo_lda.optimizers.space import (
     Scale,
     as_losses,
 )
-from raypipe.training.settings import Settings
+from raypipe.settings import Settings
 
 if TYPE_CHECKING:
     from experiments.pabbo_lda.model import PabboModel

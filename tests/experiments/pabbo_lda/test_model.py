@@ -12,6 +12,7 @@ from experiments.pabbo_lda.model import (
     SMALL,
     ModelSettings,
     PabboModel,
+    attend,
     load_model,
     save_model,
     score_pairs,
@@ -63,6 +64,20 @@ def test_the_encoder_is_pytorch_s_with_the_context_as_keys(settings: ModelSettin
     encoder = _torch_encoder(model).train()  # the training path: no fused inference kernel
     expected = encoder(joint, mask=blocked)[:, 5:].view(2, 3, 7, -1)
     torch.testing.assert_close(model(context, targets), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_cpu_s_attention_is_the_fused_one_with_its_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 2, 7, 4), (3, 2, 5, 4), (3, 2, 5, 4))
+    tensors = [
+        torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in shapes
+    ]
+    for mask in (None, torch.arange(5) < torch.tensor([1, 3, 5])[:, None, None, None]):
+        results = []
+        for attention in (attend, nn.functional.scaled_dot_product_attention):
+            out = attention(*tensors, mask)
+            results.append((out, *torch.autograd.grad(out.square().sum(), tensors)))
+        torch.testing.assert_close(results[0], results[1])
 
 
 def test_a_mask_is_a_shorter_context() -> None:

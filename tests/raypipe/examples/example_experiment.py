@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.training.settings import Settings, TrainingSettings, TrainStageSettings
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 
 class StudySettings(Settings):

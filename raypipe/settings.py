@@ -1,0 +1,22 @@
+"""The base of every section of a configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class Settings(BaseModel):
+    """A section of the configuration: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = str(cls.model_fields[str(info.field_name)].annotation)
+        given = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(item, bool) for item in given) and "bool" not in annotation:
+            raise ValueError("must not be true or false")
+        return value
