@@ -35,10 +35,22 @@ class DataSettings(Settings):
     )
 
 
+def recipe(steps: int, effective_batch: int) -> TrainingSettings:
+    """How PABBO is trained, see ``docs/pabbo.md``: fewer, larger steps than published."""
+    return TrainingSettings(
+        steps=steps,
+        effective_batch=effective_batch,
+        optimizer="adam",
+        learning_rate=3e-3,
+        warmup_steps=20,
+        clip_norm=1.0,
+    )
+
+
 class PabboStageSettings(TrainStageSettings):
     """The training of an optimiser model."""
 
-    training: TrainingSettings = TrainingSettings(steps=2000, micro_batch=16, optimizer="adam")
+    training: TrainingSettings = recipe(steps=2000, effective_batch=16)
     pabbo: PabboSettings = PabboSettings()
 
 
@@ -87,7 +99,7 @@ class MainSettings(Settings):
     train_small: PabboStageSettings = PabboStageSettings()
     evaluate_small: EvaluationSettings = EvaluationSettings()
     train_large: PabboStageSettings = PabboStageSettings(
-        training=TrainingSettings(steps=8000, micro_batch=32, optimizer="adam"),
+        training=recipe(steps=8000, effective_batch=32),
         pabbo=PabboSettings(model=LARGE),
     )
     evaluate_large: EvaluationSettings = EvaluationSettings()
