@@ -30,6 +30,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import matplotlib.pyplot as plt
@@ -37,7 +38,6 @@ import numpy as np
 import torch
 import typer
 from pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
-from torch import nn
 
 from experiments.pabbo_lda.evaluation import (
     EvaluationSettings,
@@ -51,15 +51,22 @@ from experiments.pabbo_lda.evaluation import (
     simple_regret,
 )
 from experiments.pabbo_lda.functions import FunctionSettings
-from experiments.pabbo_lda.training import PabboSettings, PabboTask
-from raypipe.training.loop import learning_rate
-from raypipe.training.settings import TrainingSettings
+from experiments.pabbo_lda.model import restore_model
+from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.settings import recipe
+from experiments.pabbo_lda.training import PabboTask
+from raypipe.paths import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.loop import TrainingJob, Worker, train
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Phase, StepContext
 
 EQUAL = PabboSettings(
     prediction_splits=31, policy_gradient="published", policy_learning_rate=3e-5, burn_in=0.4,
     policy_batch=8, trajectories=10, query_points=50, candidate_pairs=50,
 )  # fmt: skip
+BURN_IN = Phase("burn_in", 1, 16, 1e-3)
+POLICY = Phase("policy", 1, 8, 3e-5)
 MODES = {"best score": False, "drawn": True}
 
 
@@ -115,13 +122,18 @@ def their_steps(reference: Any, folder: Path, burn_in: int, policy: int) -> floa
     return time.process_time() - start
 
 
+def profile_policy_step() -> str:
+    """Where our policy step at equal settings spends its time, by operator."""
+    our_steps(PabboTask(EQUAL), POLICY, 1)
+    with torch.profiler.profile() as profile:
+        our_steps(PabboTask(EQUAL), POLICY, 4)
+    return profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=15)
+
+
 def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[str, Any]], Any]:
     """Alternating blocks of both; the rows, and the ratios with their spread."""
     task = PabboTask(EQUAL)
-    phases = {
-        "burn_in": (Phase("burn_in", 1, 16, 1e-3), 10),
-        "policy": (Phase("policy", 1, 8, 3e-5), 4),
-    }
+    phases = {"burn_in": (BURN_IN, 10), "policy": (POLICY, 4)}
     rows: list[dict[str, Any]] = []
     for block in range(blocks + 1):
         for name, (phase, count) in phases.items():
@@ -144,37 +156,24 @@ def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[st
 
 
 def train_ours(
-    settings: PabboSettings, training: TrainingSettings, minutes: float, points: int
-) -> list[tuple[int, float, dict[str, Any]]]:
-    """Our recipe in one process, as the training loop steps; (step, CPU s, weights) on the way."""
-    task = PabboTask(settings)
-    torch.manual_seed(training.seed)
-    model = task.build_model()
-    optimizer = torch.optim.Adam(model.parameters(), training.learning_rate, betas=training.betas)
-    phases = task.phases(training, training.effective_batch or 16)
-    total = sum(phase.steps for phase in phases)
-    kept: list[tuple[int, float, dict[str, Any]]] = []
-    spent, first, done = 0.0, 0, 0
-    for phase in phases:
-        for step in range(phase.steps):
-            start = time.process_time()
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(training, phase, step)
-            samples = torch.arange(first, first + phase.samples)
-            loss = task.loss(model, samples, StepContext(done, phase, training.seed))
-            optimizer.zero_grad()
-            (loss.total / loss.weight).backward()
-            if training.clip_norm is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), training.clip_norm)
-            optimizer.step()
-            first, done = first + phase.samples, done + 1
-            spent += time.process_time() - start
-            if done % max(1, total // points) == 0 or done == total:
-                state = {name: value.clone() for name, value in model.state_dict().items()}
-                kept.append((done, spent, state))
-            if spent > 60 * minutes:
-                return kept
-    return kept
+    settings: PabboSettings, training: TrainingSettings, folder: Path
+) -> list[tuple[int, float, bytes]]:
+    """Our recipe by the training core, in this process: (step, CPU s, weights) on the way."""
+    run = RunDirectory.at(folder)
+    stage = TrainStageSettings(training=training)
+    batch = training.effective_batch or 1
+    plan = BatchPlan(batch, 1, batch, workers=1)
+    job = TrainingJob("pabbo", "benchmark", PabboTask(settings), stage, plan, run)
+    spent: dict[int, float] = {}
+    start = time.process_time()
+
+    def note(row: dict[str, Any]) -> None:
+        spent[row["step"]] = time.process_time() - start
+
+    train(job, Worker(0, torch.device("cpu")), note)
+    weights = "{}/step_{:08d}/model.safetensors"
+    folder = run.checkpoints("pabbo")
+    return [(step, cpu_s, run.read(weights.format(folder, step))) for step, cpu_s in spent.items()]
 
 
 def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldOut,
@@ -276,7 +275,6 @@ def main(
         Path, typer.Option(help="for checkpoints; a finished reference run in it is used")
     ] = Path("runs/pabbo_reference"),
     out: Annotated[Path, typer.Option(help="for the results")] = Path("benchmarks/results/pabbo"),
-    minutes: Annotated[float, typer.Option(help="CPU minutes of our training, at most")] = 10,
     blocks: Annotated[int, typer.Option(help="alternating blocks of the speed measure")] = 7,
     functions: Annotated[int, typer.Option(help="held-out functions")] = 256,
     published: Annotated[Path | None, typer.Option(help="gp1d_tasks.npz")] = None,
@@ -296,6 +294,7 @@ def main(
     speed, ratios = measure_speed(module, work, blocks)
     write_csv(out / "speed.csv", speed)
     typer.echo(json.dumps(ratios))
+    (out / "profile.txt").write_text(profile_policy_step())
 
     # a seed that no setting was chosen on
     settings = EvaluationSettings(
@@ -303,18 +302,13 @@ def main(
     )
     held_out = held_out_functions(settings, FunctionSettings())
     points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
-    recipe = PabboSettings()
-    training = TrainingSettings(
-        steps=1000,
-        effective_batch=32,
-        learning_rate=3e-3,
-        warmup_steps=20,
-        clip_norm=1.0,
-        seed=seed,
-    )
-    model = PabboTask(recipe).build_model()
-    for step, cpu_s, state in train_ours(recipe, training, minutes, points=10):
-        model.load_state_dict(state)
+    ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # measured here instead
+    points_of = {"log_every": 100, "checkpoint_every": 100, "keep_checkpoints": 10, "seed": seed}
+    training = recipe(steps=1000, effective_batch=32).model_copy(update=points_of)
+    with TemporaryDirectory() as folder:
+        trained = train_ours(ours, training, Path(folder))
+    for step, cpu_s, weights in trained:
+        model = restore_model(ours.model, weights)
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):
         if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:

@@ -6,8 +6,6 @@ micro-batches has the same gradient.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,11 +13,9 @@ from torch import Tensor
 from experiments.pabbo_lda.duels import Candidates, draw_pairs, summed
 from experiments.pabbo_lda.functions import sample_functions
 from experiments.pabbo_lda.model import PabboModel
+from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss
-
-if TYPE_CHECKING:
-    from experiments.pabbo_lda.training import PabboSettings
 
 #: streams of the keyed draws, apart from those of the functions
 STREAM_DUELS, STREAM_SPLITS, STREAM_SIZES, STREAM_CANDIDATES, STREAM_ACTIONS = range(10, 15)

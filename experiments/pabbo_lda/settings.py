@@ -9,9 +9,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
-from experiments.pabbo_lda.optimizers import OptimizerName
-from experiments.pabbo_lda.optimizers import PabboSettings as PolicySettings
-from experiments.pabbo_lda.training import PabboSettings
+from experiments.pabbo_lda.optimizers import OptimizerName, PolicySettings
+from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.datasets import Source
 from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings

@@ -8,53 +8,17 @@ the prediction loss besides. Everything is drawn by keyed random numbers on the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
 
 import torch
-from pydantic import Field, PositiveFloat, PositiveInt
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.pabbo_lda.evaluation import EvaluationSettings, evaluate_model
-from experiments.pabbo_lda.functions import FunctionSettings
+from experiments.pabbo_lda.evaluation import evaluate_model
 from experiments.pabbo_lda.losses import burn_in_loss, policy_loss
-from experiments.pabbo_lda.model import ModelSettings, PabboModel
-from raypipe.settings import Settings
+from experiments.pabbo_lda.model import PabboModel
+from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
-
-
-class PabboSettings(Settings):
-    """What PABBO trains on.
-
-    The defaults are the recipe of ``benchmarks/pabbo.py`` for a CPU, with an effective batch of 32,
-    a learning rate of 3e-3 and gradients clipped at 1. Published: ``policy_gradient=published``,
-    ``policy_learning_rate=3e-5``, ``prediction_splits`` = horizon + 1, burn-in 3000 of 8000 steps,
-    16 x 20 trajectories of 64 duels, 100 points and pairs; quick: burn-in 800 of 2000 steps, 8 x 10
-    trajectories of 30 duels, 50 points and pairs.
-    """
-
-    model: ModelSettings = Field(ModelSettings(), description="the transformer")
-    functions: FunctionSettings = Field(FunctionSettings(), description="training functions")
-    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="held-out measure")
-    burn_in: float = Field(0.6, ge=0, le=1, description="fraction of the steps before the policy")
-    policy_batch: PositiveInt = Field(32, description="functions a policy step")
-    trajectories: PositiveInt = Field(1, description="trajectories a function")
-    horizon: PositiveInt = Field(30, description="duels a trajectory")
-    query_points: PositiveInt = Field(64, description="points the trajectories choose from")
-    candidate_pairs: PositiveInt = Field(256, description="pairs of them that can be asked")
-    prediction_points: PositiveInt = Field(50, description="points of the prediction duels")
-    prediction_duels: PositiveInt = Field(50, description="duels a function, context and target")
-    prediction_splits: PositiveInt = Field(4, description="context/target splits a function")
-    max_context: PositiveInt = Field(20, description="largest context of a split, in duels")
-    discount: float = Field(0.98, gt=0, le=1, description="of the reward, by step")
-    policy_gradient: Literal["published", "expected_improvement"] = Field(
-        "expected_improvement",
-        description="REINFORCE with returns standardised over each trajectory, as published, or "
-        "the expected improvement over all candidates, which learns from far fewer trajectories",
-    )
-    policy_learning_rate: PositiveFloat = Field(1e-3, description="peak in the policy phase")
-    prediction_weight: float = Field(1.0, ge=0, description="of the prediction loss in it")
 
 
 class PabboTask(TrainTask):
@@ -64,7 +28,6 @@ class PabboTask(TrainTask):
     unused_parameters = True  # the acquisition head rests during the burn-in
 
     def __init__(self, settings: PabboSettings) -> None:
-        _check(settings)
         self.settings = settings
 
     def build_model(self) -> PabboModel:
@@ -91,27 +54,12 @@ class PabboTask(TrainTask):
         )
         return [phase for phase in phases if phase.steps]
 
-    def loss(self, model: nn.Module, batch: Tensor, context: StepContext) -> Loss:
+    def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:
         """The loss of the functions ``batch``, an int64 ``[B]``."""
-        model = cast(PabboModel, model)
         if context.phase.name == "burn_in":
             return burn_in_loss(model, batch, context.seed, self.settings)
         return policy_loss(model, batch, context.seed, self.settings)
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def evaluate(self, model: PabboModel, device: torch.device) -> Mapping[str, float]:
         """Simple regret on held-out functions, beside that of random search."""
-        model = cast(PabboModel, model)
         return evaluate_model(model, self.settings.evaluation, self.settings.functions, device)
-
-
-def _check(s: PabboSettings) -> None:
-    """Raise ValueError where the settings do not fit together."""
-    for pairs, points in (("candidate_pairs", "query_points"),
-                          ("prediction_duels", "prediction_points")):  # fmt: skip
-        n = getattr(s, points)
-        if getattr(s, pairs) > n * (n - 1) // 2:
-            raise ValueError(f"{pairs} is {getattr(s, pairs)}, but {points}={n} form fewer pairs")
-    if s.horizon > s.candidate_pairs:
-        raise ValueError(f"horizon={s.horizon} exceeds candidate_pairs={s.candidate_pairs}")
-    if s.max_context >= s.prediction_duels:
-        raise ValueError(f"max_context={s.max_context} leaves none of the prediction_duels")

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args
 from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
-from experiments.pabbo_lda.optimizers.pabbo import PABBO, PabboSettings, Scorer, model_scorer
+from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
 from experiments.pabbo_lda.optimizers.random_search import RandomSearch
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange
@@ -22,7 +22,7 @@ __all__ = [
     "IntegerRange",
     "Optimizer",
     "OptimizerName",
-    "PabboSettings",
+    "PolicySettings",
     "Scorer",
     "make_optimizer",
     "model_scorer",
@@ -50,7 +50,7 @@ def make_optimizer(
     t_max: int,
     seed: int,
     scorer: Scorer | None = None,
-    pabbo: PabboSettings | None = None,
+    pabbo: PolicySettings | None = None,
 ) -> Optimizer:
     """A fresh optimiser of T in [t_min, t_max].
 
@@ -75,7 +75,7 @@ def make_optimizer(
         case "pabbo_small" | "pabbo_large":
             if scorer is None:
                 raise ValueError(f"{name} needs the scorer of a trained model")
-            settings = pabbo or PabboSettings()
+            settings = pabbo or PolicySettings()
             return PABBO(IntegerRange(t_min, t_max, settings.scale), seed, scorer, settings)
         case "sabbo":
             return SABBO(space, seed)

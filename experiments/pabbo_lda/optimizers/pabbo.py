@@ -28,7 +28,7 @@ into points) and the share of the budget used."""
 CANDIDATES = 256
 
 
-class PabboSettings(Settings):
+class PolicySettings(Settings):
     """How the transformer is used as an optimiser of T."""
 
     scale: Scale = Field("log", description="positions in [-1, 1] even in log T or in T")
@@ -52,7 +52,7 @@ class PABBO:
     """
 
     def __init__(
-        self, space: IntegerRange, seed: int, scorer: Scorer, settings: PabboSettings
+        self, space: IntegerRange, seed: int, scorer: Scorer, settings: PolicySettings
     ) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)

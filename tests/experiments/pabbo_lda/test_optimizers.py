@@ -19,7 +19,7 @@ from experiments.pabbo_lda.optimizers import (
     IntegerRange,
     Optimizer,
     OptimizerName,
-    PabboSettings,
+    PolicySettings,
     make_optimizer,
     model_scorer,
 )
@@ -277,7 +277,7 @@ def pabbo(scorer, **options) -> Optimizer:
         t_max=1000,
         seed=0,
         scorer=scorer,
-        pabbo=PabboSettings(**options),
+        pabbo=PolicySettings(**options),
     )
 
 

@@ -11,7 +11,8 @@ from experiments.pabbo_lda.duels import Candidates, draw_pairs
 from experiments.pabbo_lda.functions import sample_functions
 from experiments.pabbo_lda.losses import _trajectories, expected_improvement, reinforce
 from experiments.pabbo_lda.model import ModelSettings, PabboModel
-from experiments.pabbo_lda.training import PabboSettings, PabboTask
+from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.training import PabboTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 
@@ -193,7 +194,7 @@ def test_phases() -> None:
 )
 def test_contradicting_settings_are_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PabboTask(TINY.model_copy(update=changes))
+        PabboSettings(**{**TINY.model_dump(), **changes})
 
 
 def test_the_task_is_picklable() -> None:
