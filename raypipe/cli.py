@@ -19,6 +19,12 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_EXAMPLES = """\b
+Examples:
+  raypipe run configs/quickstart.yaml
+  raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
+"""
+
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
 Overrides = Annotated[
     list[str] | None,
@@ -41,7 +47,7 @@ Profile = Annotated[
 Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
 
 
-@app.command()
+@app.command(epilog=_EXAMPLES)
 def run(
     config: Config,
     overrides: Overrides = None,
@@ -49,20 +55,13 @@ def run(
     profile: Profile = "auto",
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="STAGE", help="Run this stage and what it needs. May be repeated."),
+        typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
     ] = None,
     address: Annotated[
         str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
     ] = None,
 ) -> None:
-    """Run an experiment; finished work is kept, and never done twice.
-
-    Examples:
-      raypipe run configs/quickstart.yaml
-
-      raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
-
-    """
+    """Run an experiment; finished work is kept, and never done twice."""
     from raypipe import commands
 
     raise typer.Exit(
@@ -142,10 +141,21 @@ def _show(frame: Any) -> None:
     typer.echo(frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)")
 
 
+def _spread_stages(arguments: list[str]) -> list[str]:
+    """``--only A B`` as ``--only A --only B``: an option of click takes one value."""
+    spread: list[str] = []
+    further = False
+    for argument, before in zip(arguments, ["", *arguments], strict=False):
+        named = not argument.startswith("-") and "=" not in argument
+        further = named and (before == "--only" or further)
+        spread += ["--only", argument] if further and before != "--only" else [argument]
+    return spread
+
+
 def main() -> None:
     """The entry point: a configuration error is one message and exit status 2."""
     try:
-        app()
+        app(_spread_stages(sys.argv[1:]))
     except ConfigError as error:
         print(f"raypipe: {error}", file=sys.stderr)
         sys.exit(2)

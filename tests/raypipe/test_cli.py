@@ -11,6 +11,8 @@ import pytest
 
 from raypipe import cli, commands
 from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
 
 TOY = """
 from pydantic import Field, PositiveInt
@@ -158,6 +160,8 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "squares.numbers=[13]"], "bad luck"),
         (["run", "toy.yaml", "squares"], "dotted.key=value"),
         (["run", "toy.yaml", "--only", "square"], "did you mean squares?"),
+        (["run", "toy.yaml", "--only", "hardware", "square"], "did you mean squares?"),
+        (["run", "toy.yaml", "--only"], "requires an argument"),
         (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
         (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks it"),
         (["run", "toy.yaml", "train.scaling.strategy=fsdp"], "not available yet"),
@@ -187,6 +191,14 @@ def test_a_mistake_is_one_message_and_leaves_nothing(work, capsys, arguments, me
     assert left(work) == before
 
 
+def test_only_takes_several_stages(work):
+    both = ("run", "toy.yaml", "--only", "hardware", "squares", "--run-dir")
+    assert raypipe(*both, "out") == 0
+    assert raypipe("run", "toy.yaml", "--only", "hardware", "--run-dir", "part") == 0
+    for folder, stages in (("out", ["hardware", "squares"]), ("part", ["hardware"])):
+        assert list(read_table(RunDirectory.at(folder), "stages")["stage"]) == stages
+
+
 def test_an_experiment_that_cannot_be_imported_is_a_mistake(work, capsys):
     (work / "other.yaml").write_text("experiment: experiments.nothing_here\n")
     assert raypipe("run", "other.yaml") == 2
@@ -214,8 +226,6 @@ def test_another_experiments_directory_is_refused(work, capsys):
 
 
 def test_a_directory_in_use_is_refused(work, capsys):
-    from raypipe.paths import RunDirectory
-
     with commands._locked(RunDirectory.at("out")):
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 2
     assert "another raypipe command" in capsys.readouterr().err
