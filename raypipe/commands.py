@@ -79,7 +79,7 @@ def run(
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {again}")
             return 1
-        display.say(f"done: {run.location} (report: {run.report}/index.html)")
+        display.say(f"done: {run.location} (report: {run.location}/report/index.html)")
         return 0
 
 

@@ -63,12 +63,12 @@ class StageContext:
         """The units that are not finished, in order."""
         return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
 
-    def finish(self, unit: Unit, status: str = "succeeded") -> None:
+    def finish(self, unit: Unit) -> None:
         """Record that a unit is finished; its rows were put before."""
         record = {
             "identity": dict(unit.identity),
             "fingerprint": fingerprint(unit.identity),
-            "status": status,
+            "status": "succeeded",
             "extent": unit.extent,
             "stage": self.stage.name,
             "finished_at": now(),

@@ -47,6 +47,11 @@ class Request:
     batch_size: int
 
     @property
+    def name(self) -> str:
+        """What a message calls it; one of a kind in a run."""
+        return f"{self.corpus.name}/seed {self.seed}/T {self.T}"
+
+    @property
     def key(self) -> str:
         """The same for equal requests, in every study and every run directory."""
         return fingerprint(
@@ -139,8 +144,10 @@ class _Board:
             return
         value = float(result.value)
         if not math.isfinite(value):
-            message = f"T={request.T} of {request.corpus.name}, seed {request.seed}: {value}"
-            self._context.fail(result.key, result.attempt, "invalid_value", message, "worst value")
+            message = f"the perplexity is {value}"
+            self._context.fail(
+                request.name, result.attempt, "invalid_value", message, "worst value"
+            )
         row = {
             "dataset": request.corpus.name,
             "seed": request.seed,
@@ -149,7 +156,7 @@ class _Board:
             "duration_s": result.duration_s,
             "worker": result.worker,
         }
-        self._context.ledger.put("evaluations", {result.key: row})
+        self._context.ledger.put("evaluations", {request.key: row})
         self.computed += 1
         for slot in slots:
             if slot in self._open:
@@ -163,8 +170,8 @@ class _Board:
     def _move_on(self, slot: str) -> None:
         """Serve what is stored, submit what is new, record the study once it is done."""
         spec, study = self._open[slot]
-        while served := self._serve(spec, study):
-            del served
+        while self._serve(spec, study):
+            pass  # a batch that was stored whole opens the next one
         if study.done:
             del self._open[slot]
             self._finished += spec.unit.extent
@@ -172,10 +179,10 @@ class _Board:
             return
         for T in study.request():
             request = self._request(spec, T)
-            if request.key not in self._requests:
-                self._requests[request.key] = request
+            if request.name not in self._requests:
+                self._requests[request.name] = request
                 self._pool.submit(
-                    request.key,
+                    request.name,
                     lda_perplexity,
                     self._shared[spec.corpus.name],
                     T,
@@ -183,8 +190,8 @@ class _Board:
                     request.max_iter,
                     request.batch_size,
                 )
-            if slot not in self._waiting[request.key]:
-                self._waiting[request.key].append(slot)
+            if slot not in self._waiting[request.name]:
+                self._waiting[request.name].append(slot)
 
     def _serve(self, spec: StudySpec, study: Study) -> int:
         """Supply the stored values among those requested now; how many there were."""
