@@ -119,9 +119,23 @@ def _step_axes(table: pd.DataFrame) -> tuple[Canvas, Axes]:
     return figure, axes
 
 
+def _mark_phases(axes: Axes, table: pd.DataFrame) -> None:
+    """A rule with its name where a further phase of the training begins."""
+    if "phase" not in table.columns:
+        return
+    starts = table.groupby("phase", sort=False)["step"].min().iloc[1:]
+    for phase, step in starts.items():
+        axes.axvline(step, color="0.6", linewidth=0.8, linestyle=":")
+        at = (step, 0.97)
+        axes.annotate(
+            f" {str(phase).replace('_', ' ')}", at, xycoords=axes.get_xaxis_transform(), va="top"
+        )
+
+
 def _loss(stage: str, table: pd.DataFrame) -> Figure:
     figure, axes = _step_axes(table)
     count = _lines(axes, table, "loss")
+    _mark_phases(axes, table)
     logarithmic = axes.get_yscale() == "log"
     axes.set_title("training loss" + (" (logarithmic)" if logarithmic else ""))
     last = table.sort_values("step").groupby("trial_id", sort=False)["loss"].last()
@@ -133,6 +147,7 @@ def _loss(stage: str, table: pd.DataFrame) -> Figure:
 def _throughput(stage: str, table: pd.DataFrame) -> Figure:
     figure, axes = _step_axes(table)
     _lines(axes, table, "samples_per_s")
+    _mark_phases(axes, table)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     axes.set_title("samples per second")

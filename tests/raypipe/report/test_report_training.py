@@ -53,6 +53,17 @@ def test_the_loss_axis_is_logarithmic_when_the_loss_falls_far() -> None:
     assert axes.get_yscale() == "log"
 
 
+def test_a_further_phase_is_marked_where_it_begins() -> None:
+    steps = _steps(points=20)
+    steps["phase"] = np.where(steps["step"] < 150, "burn_in", "policy")
+    for figure in training_figures({"steps": steps}):
+        axes = figure.figure.axes[0]
+        assert list(axes.lines[-1].get_xdata()) == [150, 150]
+        assert axes.texts[-1].get_text() == " policy"
+    (plain,) = (f for f in training_figures({"steps": _steps(points=20)}) if "loss" in f.name)
+    assert len(plain.figure.axes[0].lines) == 1
+
+
 def test_throughput_starts_at_zero() -> None:
     axes = _named(training_figures({"steps": _steps()}))["throughput-training"].figure.axes[0]
     assert axes.get_ylim()[0] == 0
