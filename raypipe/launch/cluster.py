@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ from raypipe.launch.launcher import R, TaskPool
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
 from raypipe.training.loop import Report, TrainingJob
+
+_CONNECT_S = 10.0
 
 
 class RayLauncher:
@@ -39,15 +42,17 @@ class RayLauncher:
             options["address"] = "local"
         else:
             options["address"] = address or "auto"
+            _check_reachable(options["address"])
         # Ray prints a paragraph in colour for every dead worker, whatever log_to_driver says; each
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
         try:
             ray.init(**options)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"--address {options['address']}: no Ray cluster can be reached there ({error})"
-            ) from error
+            what = "Ray does not start on this machine"
+            if not self._local:
+                what = f"--address {options['address']}: no Ray cluster can be reached there"
+            raise ConfigError(f"{what}: {error}") from error
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node."""
@@ -72,3 +77,16 @@ class RayLauncher:
     def close(self) -> None:
         """Leave the cluster; one that was started here stops."""
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Say at once that nothing listens at ``host:port``; Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # "auto", or a name that Ray looks up
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"--address {address}: no Ray cluster can be reached there: {error}"
+        ) from error

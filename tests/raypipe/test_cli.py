@@ -163,6 +163,7 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "--only", "hardware", "square"], "did you mean squares?"),
         (["run", "toy.yaml", "--only"], "requires an argument"),
         (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
+        (["run", "toy.yaml", "--address", "127.0.0.1:1"], "no Ray cluster can be reached"),
         (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks it"),
         (["run", "toy.yaml", "train.scaling.strategy=fsdp"], "not available yet"),
         (
