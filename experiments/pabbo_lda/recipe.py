@@ -24,7 +24,10 @@ class PabboSettings(Settings):
 
     model: ModelSettings = Field(ModelSettings(), description="the transformer")
     functions: FunctionSettings = Field(FunctionSettings(), description="training functions")
-    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="held-out measure")
+    evaluation: EvaluationSettings = Field(
+        EvaluationSettings(functions=20, starts=1, candidate_pairs=256),
+        description="a small held-out measure beside the training; the stage after it is the real",
+    )
     burn_in: float = Field(0.6, ge=0, le=1, description="fraction of the steps before the policy")
     policy_batch: PositiveInt = Field(32, description="functions a policy step")
     trajectories: PositiveInt = Field(1, description="trajectories a function")
