@@ -35,7 +35,7 @@ def burn_in_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboS
 
 
 def policy_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
-    """REINFORCE and the preference loss on functions ``samples``, an int64 ``[B]``."""
+    """The policy gradient's and the preference loss on functions ``samples``, an int64 ``[B]``."""
     s = settings
     n = s.prediction_points
     functions = sample_functions(

@@ -8,7 +8,6 @@ function's targets, so that many prediction splits or trajectories are one forwa
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from safetensors import safe_open
-from safetensors.torch import load, save_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from raypipe.settings import Settings
@@ -200,28 +199,18 @@ def score_pairs(
         return model.score(encoded, pairs[None], budget_used)[0, 0]
 
 
-def save_model(model: PabboModel, path: Path) -> None:
-    """Write the weights and the settings as one safetensors file."""
-    tensors = {
-        name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()
-    }
-    save_file(tensors, path, metadata={"model": json.dumps(model.settings.model_dump())})
-
-
 def load_model(path: Path) -> PabboModel:
-    """The model of :func:`save_model`, on the CPU, ready for inference.
+    """The model that a training run has left, by its file alone, ready for inference.
 
     Raises:
-        ValueError: the file was not written by :func:`save_model`.
+        ValueError: the file holds no PABBO model.
 
     """
     with safe_open(path, framework="pt") as stored:
         metadata = stored.metadata() or {}
-        if "model" not in metadata:
-            raise ValueError(f"{path} holds no PABBO model: its metadata lack the key 'model'")
-        model = PabboModel(ModelSettings.model_validate_json(metadata["model"]))
-        model.load_state_dict({name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118
-    return model.eval()
+    if "model" not in metadata:
+        raise ValueError(f"{path} holds no PABBO model: its metadata lack the key 'model'")
+    return restore_model(ModelSettings.model_validate_json(metadata["model"]), path.read_bytes())
 
 
 def restore_model(settings: ModelSettings, weights: bytes) -> PabboModel:

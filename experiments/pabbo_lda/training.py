@@ -1,4 +1,4 @@
-"""Training of PABBO: a burn-in on preferences, then the policy by REINFORCE (ICLR 2025, section 4).
+"""Training of PABBO: a burn-in on preferences, then the policy (ICLR 2025, section 4).
 
 Burn-in: of each function's duels a random part is context, and the model predicts the winners of
 the others. Policy: trajectories of T duels on each function, drawn from the acquisition head, with

@@ -77,10 +77,6 @@ class CheckpointStore:
                 )
         return None
 
-    def clear(self) -> None:
-        """Remove them all."""
-        self.run.delete(self._folder)
-
     @property
     def _folder(self) -> str:
         return self.run.checkpoints(self.trial_id)

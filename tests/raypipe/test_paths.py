@@ -70,9 +70,9 @@ def test_names_with_slashes_stay_one_file() -> None:
 
 def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert RunDirectory.at("runs/../mine").location == str(tmp_path / "mine")
-    assert RunDirectory.at("~/mine").location == "/home/someone/mine"
+    assert RunDirectory.at("~/mine").location == str(tmp_path / "home" / "mine")
     assert RunDirectory.at("s3://bucket/a/").location == "s3://bucket/a"
     as_uri = RunDirectory.at(f"file://{tmp_path}/mine")
     assert as_uri.is_local

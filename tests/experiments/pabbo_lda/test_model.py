@@ -14,9 +14,10 @@ from experiments.pabbo_lda.model import (
     PabboModel,
     attend,
     load_model,
-    save_model,
     score_pairs,
 )
+from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.training import PabboTask
 
 
 def _model(settings: ModelSettings = SMALL) -> PabboModel:
@@ -163,7 +164,8 @@ def test_the_winner_of_a_duel_matters() -> None:
 def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:
     settings = ModelSettings(d_model=8, heads=2, layers=1, feed_forward=4, embedding_depth=3)
     model = PabboModel(settings)
-    save_model(model, tmp_path / "model.safetensors")
+    metadata = dict(PabboTask(PabboSettings(model=settings)).metadata())
+    save_file(model.state_dict(), tmp_path / "model.safetensors", metadata)
     loaded = load_model(tmp_path / "model.safetensors")
     assert loaded.settings == settings
     assert not loaded.training
