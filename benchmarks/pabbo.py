@@ -57,7 +57,8 @@ from experiments.pabbo_lda.settings import recipe
 from experiments.pabbo_lda.training import PabboTask
 from raypipe.paths import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.loop import TrainingJob, Worker, train
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Phase, StepContext
 

@@ -210,11 +210,6 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
         training = getattr(section, "training", None)
         if training is None:
             continue
-        if section.scaling.strategy != "ddp":
-            raise ConfigError(
-                f"{configuration.origin}: {name}.scaling.strategy = {section.scaling.strategy}: is "
-                "not available yet; use ddp"
-            )
         on_gpu = capability if section.scaling.gpus_per_worker != 0 else None
         allowed = hardware.supported_precisions(on_gpu)
         if training.precision not in allowed:

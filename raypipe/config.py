@@ -20,8 +20,9 @@ from pydantic_core import ErrorDetails
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
 from raypipe.hardware import Hardware, pick_profile
+from raypipe.settings import Settings
 from raypipe.training import batching
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.yaml_text import check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
@@ -132,6 +133,9 @@ def resolve(
         Level(document.origin, document.values),
         Level("default", _defaults(experiment.settings)),
     ]
+    levels = [
+        Level(level.origin, _spelled_out(level.values, experiment.settings)) for level in levels
+    ]
     for level in levels[:-1]:
         _check_sections(level.values, level.origin, experiment.settings)
     values = _merge(levels)
@@ -227,6 +231,20 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     return values
 
 
+def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The values with a section in the place of each word that stands for one."""
+    result = dict(values)
+    for name, field in model.model_fields.items():
+        section, value = _section(field.annotation), values.get(name)
+        if section is None or not issubclass(section, Settings):
+            continue
+        if isinstance(value, Mapping):
+            result[name] = _spelled_out(value, section)
+        elif isinstance(value, str) and (meant := section.from_word(value)) is not None:
+            result[name] = meant
+    return result
+
+
 def _check_sections(
     values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
 ) -> None:
@@ -281,14 +299,15 @@ def _resolve_batches(
             sizes = [_sizes(_dig(level.values, stage, "training")) for level in levels]
         except ValidationError:
             continue  # likewise
-        workers = _dig(values, stage, "scaling", "workers")
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        try:
+            scaling = ScalingSettings(workers=_dig(values, stage, "scaling", "workers"))
+        except ValidationError:
             continue  # likewise
         giver = next(
             i for i, level in enumerate(levels) if _dig(level.values, stage, "scaling", "workers")
         )
         try:
-            plan = batching.resolve(sizes, workers, giver)
+            plan = batching.resolve(sizes, scaling.most_workers, giver)
         except batching.BatchConflict as error:
             origin = levels[error.level].origin
             raise ConfigError(f"{origin}: {stage}.training: {error}") from error
@@ -323,25 +342,45 @@ def _validate(
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail, levels, model) for detail in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from error
+        lines: dict[str, str] = {}
+        for detail in error.errors():
+            where, what = _explain(detail, levels, model)
+            # a value that may be of several kinds has a complaint for each
+            lines[where] = f"{lines[where]}, or {what}" if where in lines else what
+        message = "\n".join(f"{where}: {what}" for where, what in lines.items())
+        raise ConfigError(message) from error
 
 
-def _explain(detail: ErrorDetails, levels: Sequence[Level], model: type[BaseModel]) -> str:
-    location = [str(part) for part in detail["loc"]]
+def _explain(
+    detail: ErrorDetails, levels: Sequence[Level], model: type[BaseModel]
+) -> tuple[str, str]:
+    """Where the mistake is, and what it is."""
+    location = _location(detail["loc"], model)
     key = ".".join(location)
     origin = _origin(location, levels)
     if detail["type"] == "extra_forbidden":
         allowed = sorted(_keys(model))
         siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
-        return (
-            f"{origin}: {key} = {detail['input']!r}: unknown key"
-            f"{_did_you_mean(key, allowed)} (allowed here: {names})"
-        )
+        what = f"unknown key{_did_you_mean(key, allowed)} (allowed here: {names})"
+        return f"{origin}: {key} = {detail['input']!r}", what
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
     shown = f" = {detail['input']!r}" if not isinstance(detail["input"], Mapping) else ""
-    return f"{origin}: {key or 'configuration'}{shown}: {message[0].lower()}{message[1:]}"
+    return f"{origin}: {key or 'configuration'}{shown}", f"{message[0].lower()}{message[1:]}"
+
+
+def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
+    """The key, without the names pydantic adds for each kind that a plain value may be of."""
+    location: list[str] = []
+    section: type[BaseModel] | None = model
+    for part in parts:
+        if section is not None:
+            field = section.model_fields.get(str(part))
+            section = _section(field.annotation) if field is not None else None
+        elif not isinstance(part, int):
+            continue
+        location.append(str(part))
+    return location
 
 
 def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 FailureKind = Literal[
     "out_of_memory",
@@ -19,14 +20,25 @@ class ConfigError(ValueError):
     """A mistake in the command or the configuration: exit status 2, nothing started."""
 
 
+@dataclass(frozen=True)
+class BatchLimit:
+    """The batch that did not fit into memory: samples of a forward, in training or evaluation."""
+
+    where: Literal["training", "evaluation"]
+    size: int
+
+
 class UnitError(RuntimeError):
     """A unit of work ended without a result; ``kind`` is what ``failures.kind`` records."""
 
-    def __init__(self, unit: str, kind: FailureKind, message: str) -> None:
+    def __init__(
+        self, unit: str, kind: FailureKind, message: str, limit: BatchLimit | None = None
+    ) -> None:
         super().__init__(f"{unit}: {kind}: {message}")
         self.unit = unit
         self.kind = kind
         self.message = message
+        self.limit = limit
 
-    def __reduce__(self) -> tuple[type[UnitError], tuple[str, str, str]]:
-        return type(self), (self.unit, self.kind, self.message)
+    def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
+        return type(self), (self.unit, self.kind, self.message, self.limit)

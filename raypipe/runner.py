@@ -147,7 +147,7 @@ class StageContext:
 
         """
         from raypipe.training.batching import BatchPlan
-        from raypipe.training.loop import TrainingJob
+        from raypipe.training.job import TrainingJob
         from raypipe.training.recovery import train_to_the_end
 
         training = settings.training
@@ -157,7 +157,7 @@ class StageContext:
             training.micro_batch,
             training.accumulation,
             training.effective_batch or training.micro_batch * training.accumulation,
-            settings.scaling.workers,
+            settings.scaling.most_workers,
         )
         uses_gpu = settings.scaling.gpus_per_worker != 0
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
@@ -166,7 +166,10 @@ class StageContext:
         total = sum(phase.steps for phase in task.phases(training, plan.effective_batch))
         self.begin(total)
 
-        def report(row: dict[str, Any]) -> None:
+        def report(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                self.say(row)
+                return
             note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
             self.advance(row["step"], note)
 
@@ -194,6 +197,7 @@ class StageContext:
             "effective_batch": job.plan.effective_batch,
             "workers": job.plan.workers,
             "precision": job.settings.training.precision,
+            "strategy": job.settings.scaling.strategy,
             "device": self.device,
             "attempts": job.attempt,
             **outcome,

@@ -20,3 +20,9 @@ class Settings(BaseModel):
         if any(isinstance(item, bool) for item in given) and "bool" not in annotation:
             raise ValueError("must not be true or false")
         return value
+
+    @classmethod
+    def from_word(cls, word: str) -> dict[str, Any] | None:
+        """What one word in the section's place stands for; None where it has no meaning."""
+        del word
+        return None

@@ -129,13 +129,18 @@ def simple_regret(score: Scorer, held_out: HeldOut, settings: EvaluationSettings
     return held_out.best_utility[:, None, None] - torch.stack(best, 2)
 
 
-def policy_scorer(model: PabboModel) -> Scorer:
-    """Scores by the model's acquisition head."""
+def policy_scorer(model: PabboModel, batch_size: int | None = None) -> Scorer:
+    """Scores by the model's acquisition head, ``batch_size`` functions a forward at most."""
 
     def score(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
-        context = model.embed_duels(duels, preferred)
-        encoded = model(context, model.embed_points(candidates.points))
-        return model.score(encoded, candidates.pairs, used)
+        size = batch_size or len(duels)
+        parts = []
+        for start in range(0, len(duels), size):
+            rows = slice(start, start + size)
+            context = model.embed_duels(duels[rows], preferred[rows])
+            encoded = model(context, model.embed_points(candidates.points[rows]))
+            parts.append(model.score(encoded, candidates.pairs[rows], used))
+        return torch.cat(parts)
 
     return score
 
@@ -182,10 +187,11 @@ def evaluate_model(
     settings: EvaluationSettings,
     functions: FunctionSettings,
     device: torch.device | str,
+    batch_size: int | None = None,
 ) -> dict[str, float]:
     """Mean simple regret after the budget, over all steps, and of random search."""
     held_out = held_out_functions(settings, functions, device)
-    ours = simple_regret(policy_scorer(model), held_out, settings)
+    ours = simple_regret(policy_scorer(model, batch_size), held_out, settings)
     random = simple_regret(random_scorer(settings.seed), held_out, settings)
     return {
         "simple_regret": float(ours[..., -1].mean()),

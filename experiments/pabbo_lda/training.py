@@ -60,6 +60,9 @@ class PabboTask(TrainTask):
             return burn_in_loss(model, batch, context.seed, self.settings)
         return policy_loss(model, batch, context.seed, self.settings)
 
-    def evaluate(self, model: PabboModel, device: torch.device) -> Mapping[str, float]:
+    def evaluate(
+        self, model: PabboModel, device: torch.device, batch_size: int
+    ) -> Mapping[str, float]:
         """Simple regret on held-out functions, beside that of random search."""
-        return evaluate_model(model, self.settings.evaluation, self.settings.functions, device)
+        s = self.settings
+        return evaluate_model(model, s.evaluation, s.functions, device, batch_size)

@@ -20,7 +20,7 @@ from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.launcher import R, TaskPool
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
-from raypipe.training.loop import Report, TrainingJob
+from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
 

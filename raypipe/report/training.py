@@ -1,4 +1,4 @@
-"""Figures of training runs, for any experiment: loss, throughput, GPU use."""
+"""Figures of training runs, for any experiment: loss, throughput, GPU or CPU use."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _MOST_LABELS = 8
 
 
 def training_figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    """Loss and throughput by step, GPU use over time: one figure a stage, from what there is.
+    """Loss and throughput by step, use of the hardware over time: one figure each a stage.
 
-    Reads ``steps``, ``gpu_samples`` and, to know the stage of a trial, ``trials``.
+    The use is that of the GPUs, or of the CPU where no sample is of a GPU. Reads ``steps``, ``gpu_samples`` and, to know the stage of a trial, ``trials``.
     """
     drawn: list[Figure] = []
     with style():
@@ -41,11 +41,10 @@ def training_figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
                 for stage, table in steps.groupby("stage", sort=False):
                     if finite(table[column]).size:
                         drawn.append(draw(str(stage), table))
-        columns = ["trial_id", "gpu_uuid", "at", "util", "memory_bytes"]
-        samples = rows(tables, "gpu_samples", columns)
+        samples = rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
         if samples is not None:
-            by_stage = _with_stage(samples, tables).groupby("stage", sort=False)
-            drawn.extend(_gpu(str(stage), table) for stage, table in by_stage)
+            for stage, table in _with_stage(samples, tables).groupby("stage", sort=False):
+                drawn.extend(_use(str(stage), table))
     return drawn
 
 
@@ -156,35 +155,69 @@ def _throughput(stage: str, table: pd.DataFrame) -> Figure:
     return Figure(f"throughput-{stage}", f"Throughput: {stage}", caption, figure, "Training")
 
 
-def _gpu(stage: str, table: pd.DataFrame) -> Figure:
+def _use(stage: str, table: pd.DataFrame) -> Iterator[Figure]:
+    at = table["at"]
+    if not pd.api.types.is_numeric_dtype(at):
+        at = pd.to_datetime(at, utc=True).astype("datetime64[ns, UTC]").astype("int64") / 1e9
+    table = table.assign(_seconds=at - at.min()).sort_values("_seconds")
+    if _measured(table, "util", "memory_bytes"):
+        yield _gpu(stage, table[table["gpu_uuid"].notna()])
+    elif _measured(table, "cpu_util", "rss_bytes"):
+        yield _cpu(stage, table)
+
+
+def _measured(table: pd.DataFrame, *columns: str) -> bool:
+    return all(name in table.columns and finite(table[name]).size for name in columns)
+
+
+def _use_axes(upper_title: str, lower_title: str) -> tuple[Canvas, Axes, Axes]:
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     upper, lower = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(left=0.115, right=0.97, top=0.915, bottom=0.135, hspace=0.38)
+    upper.set_title(upper_title)
+    lower.set_title(lower_title)
+    lower.set_xlabel("time, s")
+    return figure, upper, lower
+
+
+def _gpu(stage: str, table: pd.DataFrame) -> Figure:
+    figure, upper, lower = _use_axes("utilisation, %", "memory, GB")
     devices = sorted(table["gpu_uuid"].astype(str).unique())
     palette = strokes(["", "", "", *devices]) if len(devices) == 1 else strokes(devices)
-    for uuid, seconds, samples in _devices(table):
-        colour = palette[uuid].colour
+    for uuid, samples in table.groupby("gpu_uuid", sort=True):
+        colour = palette[str(uuid)].colour
+        seconds = samples["_seconds"]
         upper.plot(seconds, samples["util"], color=colour, linewidth=1.0)
-        lower.plot(seconds, samples["memory_bytes"] / 1e9, color=colour, label=uuid)
-    upper.set_title("utilisation, %")
+        lower.plot(seconds, samples["memory_bytes"] / 1e9, color=colour, label=str(uuid))
     upper.set_ylim(0, 100)
-    lower.set_title("memory, GB")
     lower.set_ylim(bottom=0)
     lower.set_xlim(left=0)
-    lower.set_xlabel("time, s")
-    mean = values.cell("util", float(np.nanmean(table["util"].astype(float))))
-    peak = values.quantity(float(np.nanmax(table["memory_bytes"].astype(float))), "B")
+    mean = values.cell("util", float(np.mean(finite(table["util"]))))
+    peak = values.quantity(float(np.max(finite(table["memory_bytes"]))), "B")
     count = f"{len(devices)} GPUs; " if len(devices) > 1 else ""
     caption = f"{count}mean utilisation {mean}, peak memory {peak} (NVML samples)."
     name, title = f"gpu-{stage}", f"GPU use: {stage}"
     return Figure(name, title, caption[0].upper() + caption[1:], figure, "Training")
 
 
-def _devices(table: pd.DataFrame) -> Iterator[tuple[str, pd.Series[float], pd.DataFrame]]:
-    """Each GPU's samples in order, with seconds since the stage's first sample."""
-    at = table["at"]
-    if not pd.api.types.is_numeric_dtype(at):
-        at = pd.to_datetime(at, utc=True).astype("datetime64[ns, UTC]").astype("int64") / 1e9
-    table = table.assign(_seconds=at - at.min()).sort_values("_seconds")
-    for uuid, samples in table.groupby("gpu_uuid", sort=True):
-        yield str(uuid), samples["_seconds"], samples
+def _cpu(stage: str, table: pd.DataFrame) -> Figure:
+    figure, upper, lower = _use_axes("CPU, % of one core", "resident memory, GB")
+    ranks = sorted(table["rank"].unique())
+    palette = strokes([str(rank) for rank in ranks])
+    if len(ranks) == 1:
+        palette = {str(ranks[0]): strokes(["", "", "", "-"])["-"]}
+    # a line of its own for each training run and attempt, or lines would lead back and forth
+    for (rank, *_), samples in table.groupby(["rank", "trial_id", "attempt"], sort=True):
+        stroke = palette[str(rank)]
+        seconds = samples["_seconds"]
+        upper.plot(seconds, samples["cpu_util"], color=stroke.colour, linewidth=1.0)
+        lower.plot(seconds, samples["rss_bytes"] / 1e9, color=stroke.colour, label=str(rank))
+    upper.set_ylim(bottom=0)
+    lower.set_ylim(bottom=0)
+    lower.set_xlim(left=0)
+    mean = values.cell("util", float(np.mean(finite(table["cpu_util"]))))
+    peak = values.quantity(float(np.max(finite(table["rss_bytes"]))), "B")
+    count = f"{len(ranks)} workers; " if len(ranks) > 1 else ""
+    caption = f"{count}mean use {mean} of one core, peak memory {peak} a worker with its loader."
+    name, title = f"cpu-{stage}", f"CPU use: {stage}"
+    return Figure(name, title, caption[0].upper() + caption[1:], figure, "Training")

@@ -27,6 +27,22 @@ class BatchPlan:
         micro = max(size for size in range(1, self.micro_batch // 2 + 1) if product % size == 0)
         return replace(self, micro_batch=micro, accumulation=-(-self.largest_share // micro))
 
+    def for_workers(self, workers: int) -> BatchPlan:
+        """The same effective batch on another number of workers, by the accumulation.
+
+        Raises:
+            ValueError: more workers than samples a step.
+
+        """
+        if workers > self.effective_batch:
+            raise ValueError(
+                f"{workers} workers for training.effective_batch = {self.effective_batch}: "
+                "each takes a sample of a step at least; lower scaling.workers"
+            )
+        most = -(-self.effective_batch // workers)
+        micro = min(self.micro_batch, most)
+        return BatchPlan(micro, -(-most // micro), self.effective_batch, workers)
+
     @property
     def largest_share(self) -> int:
         """The most samples a worker takes in a step."""

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, verified on reading, the newest few kept.
+"""Checkpoints: written whole, verified on reading, the newest few kept, and the best model.
 
 ``step_00000120/`` holds the weights (safetensors), the optimiser's and scaler's state and the
 step; ``manifest.json``, written last, holds every file's SHA-256. A folder without a manifest,
@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,19 +63,33 @@ class CheckpointStore:
         for name in {*names} - {*earlier[-self.keep :]}:
             self.run.delete(f"{self._folder}/{name}")
 
-    def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, on the CPU; None where there is none."""
+    def newest(self, warn: Callable[[str], None] = log.warning) -> Checkpoint | None:
+        """The newest checkpoint that is whole, on the CPU; None where there is none.
+
+        ``warn`` is told of each that is not.
+        """
         for name in reversed(self._names()):
             try:
                 return self._read(name)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                log.warning(
-                    "%s/%s is no whole checkpoint (%s); taking the one before it",
-                    self._folder,
-                    name,
-                    error,
+                warn(
+                    f"{self._folder}/{name} is no whole checkpoint ({error}); "
+                    "taking the one before it"
                 )
         return None
+
+    def save_best(self, model: Mapping[str, Tensor], step: int) -> None:
+        """Keep the best model so far; rank 0 alone calls this."""
+        content = save_tensors(on_cpu(model), metadata={"step": str(step)})
+        self.run.write(self._best, content)
+
+    def best(self) -> dict[str, Tensor]:
+        """The best model, on the CPU. Raises FileNotFoundError where none was kept."""
+        return load_tensors(self.run.read(self._best))
+
+    @property
+    def _best(self) -> str:
+        return f"{self._folder}/best.safetensors"
 
     @property
     def _folder(self) -> str:

@@ -1,96 +1,212 @@
-"""Batches in a fixed order: a step's samples depend on the seed and the step alone."""
+"""Batches in a fixed order: a step's samples depend on the seed and the step alone.
+
+Whatever the workers, the micro-batch and the loader processes, the run walks through the data
+without a gap. A dataset that draws at random has to key its draws by the sample: a generator of
+its own seeded with the index, not the global one.
+
+On a GPU batches are copied from page-locked memory without waiting. The host runs ahead of the
+device, so the copy is queued behind the forward and backward of the micro-batch before it and
+loading overlaps with computing; a stream of its own would save the copy alone, which is short.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
+from torch.utils.data._utils import worker as data_worker
 
-from raypipe.training.batching import micro_batches, share
-from raypipe.training.settings import LoaderSettings
-from raypipe.training.task import Phase, TrainTask
+from raypipe.training.batching import BatchPlan, micro_batches, share
+from raypipe.training.job import Worker
+from raypipe.training.settings import LoaderSettings, TrainStageSettings
+from raypipe.training.task import Phase, SampleIds, TrainTask
 
 
-class MicroBatchSampler(Sampler[list[int]]):
-    """The sample indices of one worker, a list a micro-batch, from a step on.
+@dataclass(frozen=True)
+class Walk:
+    """The positions in the data that one worker takes: a range a micro-batch, from a step on.
 
-    The run walks through the dataset without a gap; with ``shuffle`` each epoch has a
-    permutation of its own, keyed by (seed, epoch). No sample is lost or doubled at the
-    borders of steps, workers or epochs.
+    Positions count on over steps, phases and epochs. Each belongs to one micro-batch of one
+    worker.
     """
 
-    def __init__(
-        self,
-        phases: Sequence[Phase],
-        length: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        micro_batch: int,
-        rank: int,
-        workers: int,
-        first_step: int,
-    ) -> None:
-        if length < 1:
-            raise ValueError("the dataset has no samples")
-        self._phases = phases
-        self._length = length
-        self._shuffle = shuffle
-        self.seed = seed
-        self._micro_batch = micro_batch
-        self._rank = rank
-        self._workers = workers
-        self._first_step = first_step
-        self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
+    phases: Sequence[Phase]
+    micro_batch: int
+    rank: int
+    workers: int
+    first_step: int = 0
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[range]:
         step = position = 0
-        for phase in self._phases:
-            for _ in range(phase.steps):
-                if step >= self._first_step:
-                    mine = share(phase.samples, self._workers, self._rank)
-                    for part in micro_batches(mine, self._micro_batch):
-                        yield [self._index(position + offset) for offset in part]
-                step += 1
-                position += phase.samples
+        for phase in self.phases:
+            mine = share(phase.samples, self.workers, self.rank)
+            parts = list(micro_batches(mine, self.micro_batch))
+            done = min(max(self.first_step - step, 0), phase.steps)
+            for number in range(done, phase.steps):
+                first = position + number * phase.samples
+                for part in parts:
+                    yield range(first + part.start, first + part.stop)
+            step += phase.steps
+            position += phase.steps * phase.samples
 
-    def _index(self, position: int) -> int:
-        epoch, offset = divmod(position, self._length)
-        if not self._shuffle:
-            return offset
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._order = torch.randperm(self._length, generator=generator)
-            self._epoch = epoch
-        return int(self._order[offset])
+
+def sample_indices(walk: Iterable[range], length: int, seed: int | None) -> Iterator[list[int]]:
+    """The indices at a walk's positions in a dataset of ``length`` samples, epoch after epoch.
+
+    With a seed each epoch has a permutation of its own, keyed by (seed, epoch); without one it
+    is the order of the dataset.
+    """
+    permuted, order = -1, torch.empty(0, dtype=torch.int64)
+    for positions in walk:
+        indices: list[int] = []
+        while positions:
+            epoch, first = divmod(positions.start, length)
+            last = min(first + len(positions), length)
+            if seed is None:
+                indices += range(first, last)
+            else:
+                if epoch != permuted:
+                    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+                    permuted, order = epoch, torch.randperm(length, generator=generator)
+                indices += order[first:last].tolist()
+            positions = positions[last - first :]
+        yield indices
+
+
+class _StreamReader(IterableDataset[list[Any]]):
+    """The samples of a walk's micro-batches, read from a stream.
+
+    Each loader process reads the whole stream and keeps the micro-batches k, k + n, ...: the
+    DataLoader asks its n processes in turn, which puts them into order again.
+    """
+
+    def __init__(self, stream: IterableDataset[Any], walk: Walk) -> None:
+        self._stream = stream
+        self._walk = walk
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        info = get_worker_info()
+        process, processes = (0, 1) if info is None else (info.id, info.num_workers)
+        # many streams take their part by this process's number; here that would lose samples
+        data_worker._worker_info = None
+        samples, read = _repeat(self._stream), 0
+        for positions in islice(self._walk, process, None, processes):
+            deque(islice(samples, positions.start - read), maxlen=0)
+            yield list(islice(samples, len(positions)))
+            read = positions.stop
+
+
+def _repeat(stream: IterableDataset[Any]) -> Iterator[Any]:
+    epoch = 0
+    while True:
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        sample = empty = object()
+        for sample in stream:
+            yield sample
+        if sample is empty:
+            raise ValueError(f"epoch {epoch} of the dataset has no samples: the stream is empty")
+        epoch += 1
 
 
 def batches(
     task: TrainTask,
-    dataset: Dataset[Any],
-    sampler: MicroBatchSampler,
-    settings: LoaderSettings,
-    device: torch.device,
-) -> Iterator[Any]:
-    """Micro-batches on the device, in the sampler's order."""
-    pin = device.type == "cuda" if settings.pin_memory is None else settings.pin_memory
-    loader: DataLoader[Any] = DataLoader(
-        dataset,
-        batch_sampler=sampler,
-        num_workers=settings.workers,
-        prefetch_factor=settings.prefetch if settings.workers else None,
-        persistent_workers=settings.workers > 0,
-        pin_memory=pin and device.type == "cuda",
-        collate_fn=task.collate(),
-        # its own: the model's draws must not depend on when the loader starts
-        generator=torch.Generator().manual_seed(sampler.seed),
+    phases: Sequence[Phase],
+    settings: TrainStageSettings,
+    plan: BatchPlan,
+    worker: Worker,
+    first_step: int = 0,
+) -> Generator[Any, None, None]:
+    """A worker's micro-batches from a step on, on its device; close it to end its processes.
+
+    A stream (``IterableDataset``) gives the same samples in the same order to whoever reads it:
+    one that draws seeds its own generator, by ``set_epoch(epoch)`` if it has that. It must not
+    divide itself among workers or by ``get_worker_info()``, which is None while it is read.
+    ``task.shuffle`` does not apply to it. A run that is resumed reads what comes before
+    ``first_step`` again, and every loader process reads all of the stream: dear work on a sample
+    belongs into ``task.collate``.
+
+    Raises:
+        ValueError: a dataset without samples.
+
+    """
+    dataset, seed = task.build_dataset(), settings.training.seed
+    walk = Walk(phases, plan.micro_batch, worker.rank, worker.workers, first_step)
+    processes = loader_workers(
+        settings.loader, dataset, worker.device, _cores(), worker.workers_on_node
     )
-    for batch in loader:
-        yield to_device(batch, device)
+    indices = None
+    if isinstance(dataset, IterableDataset):
+        dataset = _StreamReader(dataset, walk)
+    else:
+        shuffle = task.shuffle and not isinstance(dataset, SampleIds)
+        indices = sample_indices(walk, _length(dataset), seed if shuffle else None)
+    draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
+    return _load(task, dataset, indices, settings.loader, worker.device, processes, draws)
+
+
+def eval_batches(
+    task: TrainTask,
+    dataset: Dataset[Any],
+    batch_size: int,
+    worker: Worker,
+    settings: LoaderSettings,
+) -> Generator[tuple[Any, bool], None, None]:
+    """A worker's share of a map-style dataset, in order: ``(batch, whether it counts)``.
+
+    The counted batches of all workers hold each sample once. Every worker gets as many batches,
+    since with FSDP all of them take part in each forward: one that has run out of samples gets
+    a batch of the first sample, which does not count.
+
+    Raises:
+        ValueError: a dataset that is a stream or has no samples.
+
+    """
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(  # noqa: TRY004 - as for any setting
+            "the evaluation dataset is an IterableDataset: give a map-style one, with len()"
+        )
+    length, workers = _length(dataset), worker.workers
+    mine = share(length, workers, worker.rank)
+    own, most = (-(-samples // batch_size) for samples in (len(mine), -(-length // workers)))
+    indices = chain(map(list, micro_batches(mine, batch_size)), repeat([0], most - own))
+    processes = loader_workers(settings, dataset, worker.device, _cores(), worker.workers_on_node)
+    processes = min(processes, most)
+    loaded = _load(task, dataset, indices, settings, worker.device, processes, worker.rank)
+    with closing(loaded):
+        for number, batch in enumerate(loaded):
+            yield batch, number < own
+
+
+def loader_workers(
+    settings: LoaderSettings,
+    dataset: Dataset[Any],
+    device: torch.device,
+    cores: int,
+    workers_on_node: int,
+) -> int:
+    """How many loader processes a worker has: as the settings say, or by the cores of its node.
+
+    By default 60 % of the cores, shared by the workers of the node, from 1 to 8 each. None where
+    the model itself needs the cores (on a CPU), or where there is nothing to load (`SampleIds`).
+    """
+    if isinstance(settings.workers, int):
+        return settings.workers
+    if device.type == "cpu" or isinstance(dataset, SampleIds):
+        return 0
+    return max(1, min(8, 6 * cores // (10 * workers_on_node)))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -103,3 +219,67 @@ def to_device(batch: Any, device: torch.device) -> Any:
         values = [to_device(value, device) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
+
+
+def _load(
+    task: TrainTask,
+    dataset: Dataset[Any],
+    indices: Iterator[list[int]] | None,
+    settings: LoaderSettings,
+    device: torch.device,
+    processes: int,
+    draws: int,
+) -> Generator[Any, None, None]:
+    """Batches on the device: of these indices, or of the lists of samples that a stream gives.
+
+    The indices are one pass for the whole run, so loader processes live as long as the run.
+    They are forked: a dataset in memory is shared, not copied, and one that is defined in a
+    script or a notebook need not be importable. What a fork cannot do is use CUDA, and it
+    inherits locks of threads that it does not have; a dataset makes CPU tensors and does not
+    call Ray.
+    """
+    batching: dict[str, Any] = {"batch_size": None}
+    if indices is not None:
+        batching = {"batch_sampler": indices}
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        **batching,
+        num_workers=processes,
+        prefetch_factor=settings.prefetch if processes else None,
+        pin_memory=settings.pin_memory is not False and device.type == "cuda",
+        collate_fn=task.collate() or default_collate,
+        worker_init_fn=_in_loader_process,
+        multiprocessing_context="fork" if processes and sys.platform == "linux" else None,
+        # its own: the model's draws must not depend on when the loader starts
+        generator=torch.Generator().manual_seed(draws),
+    )
+    iterator: Any = iter(loader)
+    try:
+        for batch in iterator:
+            yield to_device(batch, device)
+    finally:
+        # left to itself it ends them when it is collected: not while an exception refers to it
+        if processes:
+            pass
+
+
+def _in_loader_process(process: int) -> None:
+    del process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the worker ends these
+    # a worker that is killed takes them along: they hold its GPU memory and its connections
+    _prctl_pr_set_pdeathsig(signal.SIGKILL)
+    threadpool_limits(limits=1)
+
+
+def _length(dataset: Dataset[Any]) -> int:
+    length: int = len(dataset)  # type: ignore[arg-type]
+    if length < 1:
+        raise ValueError(f"the dataset {type(dataset).__name__} has no samples")
+    return length
+
+
+def _cores() -> int:
+    """The cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,71 +1,43 @@
 """The training loop: one function for one CPU, one GPU or many.
 
 A step takes the same samples and gives the same gradient however it is cut into micro-batches
-and workers: losses are sums, gradients are added up over micro-batches, averaged over workers
-by DDP on the last one only, and divided by the weight of the whole step. Random numbers of the
+and workers: losses are sums, gradients are added up over micro-batches, exchanged between the
+workers on the last one only, and divided by the weight of the whole step. Random numbers of the
 model (dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import chain
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
-import torch.distributed as dist
-from pyarrow import BufferReader
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    apply_activation_checkpointing,
-)
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from raypipe import faults, results
-from raypipe.paths import RunDirectory
-from raypipe.training import loader, memory, precision
+from raypipe.errors import BatchLimit
+from raypipe.training import evaluation, loader, memory, parallel, precision, telemetry
 from raypipe.training.batching import BatchPlan, micro_batches, share
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
-from raypipe.training.settings import TrainingSettings, TrainStageSettings
-from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.history import History
+from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.peak_flops import peak_flops
+from raypipe.training.schedule import check_phases, learning_rate, steps
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
-
-#: what becomes of a logged step while the run goes on (a live display); never called per step
-Report = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """A training run as its workers receive it: plain values, picklable."""
-
-    trial_id: str
-    run_id: str
-    task: TrainTask
-    settings: TrainStageSettings
-    plan: BatchPlan
-    run: RunDirectory
-    attempt: int = 1
-
-
-@dataclass(frozen=True)
-class Worker:
-    """Which worker of the group this process is, and the device it trains on."""
-
-    rank: int
-    device: torch.device
 
 
 def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
     """Train to the end, from the newest checkpoint if there is one.
 
-    With several workers the process group is expected to be initialised. Rank 0 writes the
-    checkpoints, the ``steps`` rows and, at the end, the model.
+    With several workers the process group is expected to be initialised, and every worker calls
+    this. Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model.
 
     Returns:
         The columns of the ``trials`` table that the run itself knows.
@@ -73,287 +45,263 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
     Raises:
         ValueError: a setting that the device or the task lacks.
         FloatingPointError: the loss is no longer finite.
-        torch.OutOfMemoryError: a micro-batch does not fit.
+        torch.OutOfMemoryError: a batch does not fit.
 
     """
-    with Telemetry(job.trial_id, worker.device) as telemetry:
-        loop = _Loop(job, worker, report or _ignore)
-        outcome = loop.run()
-        outcome |= telemetry.summary()
-    if telemetry.gpu_samples:
-        name = f"{job.trial_id}-{worker.rank}"
-        results.write_table(job.run, "gpu_samples", telemetry.gpu_samples, job.run_id, name)
-    return outcome
-
-
-def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
-    """The learning rate of a phase's step, counted from 0: linear warm-up, then the schedule."""
-    warmup = min(training.warmup_steps, phase.steps)
-    if step < warmup:
-        return phase.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, phase.steps - warmup)
-    factor = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }[training.schedule]
-    return phase.learning_rate * factor
-
-
-class _LossModule(nn.Module):
-    """Model and loss as one module, so that DDP sees one forward a micro-batch."""
-
-    def __init__(self, task: TrainTask, model: nn.Module) -> None:
-        super().__init__()
-        self.task = task
-        self.model = model
-
-    def forward(self, batch: Any, context: StepContext) -> Loss:
-        return self.task.loss(self.model, batch, context)
+    if worker.device.type == "cuda":
+        torch.cuda.set_device(worker.device)
+    ids = {"rank": worker.rank, "attempt": job.attempt}
+    with Telemetry(job.trial_id, worker.device, **ids) as sampler:
+        loop = _Loop(job, worker, report or _ignore, sampler)
+        try:
+            outcome = loop.run()
+        finally:
+            loop.store_samples()
+        summaries = parallel.gather(sampler.summary(), worker.workers)
+    return outcome | loop.speed() | telemetry.combine(summaries)
 
 
 class _Loop:
-    def __init__(self, job: TrainingJob, worker: Worker, report: Report) -> None:
-        self.job, self.worker, self.report = job, worker, report
+    def __init__(
+        self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry
+    ) -> None:
+        self.job, self.worker, self.sampler = job, worker, sampler
+        self.report = report if worker.rank == 0 else _ignore
         self.training = job.settings.training
+        self.plan: BatchPlan = job.plan.for_workers(worker.workers)
         self.faults = faults.from_environment()
         precision.check(self.training.precision, worker.device)
-        if job.settings.scaling.strategy != "ddp":
-            raise ValueError(
-                f"scaling.strategy = {job.settings.scaling.strategy}: is not available yet; use ddp"
-            )
         precision.configure(self.training.precision)
-
+        self.phases = job.task.phases(self.training, self.plan.effective_batch)
+        check_phases(self.phases, self.plan.workers)
         torch.manual_seed(self.training.seed)
         self.model = job.task.build_model().to(worker.device)
-        if self.training.gradient_checkpointing:
-            _recompute(job.task, self.model)
-        self.phases = job.task.phases(self.training, job.plan.effective_batch)
-        _check_phases(self.phases, job.plan.workers)
-        self.optimizer = _optimizer(self.model, self.training, worker.device)
+        self._warn_of_batch_norm()
+        self.module = parallel.wrap(self.model, job.task, job.settings, worker)
+        self.optimizer = _optimizer(self.model, self.training)
         self.scaler = precision.scaler(self.training.precision, worker.device)
+        self.skipped = torch.zeros((), dtype=torch.float64, device=worker.device)
+        self.interval_weight = torch.zeros_like(self.skipped)
+        self.held_out = job.task.build_eval_dataset()
         self.store = CheckpointStore(job.run, job.trial_id, self.training.keep_checkpoints)
-        self.rows: list[dict[str, Any]] = []
+        self.history = History(job, self.report, tolerate_overflow=self.scaler.is_enabled())
+        self.throughput = Throughput(worker.device)
         self.start = self._resume()
-        self.module = self._wrap()
-        self.throughput = Throughput()
 
     def run(self) -> dict[str, Any]:
         total = sum(phase.steps for phase in self.phases)
         every = self.training.checkpoint_every or max(1, total // 10)
-        batches = self._batches()
+        step, over = self.start, self._is_over()
         self.module.train()
-        self.throughput.start()
-        for step, phase, phase_step in _steps(self.phases, self.start):
-            rate = learning_rate(self.training, phase, phase_step)
-            stats = self._step(step, phase, rate, batches)
-            done = step + 1
-            evaluating = self.training.eval_every and done % self.training.eval_every == 0
-            self.throughput.count(phase.samples)
-            if done % self.training.log_every == 0 or evaluating or done == total:
-                self._log(done, phase, rate, stats, evaluate=bool(evaluating or done == total))
-            if done % every == 0 or done == total:
-                self._save(done)
-        return self._finish(total)
+        with closing(self._batches()) as batches:
+            for number, phase, phase_step in steps(self.phases, self.start):
+                if over:
+                    break
+                step = number + 1
+                evaluate = step == total or step % (self.training.eval_every or total) == 0
+                log = evaluate or step % self.training.log_every == 0
+                self.throughput.start()
+                rate = learning_rate(self.training, phase, phase_step)
+                sums = self._step(number, phase, rate, batches, log=log)
+                self.throughput.count(phase.samples)
+                if log:
+                    self._log(step, phase, rate, sums)
+                if evaluate:
+                    over = self._evaluate(step, phase)
+                if step % every == 0 or step == total or over:
+                    self._save(step)
+        return self._finish(step)
 
     def _step(
-        self, step: int, phase: Phase, rate: float, batches: Iterator[Any]
+        self, step: int, phase: Phase, rate: float, batches: Iterator[Any], *, log: bool
     ) -> dict[str, Tensor]:
         """One optimiser step; the sums of loss, weight and metrics over all workers."""
-        workers, rank = self.job.plan.workers, self.worker.rank
+        workers, rank = self.plan.workers, self.worker.rank
         # each phase keeps the micro-batch; a smaller phase takes fewer of them
         mine = share(phase.samples, workers, rank)
-        parts = list(micro_batches(mine, self.job.plan.micro_batch))
+        parts = list(micro_batches(mine, self.plan.micro_batch))
         torch.manual_seed((self.training.seed * 1_000_003 + step) * 4096 + rank)
         context = StepContext(step, phase, self.training.seed)
         sums: dict[str, Tensor] = {}
         for number, part in enumerate(parts, start=1):
-            self.faults.at_step(step, len(part), rank, self.job.attempt)
-            last = number == len(parts)
-            with self._synchronised(last):
-                with precision.autocast(self.training.precision, self.worker.device):
-                    loss = self.module(next(batches), context)
-                # a constant divisor keeps fp16 in range; the true weight follows below
-                self.scaler.scale(loss.total / phase.samples).backward()
-            _add(sums, loss, self.worker.device)
-        if workers > 1:
-            names = sorted(sums)
-            packed = torch.stack([sums[name] for name in names])
-            dist.all_reduce(packed)
-            sums = dict(zip(names, packed.unbind(), strict=True))
-        self._update(rate, phase.samples * workers / sums["weight"])
-        return sums
+            before = time.perf_counter()
+            batch = next(batches)
+            self.throughput.waited(time.perf_counter() - before)
+            with memory.fitting(BatchLimit("training", len(part))):
+                self.faults.at_step(step, len(part), rank, self.job.attempt)
+                self._forward_backward(batch, context, exchange=number == len(parts), sums=sums)
+        sums = parallel.all_reduce(sums, workers)
+        self.interval_weight += sums["weight"]
+        norm = self._update(rate, phase.samples / sums["weight"], log=log)
+        return sums if norm is None else sums | {"grad_norm": norm}
 
-    def _synchronised(self, last: bool) -> Any:
-        if last or not isinstance(self.module, DistributedDataParallel):
-            return nullcontext()
-        return self.module.no_sync()
+    def _forward_backward(
+        self, batch: Any, context: StepContext, *, exchange: bool, sums: dict[str, Tensor]
+    ) -> None:
+        with parallel.gradient_sync(self.module, exchange):
+            with precision.autocast(self.training.precision, self.worker.device):
+                loss: Loss = self.module(self.job.task.loss, batch, context)
+            # a constant divisor keeps fp16 in range (the exchange is a mean over the workers);
+            # the true weight follows when it is known
+            self.scaler.scale(loss.total * (self.plan.workers / context.phase.samples)).backward()
+        evaluation.add(sums, loss, self.worker.device)
 
-    def _update(self, rate: float, scale: Tensor) -> None:
+    def _update(self, rate: float, scale: Tensor, *, log: bool) -> Tensor | None:
+        """Take the step with the gradient times ``scale``; its norm before clipping, if known."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
-        if self.training.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip_norm)
+        held = parallel.local(gradients)
+        torch._foreach_mul_(held, scale.to(held[0].dtype))
+        norm, clip, fp16 = None, self.training.clip_norm, self.scaler.is_enabled()
+        if log or fp16 or clip is not None:
+            norm = parallel.whole(nn.utils.get_total_norm(gradients))
+        if norm is not None and clip is not None:
+            nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
+        if norm is not None and fp16:
+            self.skipped += ~torch.isfinite(norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
-    def _log(
-        self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor], *, evaluate: bool
-    ) -> None:
-        weight = sums["weight"].item()  # the only place that waits for the device
-        row: dict[str, Any] = {
-            name: value.item() / weight for name, value in sums.items() if name != "weight"
-        }
-        if not (math.isfinite(row["loss"]) or self.scaler.is_enabled()):  # fp16 skips such steps
-            raise FloatingPointError(
-                f"the loss is {row['loss']} at step {step}; lower training.learning_rate or set "
-                "training.clip_norm"
+    def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
+        if len(self.throughput.intervals) == 1:
+            self.sampler.steady()
+        row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
+        interval = self.throughput.cut()
+        self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
+        self.interval_weight = torch.zeros_like(self.interval_weight)
+
+    def _evaluate(self, step: int, phase: Phase) -> bool:
+        """Measure on held-out data, keep the best model; whether the run is to end here."""
+        self.throughput.pause()
+        size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
+        context = StepContext(step, phase, self.training.seed)
+        with parallel.evaluating(self.module) as call:
+            measures = evaluation.evaluate(
+                self.job, self.worker, call, self.held_out, size, context
             )
-        self.throughput.stop()
-        row |= {
-            "trial_id": self.job.trial_id,
-            "step": step,
-            "lr": rate,
-            "phase": phase.name,
-            "samples_per_s": self.throughput.latest,
-        }
-        if evaluate:
-            self.model.eval()
-            with torch.no_grad():
-                measures = self.job.task.evaluate(self.model, self.worker.device)
-            self.model.train()
-            row |= {f"eval_{name}": value for name, value in measures.items()}
-        self.rows.append(row)
-        if self.worker.rank == 0:
-            self.report(row)
-        self.throughput.start()
+        self.history.settle(measures)
+        monitor = self.training.monitor
+        if monitor is None:
+            return False
+        best, over = parallel.from_rank_0(
+            [self.history.is_best(monitor), self.history.is_over(monitor)], self.worker
+        )
+        if best:
+            weights = parallel.model_state(self.model)
+            if self.worker.rank == 0:
+                self.store.save_best(weights, step)
+        if over:
+            self.report(
+                f"stopped at step {step}: no better eval_{monitor.metric} in "
+                f"{monitor.patience} evaluations"
+            )
+        return over
+
+    def _is_over(self) -> bool:
+        """Whether the run had ended early before it was resumed."""
+        monitor = self.training.monitor
+        if monitor is None:
+            return False
+        return parallel.from_rank_0([self.history.is_over(monitor)], self.worker)[0]
 
     def _save(self, step: int) -> None:
         self.throughput.pause()
+        self.history.settle()  # a loss that is no number ends the run before it is saved
+        weights = parallel.model_state(self.model)
+        optimizer = parallel.optimizer_state(self.model, self.optimizer)
         if self.worker.rank == 0:
-            job = self.job
-            results.write_table(job.run, "steps", self.rows, job.run_id, job.trial_id)
-            checkpoint = Checkpoint(
-                step=step,
-                model=self.model.state_dict(),
-                optimizer=self.optimizer.state_dict(),
-                scaler=self.scaler.state_dict(),
-            )
-            self.store.save(checkpoint)
-        self.throughput.resume()
+            self.history.store()
+            scaler = {**self.scaler.state_dict(), "skipped_steps": self.skipped.item()}
+            self.store.save(Checkpoint(step, weights, optimizer, scaler))
+        self.store_samples()
 
     def _resume(self) -> int:
-        checkpoint = self.store.newest()
+        checkpoint = self.store.newest(lambda text: self.report(f"WARNING: {text}"))
         if checkpoint is None:
             return 0
-        self.model.load_state_dict(checkpoint.model)
-        self.optimizer.load_state_dict(checkpoint.optimizer)
+        parallel.load_state(self.model, self.optimizer, checkpoint.model, checkpoint.optimizer)
+        self.skipped += checkpoint.scaler.pop("skipped_steps")
         self.scaler.load_state_dict(checkpoint.scaler)
-        path = self.job.run.partition("steps", self.job.trial_id)
-        if self.worker.rank == 0 and self.job.run.exists(path):
-            stored = pq.read_table(BufferReader(self.job.run.read(path))).drop(["run_id"])
-            self.rows = [row for row in stored.to_pylist() if row["step"] <= checkpoint.step]
+        if self.worker.rank == 0:
+            self.history.restore(checkpoint.step)
         return checkpoint.step
 
-    def _wrap(self) -> nn.Module:
-        if self.training.compile:
-            self.model.compile()
-        module = _LossModule(self.job.task, self.model)
-        if self.job.plan.workers == 1:
-            return module
-        ids = [self.worker.device.index] if self.worker.device.type == "cuda" else None
-        return DistributedDataParallel(
-            module,
-            device_ids=ids,
-            find_unused_parameters=self.job.task.unused_parameters,
-            broadcast_buffers=False,
-        )
-
     def _batches(self) -> Iterator[Any]:
-        dataset = self.job.task.build_dataset()
-        sampler = loader.MicroBatchSampler(
+        return loader.batches(
+            self.job.task,
             self.phases,
-            len(dataset),  # type: ignore[arg-type]
-            shuffle=self.job.task.shuffle,
-            seed=self.training.seed,
-            micro_batch=self.job.plan.micro_batch,
-            rank=self.worker.rank,
-            workers=self.job.plan.workers,
-            first_step=self.start,
+            self.job.settings,
+            self.plan,
+            self.worker,
+            self.start,
         )
-        settings = self.job.settings.loader
-        return loader.batches(self.job.task, dataset, sampler, settings, self.worker.device)
 
-    def _finish(self, total: int) -> dict[str, Any]:
+    def _finish(self, step: int) -> dict[str, Any]:
+        weights = parallel.model_state(self.model)
         if self.worker.rank == 0:
-            weights = on_cpu(self.model.state_dict())
-            content = save_tensors(weights, metadata=dict(self.job.task.metadata()))
+            if self.training.monitor is not None:
+                weights = self.store.best()
+            content = save_tensors(on_cpu(weights), metadata=dict(self.job.task.metadata()))
             self.job.run.write(self.job.run.model(self.job.trial_id), content)
-        rate, step_time = self.throughput.mean()
-        last = self.rows[-1] if self.rows else {}
+        last = self.history.rows[-1] if self.history.rows else {}
         return {
-            "steps": total,
+            "steps": step,
             "loss_final": last.get("loss"),
-            "samples_per_s": rate,
-            "step_time_s": step_time,
-            "gpu_peak_bytes": memory.gpu_peak_bytes(self.worker.device),
-            "host_peak_bytes": memory.host_peak_bytes(),
+            "micro_batch": self.plan.micro_batch,
+            "accumulation": self.plan.accumulation,
+            "workers": self.plan.workers,
+            "skipped_steps": int(self.skipped.item()) if self.scaler.is_enabled() else None,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **{key: value for key, value in last.items() if key.startswith("eval_")},
         }
 
+    def speed(self) -> dict[str, Any]:
+        """Throughput, and what part of the devices' peak arithmetic it is."""
+        summary: dict[str, Any] = self.throughput.summary()
+        rows = self.history.rows[1:] or self.history.rows
+        tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
+        summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
+        flops, rate = self.job.task.flops_per_sample(self.model), summary["samples_per_s"]
+        achieved = None if flops is None or rate is None else flops * rate
+        peak = None
+        if self.worker.device.type == "cuda":
+            name = torch.cuda.get_device_name(self.worker.device)
+            peak = peak_flops(name, self.training.precision)
+        return summary | {
+            "flops_per_s": achieved,
+            "mfu": None if achieved is None or peak is None else achieved / peak / self.plan.workers,
+        }
 
-def _steps(phases: Any, start: int) -> Iterator[tuple[int, Phase, int]]:
-    """(step of the run, phase, step of the phase) from a step on, counted from 0."""
-    inside = chain.from_iterable(((phase, n) for n in range(phase.steps)) for phase in phases)
-    for step, (phase, phase_step) in enumerate(inside):
-        if step >= start:
-            yield step, phase, phase_step
+    def store_samples(self) -> None:
+        """Write what the sampler of this worker saw to ``gpu_samples``."""
+        job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
+        if rows := self.sampler.rows():
+            results.write_table(job.run, "gpu_samples", rows, job.run_id, name)
 
-
-def _check_phases(phases: Sequence[Phase], workers: int) -> None:
-    for phase in phases:
-        if phase.samples < workers:
-            raise ValueError(
-                f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
-                f"scaling.workers = {workers}"
+    def _warn_of_batch_norm(self) -> None:
+        names = [n for n, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
+        if names and (self.plan.accumulation > 1 or self.plan.workers > 1):
+            self.report(
+                f"WARNING: {names[0]} is a batch normalisation: its statistics are those of a "
+                f"micro-batch of {self.plan.micro_batch} on one worker, so the result depends on "
+                "training.micro_batch and scaling.workers; use layer or group normalisation"
             )
 
 
-def _recompute(task: TrainTask, model: nn.Module) -> None:
-    """Activation checkpointing (Chen et al. 2016) of the modules that the task names."""
-    chosen = set(task.checkpointed_modules(model))
-    if not chosen:
-        raise ValueError(
-            "training.gradient_checkpointing = true: this task names no modules to recompute "
-            "(TrainTask.checkpointed_modules)"
-        )
-    apply_activation_checkpointing(model, check_fn=chosen.__contains__)
-
-
-def _optimizer(
-    model: nn.Module, training: TrainingSettings, device: torch.device
-) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
     return kind(
         model.parameters(),
         lr=training.learning_rate,
         betas=training.betas,
         weight_decay=training.weight_decay,
-        fused=device.type == "cuda" or None,
+        fused=True,
     )
 
 
-def _add(sums: dict[str, Tensor], loss: Loss, device: torch.device) -> None:
-    weight = torch.as_tensor(loss.weight, device=device, dtype=torch.float64)
-    for name, value in {"loss": loss.total, "weight": weight, **loss.metrics}.items():
-        value = value.detach().double()
-        sums[name] = sums[name] + value if name in sums else value
-
-
-def _ignore(row: dict[str, Any]) -> None:
-    del row
+def _ignore(event: dict[str, Any] | str) -> None:
+    del event

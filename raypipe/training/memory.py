@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-from raypipe.errors import FailureKind
+from raypipe.errors import BatchLimit, FailureKind, UnitError
 
 # what the allocators of CUDA, cuBLAS and cuDNN say when it is not torch.OutOfMemoryError
 _GPU_SIGNS = (
@@ -31,6 +33,34 @@ def failure_kind(error: BaseException) -> FailureKind:
     if isinstance(error, FloatingPointError):
         return "invalid_value"
     return "error"
+
+
+class DoesNotFit(torch.OutOfMemoryError):  # noqa: N818 - it is one, and the name says so
+    """A forward, or its backward, ran out of GPU memory; ``limit`` says with how many samples."""
+
+    def __init__(self, limit: BatchLimit, message: str) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+
+@contextmanager
+def fitting(limit: BatchLimit) -> Iterator[None]:
+    """Raises DoesNotFit where the work inside runs out of GPU memory."""
+    try:
+        yield
+    except Exception as error:
+        if failure_kind(error) != "out_of_memory":
+            raise
+        raise DoesNotFit(limit, str(error)) from error
+
+
+def unit_error(unit: str, error: Exception) -> UnitError:
+    """The failure of a unit as it travels between processes.
+
+    The kind travels beside the text: the exception's own type may not unpickle elsewhere.
+    """
+    limit = error.limit if isinstance(error, DoesNotFit) else None
+    return UnitError(unit, failure_kind(error), str(error), limit)
 
 
 def gpu_peak_bytes(device: torch.device) -> int | None:

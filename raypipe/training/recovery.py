@@ -1,4 +1,4 @@
-"""A training run to its end: restarts after a death, a smaller micro-batch after no memory."""
+"""A training run to its end: restarts after a death, less memory a forward after there was none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from raypipe.errors import UnitError
 from raypipe.training.batching import BatchPlan
-from raypipe.training.loop import TrainingJob
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import OomStep, TrainStageSettings
 
 #: starts the workers, in fresh processes, and returns what ``loop.train`` returned on rank 0
 Launch = Callable[[TrainingJob], dict[str, Any]]
@@ -24,7 +25,9 @@ def train_to_the_end(
     """Launch a run until it ends, each attempt from the newest checkpoint.
 
     Out of GPU memory halves the micro-batch and raises the accumulation: the effective batch,
-    and so the loss curve, stay the same. A dead worker is replaced ``max_restarts`` times.
+    and so the loss curve, stay the same. At micro-batch 1 the steps of ``on_oom`` follow, one
+    an attempt. Out of memory in an evaluation halves its batch only. A dead worker is replaced
+    ``max_restarts`` times.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -38,16 +41,47 @@ def train_to_the_end(
         try:
             return job, launch(job)
         except UnitError as error:
-            plan: BatchPlan | None = job.plan
+            change: tuple[TrainingJob, str] | None = None
             if error.kind == "out_of_memory":
-                plan = job.plan.halved()
+                change = _smaller(job, error)
             elif error.kind in _WORTH_A_RESTART and deaths < job.settings.max_restarts:
                 deaths += 1
-            else:
-                plan = None
-            if plan is None:
+                change = job, "again from the last checkpoint"
+            if change is None:
                 on_failure(job, error, "gave up")
                 raise
-            what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
-            on_failure(job, error, what)
-            job = replace(job, plan=plan, attempt=job.attempt + 1)
+            on_failure(job, error, change[1])
+            job = replace(change[0], attempt=job.attempt + 1)
+
+
+def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:
+    """The job with the next smaller need of memory, and what it is; None where there is none."""
+    limit = error.limit
+    if limit is not None and limit.where == "evaluation":
+        if limit.size == 1:
+            return None
+        size = limit.size // 2
+        return replace(job, eval_batch=size), f"again with evaluation batch {size}"
+    plan: BatchPlan | None = job.plan.halved()
+    # a phase with a smaller batch takes smaller micro-batches: halve until it gets less, too
+    while plan is not None and limit is not None and plan.micro_batch >= limit.size > 1:
+        plan = plan.halved()
+    if plan is not None and (limit is None or limit.size > 1):
+        what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
+        return replace(job, plan=plan), what
+    for step in job.settings.on_oom:
+        settings = _applied(job.settings, step)
+        if settings != job.settings:
+            return replace(job, settings=settings), f"again with {step}"
+    return None
+
+
+def _applied(settings: TrainStageSettings, step: OomStep) -> TrainStageSettings:
+    training, scaling = settings.training, settings.scaling
+    if step == "gradient_checkpointing":
+        training = training.model_copy(update={"gradient_checkpointing": True})
+    elif step == "fsdp":
+        scaling = scaling.model_copy(update={"strategy": "fsdp"})
+    else:
+        training = training.model_copy(update={"precision": "bf16"})
+    return settings.model_copy(update={"training": training, "scaling": scaling})

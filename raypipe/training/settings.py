@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -16,9 +16,21 @@ _WITHOUT_EFFECT = {
     "gradient_checkpointing",
     "log_every",
     "eval_every",
+    "eval_batch",
     "checkpoint_every",
     "keep_checkpoints",
 }
+
+
+class MonitorSettings(Settings):
+    """Which measure says how good a model is: the best one is kept, and when to stop."""
+
+    metric: str = Field("loss", description="a measure of the evaluation, without its eval_")
+    mode: Literal["min", "max"] = Field("min", description="whether less or more is better")
+    patience: PositiveInt | None = Field(
+        None, description="stop after so many evaluations without a better one; or never"
+    )
+    min_delta: float = Field(0.0, ge=0, description="a smaller change is not better")
 
 
 class TrainingSettings(Settings):
@@ -47,6 +59,12 @@ class TrainingSettings(Settings):
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after it")
     log_every: PositiveInt = Field(10, description="a row in `steps` every so many steps")
     eval_every: PositiveInt | None = Field(None, description="evaluate every so many steps")
+    eval_batch: PositiveInt | None = Field(
+        None, description="samples a worker an evaluation forward; micro_batch if not given"
+    )
+    monitor: MonitorSettings | None = Field(
+        None, description="keep the best model by an evaluation's measure, and stop early"
+    )
     checkpoint_every: PositiveInt | None = Field(None, description="save every so many steps")
     keep_checkpoints: PositiveInt = Field(2, description="how many of the newest are kept")
 
@@ -55,30 +73,65 @@ class TrainingSettings(Settings):
 
         The cut of a step into micro-batches does not, nor does what is logged and saved.
         """
-        return self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+        identity = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+        if self.monitor is not None:  # which steps are evaluated decides which is the best
+            identity["eval_every"] = self.eval_every
+        return identity
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSettings:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give either steps or epochs, not both")
+        if self.monitor is not None and self.eval_every is None:
+            raise ValueError("monitor needs eval_every: how often the measure is taken")
         return self
 
 
 class ScalingSettings(Settings):
     """How a training run is spread; it cannot change the result."""
 
-    workers: PositiveInt = Field(1, description="worker processes of the run")
+    workers: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
+        1, description="worker processes of the run; [min, max]: as many as there is room for"
+    )
     gpus_per_worker: float | None = Field(None, ge=0, description="1 where there is a GPU, else 0")
     cpus_per_worker: PositiveFloat = Field(1, description="cores a worker reserves and uses")
     strategy: Literal["ddp", "fsdp"] = Field("ddp", description="replicate or shard the model")
+
+    @property
+    def most_workers(self) -> int:
+        """The number of workers, the largest one where it is elastic."""
+        return self.workers if isinstance(self.workers, int) else self.workers[1]
+
+    @property
+    def fewest_workers(self) -> int:
+        """The number of workers, the smallest one where it is elastic."""
+        return self.workers if isinstance(self.workers, int) else self.workers[0]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ScalingSettings:
+        if self.fewest_workers > self.most_workers:
+            raise ValueError(f"workers = {list(self.workers)}: the first is above the second")  # type: ignore[arg-type]
+        return self
 
 
 class LoaderSettings(Settings):
     """How batches reach the device; it cannot change the result."""
 
-    workers: int = Field(0, ge=0, description="loader processes a worker; 0 loads in line")
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+        None,
+        description="loader processes a worker; 0 loads in line; by default from the node's "
+        "cores; auto tries some before the run and says what bounds the speed",
+    )
     prefetch: PositiveInt = Field(2, description="batches a loader process keeps ready")
     pin_memory: bool | None = Field(None, description="page-locked batches; yes on a GPU")
+
+    @classmethod
+    def from_word(cls, word: str) -> dict[str, Any] | None:
+        """``loader: auto``."""
+        return {"workers": "auto"} if word == "auto" else None
+
+
+OomStep = Literal["gradient_checkpointing", "fsdp", "bf16"]
 
 
 class TrainStageSettings(Settings):
@@ -88,3 +141,6 @@ class TrainStageSettings(Settings):
     scaling: ScalingSettings = ScalingSettings()
     loader: LoaderSettings = LoaderSettings()
     max_restarts: int = Field(3, ge=0, description="restarts after a worker died")
+    on_oom: tuple[OomStep, ...] = Field(
+        (), description="what to try, in this order, when micro-batch 1 does not fit"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,7 @@ class StepContext:
     seed: int
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """The loss of one micro-batch as a sum, so that any split gives the same gradient.
 
     ``total`` (scalar, with gradient) is summed over the micro-batch, ``weight`` is how many
@@ -47,7 +46,7 @@ class Loss:
 
     total: Tensor
     weight: float | Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Tensor] = {}
 
 
 class SampleIds(Dataset[int]):
@@ -75,6 +74,8 @@ class TrainTask(ABC):
     shuffle: bool = True
     #: some parameters get no gradient in some steps
     unused_parameters: bool = False
+    #: what ``Loss.weight`` counts
+    counts: Literal["samples", "tokens"] = "samples"
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -82,7 +83,16 @@ class TrainTask(ABC):
 
     @abstractmethod
     def build_dataset(self) -> Dataset[Any]:
-        """The training samples, map-style."""
+        """The training samples: map-style, or an ``IterableDataset``.
+
+        A stream is read in its own order, by every worker, and begun again at its end; each
+        sample goes into one batch of one worker. Work on a sample belongs into ``collate``,
+        which sees only the worker's own.
+        """
+
+    def build_eval_dataset(self) -> Dataset[Any] | None:
+        """Held-out samples, map-style: their mean loss and metrics are ``eval_loss``, ..."""
+        return None
 
     @abstractmethod
     def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
@@ -104,16 +114,32 @@ class TrainTask(ABC):
             steps = -(-samples * epochs // effective_batch)
         return [Phase("train", steps, effective_batch, training.learning_rate)]
 
-    def checkpointed_modules(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The modules whose activations ``training.gradient_checkpointing`` recomputes."""
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The repeated blocks of the model, such as a transformer's layers.
+
+        ``training.gradient_checkpointing`` recomputes their activations one block at a time,
+        ``scaling.strategy=fsdp`` gathers their weights one block at a time.
+        """
         del model
         return ()
+
+    def flops_per_sample(self, model: nn.Module) -> float | None:
+        """Floating-point operations of a sample's forward and backward; None where not known.
+
+        What the model asks for, without recomputation: model FLOPs utilisation is counted so.
+        """
+        del model
+        return None
 
     def metadata(self) -> Mapping[str, str]:
         """What is stored beside the trained weights, to build the model again."""
         return {}
 
-    def evaluate(self, model: Any, device: torch.device) -> Mapping[str, float]:
-        """Measures on held-out data, without gradient; empty means there are none."""
-        del model, device
+    def evaluate(self, model: Any, device: torch.device, batch_size: int) -> Mapping[str, float]:
+        """Further measures, without gradient: rows ``eval_<name>`` beside those of the loss.
+
+        Every worker calls it and has to come to the same. ``batch_size`` is how many samples
+        a forward may take; it shrinks when the device runs out of memory.
+        """
+        del model, device, batch_size
         return {}

@@ -1,9 +1,17 @@
-"""A sampler beside each worker: the GPU through NVML, by UUID; else the process's own use."""
+"""A sampler beside each worker: its GPU through NVML, by UUID, and its own processes.
+
+What NVML, the driver or the card does not tell is null; nothing here can stop the training.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -12,29 +20,50 @@ import pynvml
 import torch
 
 from raypipe.provenance import now
+from raypipe.training import memory
+
+log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.5
+#: more rows than this are thinned: a run of days keeps between half and all of it
+_MOST_ROWS = 4000
+#: CPU time is counted in ticks of 10 ms, so a shorter interval tells no utilisation
+_SHORTEST_S = 0.1
 
 
-@dataclass
 class Telemetry:
-    """Samples utilisation, memory and power of ``device`` while the context is open.
+    """Samples a worker while the context is open; its GPU, and it with its child processes.
 
-    On a CPU there are no GPU samples; the utilisation of the process's cores is kept instead.
+    A daemon thread takes a sample every half second. Means are weighted by time and, like the
+    peaks and the energy, come from all samples; when the rows outgrow their bound every other
+    one is dropped and the time between rows doubles.
     """
 
-    trial_id: str
-    device: torch.device
-    gpu_samples: list[dict[str, Any]] = field(default_factory=list)
-    cpu_percent: list[float] = field(default_factory=list)
+    def __init__(
+        self, trial_id: str, device: torch.device, *, rank: int = 0, attempt: int = 1
+    ) -> None:
+        self._fixed = {"trial_id": trial_id, "rank": rank, "attempt": attempt}
+        self._device = device
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._warmup = True
+        self._failed = False
+        self._rows: list[dict[str, Any]] = []
+        self._samples, self._stride = 0, 1
+        # by whether it was the warm-up
+        self._util, self._cpu = (_Mean(), _Mean()), (_Mean(), _Mean())
+        self._gpu_used_peak: int | None = None
+        self._rss_peak = 0
+        self._shared: bool | None = None
 
     def __enter__(self) -> Telemetry:
-        self._stop = threading.Event()
-        self._gpu = _handle(self.device)
-        self._energy_at_start = _energy(self._gpu)
-        self._process = psutil.Process()
-        self._process.cpu_percent()
-        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._gpu = _Gpu(self._device) if self._device.type == "cuda" else None
+        self._energy = _Energy()
+        self._tree = _ProcessTree()
+        self._at = perf_counter()
+        if self._gpu is not None:
+            self._energy.add(self._at, self._gpu.energy_j(), self._gpu.values()["power_w"])
         self._thread.start()
         return self
 
@@ -46,50 +75,277 @@ class Telemetry:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        self._sample()
+        if self._gpu is not None:
+            self._gpu.close()
+
+    def steady(self) -> None:
+        """End the warm-up: samples from here on count in the means."""
+        self._sample()
+        with self._lock:
+            self._warmup = False
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table ``gpu_samples`` so far.
+
+        ``util`` in percent (the share of the card's last sampling period, up to a second, in
+        which a kernel ran), ``memory_bytes`` in use on the whole card, ``power_w``; of the worker
+        and its children ``cpu_util`` in percent of one core since the sample before, and
+        ``rss_bytes`` (pages they share count for each).
+        """
+        with self._lock:
+            return list(self._rows)
 
     def summary(self) -> dict[str, Any]:
-        """Means and totals for the ``trials`` table; None where the device has none."""
-        utils = [sample["util"] for sample in self.gpu_samples]
-        energy = _energy(self._gpu)
-        started = self._energy_at_start
-        return {
-            "gpu_util_mean": sum(utils) / len(utils) if utils else None,
-            "energy_j": None if energy is None or started is None else (energy - started) / 1000,
-            "cpu_util_mean": (
-                sum(self.cpu_percent) / len(self.cpu_percent) if self.cpu_percent else None
-            ),
-        }
+        """Means, totals and peaks of this worker up to now, as plain values; None where unknown.
+
+        Means leave the warm-up out unless there is nothing else. ``energy_j`` is the whole
+        card's since the context was entered.
+        """
+        if not self._stop.is_set():
+            self._sample()
+        with self._lock:
+            return {
+                "device": "cpu" if self._gpu is None else self._gpu.name,
+                "gpu_uuid": None if self._gpu is None else self._gpu.uuid,
+                "gpu_util_mean": _preferred(self._util),
+                "gpu_memory_used_peak_bytes": self._gpu_used_peak,
+                "gpu_peak_bytes": memory.gpu_peak_bytes(self._device),
+                "gpu_shared": self._shared,
+                "energy_j": self._energy.joules,
+                "cpu_util_mean": _preferred(self._cpu),
+                "host_peak_bytes": max(self._rss_peak, memory.host_peak_bytes()),
+            }
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
-            self.cpu_percent.append(self._process.cpu_percent())
-            if self._gpu is not None:
-                self.gpu_samples.append(
-                    {
-                        "trial_id": self.trial_id,
-                        "gpu_uuid": str(pynvml.nvmlDeviceGetUUID(self._gpu)),
-                        "at": now(),
-                        "util": float(pynvml.nvmlDeviceGetUtilizationRates(self._gpu).gpu),
-                        "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(self._gpu).used),
-                        "power_w": pynvml.nvmlDeviceGetPowerUsage(self._gpu) / 1000,
-                    }
-                )
+            self._sample()
+
+    def _sample(self) -> None:
+        with self._lock:
+            try:
+                self._measure()
+            except Exception:  # a lost sample must not cost the training
+                if not self._failed:
+                    log.warning("a sample of the telemetry was lost", exc_info=True)
+                self._failed = True
+
+    def _measure(self) -> None:
+        at = perf_counter()
+        elapsed = at - self._at
+        if elapsed <= 0:
+            return
+        cpu_seconds, rss = self._tree.measure()
+        gpu = _NO_GPU if self._gpu is None else self._gpu.values()
+        self._at = at
+        cpu_util = 100 * cpu_seconds / elapsed
+        self._cpu[self._warmup].add(cpu_util, elapsed)
+        self._util[self._warmup].add(gpu["util"], elapsed)
+        self._rss_peak = max(self._rss_peak, rss)
+        self._gpu_used_peak = _largest([self._gpu_used_peak, gpu["memory_bytes"]])
+        if self._gpu is not None:
+            self._energy.add(at, self._gpu.energy_j(), gpu["power_w"])
+            self._shared = _either([self._shared, self._gpu.shared()])
+        if self._samples % self._stride == 0:
+            own = {
+                "warmup": self._warmup,
+                "cpu_util": cpu_util if elapsed >= _SHORTEST_S else None,
+                "rss_bytes": rss,
+            }
+            self._rows.append({**self._fixed, "at": now(), **gpu, **own})
+            if len(self._rows) > _MOST_ROWS:
+                del self._rows[1::2]
+                self._stride *= 2
+        self._samples += 1
 
 
-def _handle(device: torch.device) -> Any | None:
-    """NVML's handle of a torch device, found by UUID: the two number GPUs differently."""
-    if device.type != "cuda":
-        return None
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The columns of ``trials`` from the summaries of a group's workers; None where unknown.
+
+    Peaks are the largest of any worker. Energy is added up over the GPUs and utilisation
+    averaged over them; a GPU that several workers share counts once.
+    """
+    by_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for summary in summaries:
+        if summary["gpu_uuid"] is not None:
+            by_gpu[summary["gpu_uuid"]].append(summary)
+
+    def of(column: str) -> list[Any]:
+        return [summary[column] for summary in summaries]
+
+    # workers on one GPU each measured all of its energy, some a moment longer
+    energies = [_largest(one["energy_j"] for one in gpu) for gpu in by_gpu.values()]
+    known = [energy for energy in energies if energy is not None]
+    return {
+        "device": ", ".join(sorted(set(of("device")))) or None,
+        "gpu_util_mean": _mean(
+            _mean(one["gpu_util_mean"] for one in gpu) for gpu in by_gpu.values()
+        ),
+        "gpu_memory_used_peak_bytes": _largest(of("gpu_memory_used_peak_bytes")),
+        "gpu_peak_bytes": _largest(of("gpu_peak_bytes")),
+        "gpu_shared": _either(of("gpu_shared")),
+        "energy_j": sum(known) if known else None,
+        "cpu_util_mean": _mean(of("cpu_util_mean")),
+        "host_peak_bytes": _largest(of("host_peak_bytes")),
+    }
 
 
-def _energy(handle: Any | None) -> int | None:
-    """Millijoules since the driver was loaded; None on a CPU or a card that does not count."""
-    if handle is None:
-        return None
+_NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None}
+
+
+class _Gpu:
+    """What NVML tells of one GPU. Its handle is found by UUID: torch numbers GPUs differently."""
+
+    def __init__(self, device: torch.device) -> None:
+        properties = torch.cuda.get_device_properties(device)
+        self.name = str(properties.name)
+        bare = str(properties.uuid).removeprefix("GPU-").removeprefix("MIG-")
+        self.uuid = f"GPU-{bare}"
+        self._device = device
+        self._open = _ask(lambda: pynvml.nvmlInit() or True) is not None
+        self._handle: Any | None = None
+        if self._open:
+            # torch does not say whether the UUID is that of a slice of a GPU
+            for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
+                handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+                if handle is not None:
+                    self.uuid, self._handle = uuid, handle
+                    break
+
+    def values(self) -> dict[str, Any]:
+        """The GPU's columns of a row."""
+        util = self._read(pynvml.nvmlDeviceGetUtilizationRates)
+        used = self._read(pynvml.nvmlDeviceGetMemoryInfo)
+        power = self._read(pynvml.nvmlDeviceGetPowerUsage)
+        return {
+            "gpu_uuid": self.uuid,
+            "util": None if util is None else float(util.gpu),
+            "memory_bytes": None if used is None else int(used.used),
+            "power_w": None if power is None else power / 1000,
+        }
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded; only cards since Volta count them."""
+        energy = self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        return None if energy is None else energy / 1000
+
+    def shared(self) -> bool | None:
+        """Whether further processes compute on the GPU, as far as the driver shows them.
+
+        In a container the numbers NVML gives may be those of another PID namespace, so they are
+        only counted: once this process holds memory there, one of them is this process. None
+        before that, and where the list is empty all the same (WSL, MIG, some vGPU). False is
+        weaker than True, as some drivers hide the processes of other containers. The server of
+        CUDA's multi-process service counts as a process.
+        """
+        if torch.cuda.memory_reserved(self._device) == 0:
+            return None
+        processes = self._read(pynvml.nvmlDeviceGetComputeRunningProcesses)
+        return len({process.pid for process in processes}) > 1 if processes else None
+
+    def close(self) -> None:
+        if self._open:
+            _ask(pynvml.nvmlShutdown)
+
+    def _read(self, function: Callable[[Any], Any]) -> Any | None:
+        return None if self._handle is None else _ask(function, self._handle)
+
+
+def _ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
     try:
-        return int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
-    except pynvml.NVMLError_NotSupported:
+        return function(*arguments)
+    except pynvml.NVMLError:
         return None
+
+
+class _Energy:
+    """Joules since the first reading: the card's counter, or power integrated over time."""
+
+    def __init__(self) -> None:
+        self._counter: tuple[float, float] | None = None
+        self._power: tuple[float, float] | None = None
+        self._integral: float | None = None
+
+    def add(self, at: float, counted_j: float | None, power_w: float | None) -> None:
+        if counted_j is not None:
+            self._counter = (self._counter[0] if self._counter else counted_j, counted_j)
+        if power_w is not None:
+            if self._power is not None:  # the trapezoid rule
+                before, watts = self._power
+                area = (at - before) * (watts + power_w) / 2
+                self._integral = (self._integral or 0.0) + area
+            self._power = (at, power_w)
+
+    @property
+    def joules(self) -> float | None:
+        if self._counter is None:
+            return self._integral
+        return self._counter[1] - self._counter[0]
+
+
+class _ProcessTree:
+    """CPU time and resident memory of this process and its descendants (loader processes)."""
+
+    def __init__(self) -> None:
+        self._root = psutil.Process()
+        self._children: list[psutil.Process] = []
+        self._next_search = 0.0
+        self._seconds = 0.0
+        self.measure()
+
+    def measure(self) -> tuple[float, int]:
+        """CPU seconds since the last call, and resident bytes."""
+        started = perf_counter()
+        if started >= self._next_search:
+            # this reads every process of the machine, so it gets one percent of the time
+            with suppress(psutil.Error):  # where /proc hides others' processes, only itself counts
+                self._children = self._root.children(recursive=True)
+            ended = perf_counter()
+            self._next_search = ended + 100 * (ended - started)
+        seconds, resident = 0.0, 0
+        for process in [*self._children, self._root]:
+            try:
+                with process.oneshot():
+                    times, rss = process.cpu_times(), process.memory_info().rss
+            except psutil.Error:  # it ended meanwhile
+                continue
+            # what an ended child used goes on counting, in its parent's time for children
+            seconds += times.user + times.system + times.children_user + times.children_system
+            resident += rss
+        used, self._seconds = max(0.0, seconds - self._seconds), seconds
+        return used, resident
+
+
+@dataclass
+class _Mean:
+    """A mean weighted by seconds, of the values that are known."""
+
+    total: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, value: float | None, seconds: float) -> None:
+        if value is not None:
+            self.total += value * seconds
+            self.seconds += seconds
+
+
+def _preferred(means: tuple[_Mean, _Mean]) -> float | None:
+    """The mean after the warm-up (first); of the whole where hardly anything came after it."""
+    total, seconds = means[0].total, means[0].seconds
+    if seconds < _SHORTEST_S:
+        total, seconds = total + means[1].total, seconds + means[1].seconds
+    return total / seconds if seconds else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _largest(values: Iterable[Any]) -> Any | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _either(values: Iterable[bool | None]) -> bool | None:
+    known = [value for value in values if value is not None]
+    return any(known) if known else None

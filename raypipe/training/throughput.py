@@ -1,55 +1,99 @@
-"""Samples a second, measured between logged steps."""
+"""Samples a second, measured between logged steps in the device's own time.
+
+On a GPU the marks are CUDA events: they need no synchronisation, and the time of an interval is
+read when its row is.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
+
+import torch
+
+_Mark = float | torch.cuda.Event
+
+
+@dataclass
+class Interval:
+    """What lies between two logged steps, without what was no training."""
+
+    steps: int = 0
+    samples: int = 0
+    waited_s: float = 0.0
+    pieces: list[tuple[_Mark, _Mark]] = field(default_factory=list)
+
+    measured_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took; on a GPU this waits for its end."""
+        self.measured_s += sum(_seconds(begin, end) for begin, end in self.pieces)
+        self.pieces.clear()
+        return self.measured_s
 
 
 class Throughput:
-    """Samples a second between logged steps; the first interval (warm-up) counts apart."""
+    """Intervals of training; the first one (warm-up, compilation) counts apart."""
 
-    def __init__(self) -> None:
-        self.intervals: list[tuple[int, int, float]] = []
-        self._samples = self._steps = 0
-        self._elapsed = 0.0
-        self._since: float | None = None
+    def __init__(self, device: torch.device) -> None:
+        self.intervals: list[Interval] = []
+        self._device = device
+        self._open = Interval()
+        self._since: _Mark | None = None
 
     def start(self) -> None:
-        """Begin an interval."""
-        self._samples = self._steps = 0
-        self._elapsed = 0.0
-        self._since = time.perf_counter()
+        """Training begins, or goes on."""
+        self._since = self._mark()
+
+    def pause(self) -> None:
+        """What follows is not training (a checkpoint, an evaluation)."""
+        if self._since is not None:
+            self._open.pieces.append((self._since, self._mark()))
+            self._since = None
 
     def count(self, samples: int) -> None:
         """A step of so many samples is done."""
-        self._samples += samples
-        self._steps += 1
+        self._open.steps += 1
+        self._open.samples += samples
 
-    def pause(self) -> None:
-        """What follows is not training (a checkpoint)."""
-        if self._since is not None:
-            self._elapsed += time.perf_counter() - self._since
-            self._since = None
+    def waited(self, seconds: float) -> None:
+        """So long the loader was waited for."""
+        self._open.waited_s += seconds
 
-    def resume(self) -> None:
-        """Training goes on."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """End the interval."""
+    def cut(self) -> Interval:
+        """End the interval and begin the next one at the same moment."""
+        going = self._since is not None
         self.pause()
-        self.intervals.append((self._samples, self._steps, self._elapsed))
+        ended, self._open = self._open, Interval()
+        self.intervals.append(ended)
+        if going:
+            self.start()
+        return ended
 
-    @property
-    def latest(self) -> float:
-        """Samples a second of the last interval."""
-        samples, _, elapsed = self.intervals[-1]
-        return samples / elapsed
-
-    def mean(self) -> tuple[float | None, float | None]:
-        """Samples a second and seconds a step, without the first interval."""
+    def summary(self) -> dict[str, float | None]:
+        """Means over all intervals but the first: samples a second, seconds a step, waiting."""
         counted = self.intervals[1:] or self.intervals
-        if not counted:
-            return None, None
-        samples, steps, elapsed = (sum(column) for column in zip(*counted, strict=True))
-        return samples / elapsed, elapsed / steps
+        seconds = sum(interval.seconds for interval in counted)
+        steps = sum(interval.steps for interval in counted)
+        if not steps:
+            return {"samples_per_s": None, "step_time_s": None, "loader_wait_share": None}
+        return {
+            "samples_per_s": sum(interval.samples for interval in counted) / seconds,
+            "step_time_s": seconds / steps,
+            "loader_wait_share": sum(interval.waited_s for interval in counted) / seconds,
+        }
+
+    def _mark(self) -> _Mark:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _seconds(begin: _Mark, end: _Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        return float(end) - float(begin)  # type: ignore[arg-type]
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from raypipe.paths import RunDirectory
 from raypipe.training.batching import BatchPlan
-from raypipe.training.loop import TrainingJob, learning_rate
+from raypipe.training.job import TrainingJob
+from raypipe.training.schedule import learning_rate
 from raypipe.training.settings import (
     LoaderSettings,
     ScalingSettings,
@@ -82,13 +83,15 @@ class Regression(TrainTask):
         metrics = {"mae": ((error - batch["y"]).abs() * weights).sum()}
         return Loss((each * weights).sum(), weights.sum(), metrics)
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def evaluate(
+        self, model: nn.Module, device: torch.device, batch_size: int
+    ) -> Mapping[str, float]:
         torch.rand(3)  # an evaluation may draw; training must not notice
         points = Points(8)
         out = model(points.x.to(self.dtype)).squeeze(1)
         return {"mse": float(F.mse_loss(out, points.y.to(self.dtype)))}
 
-    def checkpointed_modules(self, model: nn.Module) -> Iterable[nn.Module]:
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         assert isinstance(model, nn.Sequential)
         return (model[2], model[3])
 
@@ -115,7 +118,12 @@ class TwoHeads(TwoPhases):
         both = nn.Sequential(model["body"], model[context.phase.name])
         return super().loss(both, batch, context)
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> Mapping[str, float]:
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return ()
+
+    def evaluate(
+        self, model: nn.Module, device: torch.device, batch_size: int
+    ) -> Mapping[str, float]:
         return {}
 
 
@@ -154,7 +162,7 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
             positions = range(position, position + phase.samples)
             position += phase.samples
             rows = [points[_sample(p, task, training.seed)] for p in positions]
-            batch = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+            batch = default_collate(rows)
             loss = task.loss(model, batch, StepContext(step, phase, training.seed))
             value = loss.total / loss.weight
             optimizer.zero_grad()

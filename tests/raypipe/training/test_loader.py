@@ -1,128 +1,397 @@
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter, namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Literal
 
+import psutil
 import pytest
 import torch
-from example_tasks import SAMPLES, Points, Regression
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info, threadpool_limits
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from raypipe.training.loader import MicroBatchSampler, batches, to_device
-from raypipe.training.settings import LoaderSettings
-from raypipe.training.task import Phase
+from raypipe.training import loader
+from raypipe.training.batching import BatchPlan, share
+from raypipe.training.job import Worker
+from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
 CPU = torch.device("cpu")
+Kind = Literal["shuffled", "ordered", "stream"]
 
 
-def sampler(
-    phases: Sequence[Phase], length: int, micro: int, rank: int, workers: int, first: int = 0,
-    *, shuffle: bool = True, seed: int = 0,
-) -> MicroBatchSampler:  # fmt: skip
-    return MicroBatchSampler(
-        phases, length, shuffle=shuffle, seed=seed, micro_batch=micro, rank=rank,
-        workers=workers, first_step=first,
-    )  # fmt: skip
+class Numbers(Dataset[int]):
+    def __init__(self, length: int, broken: int | None = None) -> None:
+        self.length, self.broken = length, broken
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.broken:
+            raise LookupError(f"row {index} is damaged")
+        return index
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(self.length))
+
+
+class EpochStream(Stream):
+    """An order of its own each epoch, as a stream with a shuffle buffer has."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        shift = 3 * self.epoch
+        return iter([(self.epoch, (i + shift) % self.length) for i in range(self.length)])
+
+
+class EndlessStream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+
+class SelfishStream(Stream):
+    """It takes each n-th sample in one of n loader processes, as many streams do."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        return iter(range(self.length)[info.id :: info.num_workers] if info else range(self.length))
+
+
+class Listing(TrainTask):
+    """A task whose batches are lists of samples."""
+
+    def __init__(
+        self, dataset: Dataset[Any], *, shuffle: bool = False, collate: Callable[[Any], Any] = list
+    ) -> None:
+        self.dataset, self.shuffle, self._collate = dataset, shuffle, collate
+
+    def build_model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def build_dataset(self) -> Dataset[Any]:
+        return self.dataset
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        return self._collate
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        raise NotImplementedError
+
+
+def numbers(kind: Kind, length: int) -> Listing:
+    if kind == "stream":
+        return Listing(Stream(length), shuffle=True)
+    return Listing(Numbers(length), shuffle=kind == "shuffled")
+
+
+def load(
+    task: TrainTask, phases: Sequence[Phase], micro: int, first: int = 0,
+    *, rank: int = 0, workers: int = 1, seed: int = 0, processes: int | None = None,
+) -> Any:  # fmt: skip
+    stage = TrainStageSettings(
+        training=TrainingSettings(seed=seed), loader=LoaderSettings(workers=processes)
+    )
+    plan = BatchPlan(micro, 1, micro * workers, workers)
+    return loader.batches(task, phases, stage, plan, Worker(rank, CPU, workers), first)
 
 
 def by_step(
-    phases: Sequence[Phase], length: int, micro: int, workers: int, seed: int = 0
-) -> list[list[int]]:
-    """Each step's samples, all workers together."""
-    steps: list[list[int]] = []
-    ranks = [iter(sampler(phases, length, micro, r, workers, seed=seed)) for r in range(workers)]
-    for phase in phases:
-        for _ in range(phase.steps):
-            taken: list[int] = []
-            for rank, source in enumerate(ranks):
-                mine = len(range(phase.samples)[rank::workers])  # as many as share() gives
-                while mine > 0:
-                    part = next(source)
-                    assert len(part) == min(micro, mine)
-                    mine -= len(part)
-                    taken += part
-            steps.append(taken)
+    task: TrainTask, phases: Sequence[Phase], micro: int, first: int = 0,
+    *, workers: int = 1, seed: int = 0,
+) -> list[list[Any]]:  # fmt: skip
+    """Each step's samples from the first one on, all workers together."""
+    steps: list[list[Any]] = []
+    ranks = [
+        load(task, phases, micro, first, rank=r, workers=workers, seed=seed) for r in range(workers)
+    ]
+    samples = [phase.samples for phase in phases for _ in range(phase.steps)]
+    for step in samples[first:]:
+        taken: list[Any] = []
+        for rank, source in enumerate(ranks):
+            mine = len(range(step)[rank::workers])  # as many as share() gives
+            while mine > 0:
+                part = next(source)
+                assert len(part) == min(micro, mine)
+                mine -= len(part)
+                taken += part
+        steps.append(taken)
     assert all(next(source, None) is None for source in ranks)
     return steps
 
 
-@settings(max_examples=60)
+def children() -> set[int]:
+    """The processes that this one has started and that still run."""
+    found = psutil.Process().children(recursive=True)
+    return {child.pid for child in found if child.status() != psutil.STATUS_ZOMBIE}
+
+
+@settings(max_examples=120, deadline=None)
 @given(
+    st.sampled_from(["shuffled", "ordered", "stream"]),
     st.integers(1, 30),
-    st.lists(st.tuples(st.integers(1, 6), st.integers(4, 20)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.integers(0, 6), st.integers(4, 20)), min_size=1, max_size=3),
     st.integers(1, 8),
     st.integers(1, 4),
+    st.integers(0, 20),
     st.integers(0, 2**32 - 1),
 )
 def test_every_sample_once_an_epoch_whatever_the_cut(
-    length: int, shape: list[tuple[int, int]], micro: int, workers: int, seed: int
-) -> None:
+    kind: Kind, length: int, shape: list[tuple[int, int]], micro: int, workers: int,
+    first: int, seed: int,
+) -> None:  # fmt: skip
     phases = [Phase("p", steps, samples, 0.1) for steps, samples in shape]
-    steps = by_step(phases, length, micro, workers, seed)
-    assert steps == by_step(phases, length, 100, 1, seed)
+    task = numbers(kind, length)
+    steps = by_step(task, phases, 100, seed=seed)
+    assert by_step(task, phases, micro, first, workers=workers, seed=seed) == steps[first:]
     walk = [index for step in steps for index in step]
-    for first in range(0, len(walk), length):
-        epoch = Counter(walk[first : first + length])
-        assert max(epoch.values()) == 1
+    assert len(walk) == sum(steps * samples for steps, samples in shape)
+    for start in range(0, len(walk), length):
+        epoch = walk[start : start + length]
+        assert max(Counter(epoch).values()) == 1
         assert set(epoch) <= set(range(length))
+        if kind != "shuffled":
+            assert epoch == list(range(len(epoch)))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    phases = [Phase("p", 3, 40, 0.1)]
-    epochs = by_step(phases, 40, 7, 2)
+    phases, task = [Phase("p", 3, 40, 0.1)], numbers("shuffled", 40)
+    epochs = by_step(task, phases, 7, workers=2)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert epochs != by_step(phases, 40, 7, 2, seed=1)
-    plain = list(sampler(phases, 40, 40, 0, 1, shuffle=False))
-    assert plain == [list(range(40))] * 3
+    assert epochs != by_step(task, phases, 7, workers=2, seed=1)
 
 
-@pytest.mark.parametrize("first", range(8))
-def test_a_run_continues_from_any_step(first: int) -> None:
-    phases = [Phase("a", 4, 10, 0.1), Phase("b", 3, 5, 0.1)]
-    for rank in range(2):
-        whole = list(sampler(phases, 13, 2, rank, 2))
-        forwards = [3, 3, 3, 3, *([2, 2, 2] if rank == 0 else [1, 1, 1])]
-        assert list(sampler(phases, 13, 2, rank, 2, first)) == whole[sum(forwards[:first]) :]
+def test_sample_ids_are_numbers_without_end() -> None:
+    phases = [Phase("p", 10**12, 5, 0.1)]
+    with closing(load(Listing(SampleIds(), shuffle=True), phases, 3, 10**12 - 1)) as batches:
+        end = 5 * 10**12
+        assert list(batches) == [[end - 5, end - 4, end - 3], [end - 2, end - 1]]
 
 
-def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        sampler([Phase("p", 1, 1, 0.1)], 0, 1, 0, 1)
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_stream_is_told_its_epoch(workers: int) -> None:
+    steps = by_step(Listing(EpochStream(5)), [Phase("p", 3, 4, 0.1)], 3, workers=workers)
+    first = [(0, i) for i in range(5)]
+    second = [(1, i) for i in (3, 4, 0, 1, 2)]
+    assert [sample for step in steps for sample in step] == [*first, *second, (2, 1), (2, 2)]
 
 
-def test_loader_processes_change_nothing() -> None:
-    phases = [Phase("p", 4, 12, 0.1)]
+def test_a_stream_without_end() -> None:
+    steps = by_step(Listing(EndlessStream()), [Phase("p", 100, 7, 0.1)], 4, 98, workers=2)
+    assert steps == [list(range(686, 693)), list(range(693, 700))]
 
-    def load(workers: int) -> list[dict[str, torch.Tensor]]:
-        source = sampler(phases, SAMPLES, 5, 0, 1)
-        loader = LoaderSettings(workers=workers, prefetch=1)
-        return list(batches(Regression(), Points(), source, loader, CPU))
 
-    inline, spread = load(0), load(2)
-    assert len(inline) == len(spread) == 12
-    for one, other in zip(inline, spread, strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
-    taken = torch.cat([batch["id"] for batch in inline])
-    assert len(taken.unique()) == 48
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_empty_dataset_is_refused(processes: int) -> None:
+    phases = [Phase("p", 1, 1, 0.1)]
+    with pytest.raises(ValueError, match="Numbers has no samples"):
+        load(numbers("ordered", 0), phases, 1)
+    with pytest.raises(ValueError, match="the stream is empty"):
+        next(load(numbers("stream", 0), phases, 1, processes=processes))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize(
+    "task",
+    [
+        Listing(Numbers(13), shuffle=True),
+        Listing(EpochStream(13)),
+        Listing(SelfishStream(13)),
+        Listing(EndlessStream()),
+    ],
+    ids=lambda task: type(task.dataset).__name__,
+)
+def test_loader_processes_change_nothing(task: Listing, processes: int) -> None:
+    phases = [Phase("a", 4, 12, 0.1), Phase("b", 2, 5, 0.1)]
+    for first in (0, 3):
+        inline = list(load(task, phases, 3, first, rank=1, workers=2))
+        assert len(inline) == 2 * (4 - first) + 2
+        with closing(
+            load(task, phases, 3, first, rank=1, workers=2, processes=processes)
+        ) as spread:
+            assert list(spread) == inline
+
+
+def test_the_default_batch_is_made_of_tensors() -> None:
+    class Plain(Listing):
+        def collate(self) -> Any:
+            return None
+
+    for dataset in (Numbers(4), Stream(4)):
+        (batch,) = load(Plain(dataset), [Phase("p", 1, 4, 0.1)], 4)
+        assert torch.equal(batch, torch.arange(4))
 
 
 def test_the_loader_leaves_the_models_random_numbers_alone() -> None:
-    source = sampler([Phase("p", 2, 4, 0.1)], SAMPLES, 4, 0, 1)
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    for _ in batches(Regression(), Points(), source, LoaderSettings(), CPU):
-        pass
-    assert torch.equal(torch.rand(2), expected)
+    for kind in ("shuffled", "stream"):
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        assert len(list(load(numbers(kind, 9), [Phase("p", 2, 4, 0.1)], 4))) == 2
+        assert len(list(held_out(numbers(kind, 9), Numbers(9), 5))) == 2
+        assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "stream"])
+def test_closing_ends_the_loader_processes(kind: Kind) -> None:
+    before = children()
+    batches = load(numbers(kind, 50), [Phase("p", 100, 4, 0.1)], 4, processes=2)
+    assert children() == before
+    next(batches)
+    assert len(children() - before) == 2
+    batches.close()
+    assert children() == before
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_damaged_sample_is_told_and_ends_the_loader_processes(processes: int) -> None:
+    before = children()
+    task = Listing(Numbers(20, broken=11))
+    batches = load(task, [Phase("p", 5, 4, 0.1)], 4, processes=processes)
+    with pytest.raises(LookupError, match="row 11 is damaged") as caught:
+        list(batches)
+    assert caught.tb is not None  # it refers to the loader; the processes have ended all the same
+    assert children() == before
+
+
+def test_an_interrupt_does_not_reach_the_loader_processes() -> None:
+    phases, before = [Phase("p", 40, 4, 0.1)], children()
+    expected = list(load(numbers("stream", 50), phases, 4))
+    with closing(load(numbers("stream", 50), phases, 4, processes=2)) as batches:
+        got = [next(batches)]
+        for child in children() - before:
+            os.kill(child, signal.SIGINT)
+        assert [*got, *batches] == expected
+
+
+def test_a_loader_process_has_one_thread() -> None:
+    def threads(samples: list[int]) -> set[int]:
+        return {torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())}
+
+    task, phases = Listing(Numbers(2), collate=threads), [Phase("p", 1, 2, 0.1)]
+    with threadpool_limits(limits=2):
+        assert list(load(task, phases, 2)) == [{2}]
+        assert list(load(task, phases, 2, processes=1)) == [{1}]
+
+
+def test_loader_processes_end_with_a_worker_that_is_killed() -> None:
+    fork = get_context("fork")
+    here, there = fork.Pipe()
+    worker = fork.Process(target=_train_until_killed, args=(there,))
+    worker.start()
+    pids = here.recv()
+    assert len(pids) == 2
+    worker.kill()
+    worker.join()
+    until = time.monotonic() + 30
+    while any(_runs(pid) for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(_runs(pid) for pid in pids)
+
+
+def _train_until_killed(parent: Connection) -> None:
+    for _ in load(numbers("shuffled", 50), [Phase("p", 10**9, 4, 0.1)], 4, processes=2):
+        parent.send(children())
+        signal.pause()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def held_out(
+    task: TrainTask, dataset: Dataset[Any], size: int, rank: int = 0, workers: int = 1,
+    processes: int | None = None,
+) -> Iterator[tuple[Any, bool]]:  # fmt: skip
+    given = LoaderSettings(workers=processes)
+    return loader.eval_batches(task, dataset, size, Worker(rank, CPU, workers), given)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 6))
+def test_evaluation_takes_each_sample_once(length: int, size: int, workers: int) -> None:
+    dataset = Numbers(length)
+    given = [list(held_out(Listing(dataset), dataset, size, r, workers)) for r in range(workers)]
+    taken: list[int] = []
+    for rank, batches in enumerate(given):
+        assert len(batches) == len(given[0])
+        own = [batch for batch, counted in batches if counted]
+        assert all(1 <= len(batch) <= size for batch, _ in batches)
+        assert len(own) == -(-len(share(length, workers, rank)) // size)
+        taken += [sample for batch in own for sample in batch]
+    assert taken == list(range(length))
+    assert len(given[0]) == sum(counted for _, counted in given[0])
+
+
+def test_evaluation_by_loader_processes() -> None:
+    dataset, before = Numbers(7), children()
+    inline = list(held_out(Listing(dataset), dataset, 2))
+    assert inline == [([0, 1], True), ([2, 3], True), ([4, 5], True), ([6], True)]
+    batches = held_out(Listing(dataset), dataset, 2, processes=2)
+    assert list(batches) == inline
+    assert children() == before
+
+
+def test_evaluation_needs_samples_that_can_be_counted() -> None:
+    with pytest.raises(ValueError, match="map-style"):
+        next(held_out(numbers("ordered", 3), Stream(3), 2))
+    with pytest.raises(ValueError, match="no samples"):
+        next(held_out(numbers("ordered", 3), Numbers(0), 2))
+
+
+@pytest.mark.parametrize(
+    ("workers", "dataset", "device", "cores", "on_node", "expected"),
+    [
+        (None, Numbers(1), "cuda", 8, 1, 4),
+        (None, Numbers(1), "cuda", 64, 8, 4),
+        (None, Numbers(1), "cuda", 64, 1, 8),
+        (None, Numbers(1), "cuda", 1, 1, 1),
+        (None, Numbers(1), "cuda", 4, 8, 1),
+        (None, Numbers(1), "cpu", 64, 1, 0),
+        (None, SampleIds(), "cuda", 64, 1, 0),
+        ("auto", Numbers(1), "cuda", 8, 1, 4),
+        (0, Numbers(1), "cuda", 64, 1, 0),
+        (20, SampleIds(), "cpu", 1, 1, 20),
+    ],
+)
+def test_loader_processes_by_the_cores(
+    workers: Any, dataset: Dataset[Any], device: str, cores: int, on_node: int, expected: int
+) -> None:
+    given = LoaderSettings(workers=workers)
+    count = loader.loader_workers(given, dataset, torch.device(device), cores, on_node)
+    assert count == expected
 
 
 def test_batches_of_any_shape_reach_the_device() -> None:
     pair = namedtuple("pair", "x y")
     one = torch.ones(2)
     batch = {"a": [one, (one, "text")], "b": pair(one, None), "c": 3}
-    moved = to_device(batch, torch.device("meta"))
+    moved = loader.to_device(batch, torch.device("meta"))
     assert moved["a"][0].device.type == moved["a"][1][0].device.type == "meta"
     assert isinstance(moved["a"][1], tuple)
     assert moved["a"][1][1] == "text"

@@ -16,7 +16,9 @@ from torch.multiprocessing.spawn import spawn
 
 from raypipe import results
 from raypipe.training.checkpoint import CheckpointStore
-from raypipe.training.loop import TrainingJob, Worker, learning_rate, train
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.schedule import learning_rate
 from raypipe.training.settings import LoaderSettings, TrainingSettings
 from raypipe.training.task import Phase, TrainTask
 
@@ -267,16 +269,14 @@ def test_recomputing_activations_changes_no_gradient(tmp_path: Path) -> None:
 
 
 class Unnamed(Regression):
-    checkpointed_modules = TrainTask.checkpointed_modules
+    blocks = TrainTask.blocks
 
 
 def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
         run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
-    with pytest.raises(ValueError, match=r"scaling\.strategy = fsdp: is not available yet"):
-        run(job(Regression(), tmp_path, strategy="fsdp"))
     with pytest.raises(ValueError, match="phase second: 5 samples a step"):
-        run(job(TwoPhases(), tmp_path, (4, 1, 24, 6)))
+        train(job(TwoPhases(), tmp_path, (4, 1, 24, 6)), Worker(0, CPU, 6))
     with pytest.raises(ValueError, match="no samples"):
         run(job(Regression(samples=0), tmp_path))
     assert not (tmp_path / "results").exists()
@@ -317,7 +317,7 @@ def _worker(rank: int, asked: TrainingJob) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     for number, (task, plan) in enumerate(TWO_WORKERS):
         folder = Path(asked.run.location) / str(number)
-        train(job(task, folder, plan, **GIVEN), Worker(rank, CPU))
+        train(job(task, folder, plan, **GIVEN), Worker(rank, CPU, 2))
     dist.destroy_process_group()
 
 

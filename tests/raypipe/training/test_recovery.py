@@ -9,7 +9,8 @@ import torch
 from example_tasks import Regression, job
 
 from raypipe.errors import FailureKind, UnitError
-from raypipe.training.loop import TrainingJob, Worker, train
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
 from raypipe.training.memory import failure_kind, gpu_peak_bytes, host_peak_bytes
 from raypipe.training.recovery import train_to_the_end
 

@@ -1,0 +1,1 @@
+"""Language-model pretraining: a decoder-only transformer that predicts the next token."""

@@ -1,0 +1,272 @@
+"""A decoder-only transformer: tokens in, logits of each next token out.
+
+Normalisation comes before each block and once more before the output (Radford et al. 2019,
+Language models are unsupervised multitask learners, section 2.3). Nothing has a bias, as in PaLM
+(Chowdhery et al. 2022, section 2). The parts to choose from: RMSNorm (Zhang, Sennrich 2019) or
+LayerNorm (Ba et al. 2016), rotary (Su et al. 2021, RoFormer) or learned positions, SwiGLU
+(Shazeer 2020, GLU variants improve transformer) or two matrices with GELU between them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+
+from raypipe.settings import Settings
+
+_INITIAL_STD = 0.02
+_NORM_EPSILON = 1e-5
+
+
+class LmSettings(Settings):
+    """The size and the parts of the transformer; the defaults are the tiny one."""
+
+    vocabulary: PositiveInt = Field(256, description="number of different tokens")
+    width: PositiveInt = Field(128, description="width of a token, d_model")
+    heads: PositiveInt = Field(4, description="attention heads")
+    layers: PositiveInt = Field(4, description="decoder layers")
+    feed_forward: PositiveInt = Field(384, description="hidden width of the feed-forward block")
+    context: PositiveInt = Field(64, description="longest sequence, in tokens")
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="of embeddings, attention weights and block outputs"
+    )
+    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
+    positions: Literal["rotary", "learned"] = Field(
+        "rotary", description="queries and keys turned by their position, or an embedding each"
+    )
+    mlp: Literal["swiglu", "gelu"] = Field(
+        "swiglu", description="feed-forward block of three matrices or of two"
+    )
+    tied: bool = Field(False, description="one matrix for the embedding and the output")
+    rope_base: PositiveFloat = Field(
+        10_000.0, description="of the rotary wavelengths: the longest is about 2 pi times it"
+    )
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> LmSettings:
+        if self.width % self.heads:
+            raise ValueError(f"heads={self.heads} must divide width={self.width}")
+        if self.positions == "rotary" and self.head_width % 2:
+            raise ValueError(
+                f"width={self.width} over heads={self.heads} is {self.head_width} a head; rotary "
+                "positions turn pairs and need an even number: change one or use learned ones"
+            )
+        return self
+
+    @property
+    def head_width(self) -> int:
+        """Width of a query, a key or a value of one head."""
+        return self.width // self.heads
+
+
+def tiny() -> LmSettings:
+    """About 0.92 M parameters: bytes as tokens, for a CPU."""
+    return LmSettings()
+
+
+def medium() -> LmSettings:
+    """About 75 M parameters; about 52 M with ``mlp="gelu"`` and ``tied=True``."""
+    return LmSettings(
+        vocabulary=20_000,
+        width=512,
+        heads=16,
+        layers=16,
+        feed_forward=1536,
+        context=2048,
+        dropout=0.1,
+    )
+
+
+def large() -> LmSettings:
+    """About 757 M parameters."""
+    return LmSettings(
+        vocabulary=50_000,
+        width=1280,
+        heads=20,
+        layers=24,
+        feed_forward=5120,
+        context=2048,
+        dropout=0.1,
+    )
+
+
+def flops_per_token(settings: LmSettings) -> int:
+    """Floating-point operations of a token's forward and backward, at the full context.
+
+    Model FLOPs as in PaLM (Chowdhery et al. 2022, appendix B): ``6 N + 12 layers width context``.
+    ``N`` counts the weights that a token is multiplied by: the matrices of the layers and the
+    output projection (also where it is tied), not the embeddings, which are looked up. The second
+    term is the queries by the keys and the weights by the values, over the whole square: that half
+    of it is masked is not deducted. A multiply-add is two operations, a backward costs two
+    forwards; normalisation, activations, rotation, softmax and loss are left out.
+    """
+    s = settings
+    matrices = 3 if s.mlp == "swiglu" else 2
+    layer = 4 * s.width**2 + matrices * s.width * s.feed_forward
+    weights = s.layers * layer + s.vocabulary * s.width
+    return 6 * weights + 12 * s.layers * s.width * s.context
+
+
+def rotary_tables(context: int, head_width: int, base: float) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines ``[context, 1, 1, e]`` of RoFormer's angles (section 3.2.2).
+
+    Position ``p`` turns the pair (i, i + e/2) of a head's numbers by ``p base^(-2i/e)``.
+    """
+    frequencies = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)[:, None, None]
+    cosine = torch.cat((angles.cos(), angles.cos()), dim=-1)
+    sine = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+    return cosine.float(), sine.float()
+
+
+def rotate(tokens: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Queries or keys ``[B, L, K, H, e]`` turned by :func:`rotary_tables` of length ``L``.
+
+    The tables decide the arithmetic: half-precision tokens are turned in single precision.
+    """
+    turned = tokens * cosine + tokens.roll(tokens.shape[-1] // 2, -1) * sine
+    return turned.to(tokens.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention of all heads, with one projection to queries, keys and values."""
+
+    # each layer has its own tables, for they have to stay in single precision: what is handed
+    # to a layer, sharded mixed precision casts
+    cosine: Tensor
+    sine: Tensor
+
+    def __init__(self, settings: LmSettings) -> None:
+        super().__init__()
+        s = settings
+        self.heads = s.heads
+        self.dropout = s.dropout
+        self.rotary = s.positions == "rotary"
+        self.query_key_value = nn.Linear(s.width, 3 * s.width, bias=False)
+        self.out = nn.Linear(s.width, s.width, bias=False)
+        if self.rotary:
+            cosine, sine = rotary_tables(s.context, s.head_width, s.rope_base)
+            self.register_buffer("cosine", cosine, persistent=False)
+            self.register_buffer("sine", sine, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """What each of the tokens ``[B, L, d]`` gathers from itself and those before it."""
+        length = tokens.shape[1]
+        heads = self.query_key_value(tokens).unflatten(-1, (3, self.heads, -1))
+        query_key, value = heads.split((2, 1), dim=2)
+        if self.rotary:
+            query_key = rotate(query_key, self.cosine[:length], self.sine[:length])
+        query, key = query_key.unbind(2)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.squeeze(2).transpose(1, 2),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+        )
+        output: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return output
+
+
+class FeedForward(nn.Module):
+    """``down(silu(gate x) * up x)``, gate and up in one matrix, or ``down(gelu(up x))``."""
+
+    def __init__(self, settings: LmSettings) -> None:
+        super().__init__()
+        self.gated = settings.mlp == "swiglu"
+        hidden = settings.feed_forward
+        self.up = nn.Linear(settings.width, 2 * hidden if self.gated else hidden, bias=False)
+        self.down = nn.Linear(hidden, settings.width, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[B, L, d]``, each by itself."""
+        hidden = self.up(tokens)
+        if self.gated:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * hidden
+        else:
+            hidden = F.gelu(hidden)
+        output: Tensor = self.down(hidden)
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then the feed-forward block, each of normalised tokens and added to them."""
+
+    def __init__(self, settings: LmSettings) -> None:
+        super().__init__()
+        self.norm_attention = _norm(settings)
+        self.attention = Attention(settings)
+        self.norm_feed_forward = _norm(settings)
+        self.feed_forward = FeedForward(settings)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens ``[B, L, d]`` one layer on."""
+        tokens = tokens + self.dropout(self.attention(self.norm_attention(tokens)))
+        output: Tensor = tokens + self.dropout(self.feed_forward(self.norm_feed_forward(tokens)))
+        return output
+
+
+class LanguageModel(nn.Module):
+    """The transformer; with ``tied`` it has no output matrix beside the embedding."""
+
+    def __init__(self, settings: LmSettings) -> None:
+        super().__init__()
+        s = settings
+        self.settings = s
+        self.context = s.context
+        self.embedding = nn.Embedding(s.vocabulary, s.width)
+        self.positions = nn.Embedding(s.context, s.width) if s.positions == "learned" else None
+        self.dropout = nn.Dropout(s.dropout)
+        self.layers = nn.ModuleList(DecoderLayer(s) for _ in range(s.layers))
+        self.norm = _norm(s)
+        self.head = None if s.tied else nn.Linear(s.width, s.vocabulary, bias=False)
+        self._initialise()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``[B, L, V]`` of the token after each of the tokens, int64 ``[B, L]``.
+
+        Raises:
+            ValueError: more tokens than the context.
+
+        """
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(
+                f"{length} tokens a sequence, but the model has context={self.context}"
+            )
+        hidden = self.embedding(tokens)
+        if self.positions is not None:
+            hidden = hidden + self.positions.weight[:length]
+        hidden = self.dropout(hidden)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        output = self.embedding if self.head is None else self.head
+        return F.linear(self.norm(hidden), output.weight)
+
+    def _initialise(self) -> None:
+        """As GPT-2 (Radford et al. 2019, section 2.3, and its code): normal weights of 0.02.
+
+        The matrices that write to the residual stream, two a layer, are smaller by the root of
+        their number, so that its variance does not grow with the depth.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=_INITIAL_STD)
+        residual = _INITIAL_STD / math.sqrt(2 * len(self.layers))
+        for module in self.modules():
+            if isinstance(module, DecoderLayer):
+                nn.init.normal_(module.attention.out.weight, std=residual)
+                nn.init.normal_(module.feed_forward.down.weight, std=residual)
+
+
+def _norm(settings: LmSettings) -> nn.Module:
+    if settings.norm == "rms":
+        return nn.RMSNorm(settings.width, eps=_NORM_EPSILON)
+    return nn.LayerNorm(settings.width, eps=_NORM_EPSILON, bias=False)

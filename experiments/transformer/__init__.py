@@ -1,0 +1,1 @@
+"""The transformer trainer: a classifier or regressor of tables and of sequences."""

@@ -1,0 +1,71 @@
+"""Measures on held-out data: the task's loss over its evaluation set, and what else it measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from raypipe.errors import BatchLimit
+from raypipe.training import loader, memory, parallel, precision
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.task import Loss, StepContext
+
+
+def evaluate(
+    job: TrainingJob,
+    worker: Worker,
+    call: parallel.ModelCall,
+    dataset: Dataset[Any] | None,
+    batch_size: int,
+    context: StepContext,
+) -> dict[str, float]:
+    """Mean loss and metrics over the whole evaluation set, shared by the workers, and the rest.
+
+    Raises:
+        DoesNotFit: a batch of the evaluation is too large for the device.
+
+    """
+    measures: dict[str, float] = {}
+    with (
+        memory.fitting(BatchLimit("evaluation", batch_size)),
+        precision.autocast(job.settings.training.precision, worker.device),
+    ):
+        if dataset is not None:
+            sums = parallel.all_reduce(
+                _sums(job, worker, call, dataset, batch_size, context), worker.workers
+            )
+            weight = sums.pop("weight").item()
+            measures = {name: value.item() / weight for name, value in sums.items()}
+        measures |= call(job.task.evaluate, worker.device, batch_size)
+    return measures
+
+
+def _sums(
+    job: TrainingJob,
+    worker: Worker,
+    call: parallel.ModelCall,
+    dataset: Dataset[Any],
+    batch_size: int,
+    context: StepContext,
+) -> dict[str, Tensor]:
+    sums: dict[str, Tensor] = {}
+    for batch, counted in loader.eval_batches(
+        job.task, dataset, batch_size, worker, job.settings.loader
+    ):
+        loss: Loss = call(job.task.loss, batch, context)
+        # a worker that has run out of samples still takes part, for the weights of FSDP
+        add(sums, loss, worker.device, counted=counted)
+    return sums
+
+
+def add(sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True) -> None:
+    """Add a loss to the sums ``loss``, ``weight`` and those of its metrics, in float64."""
+    weight = loss.weight
+    if not isinstance(weight, Tensor):  # filled on the device: no copy to wait for
+        weight = torch.full((), weight, device=device, dtype=torch.float64)
+    for name, value in {"loss": loss.total, "weight": weight, **loss.metrics}.items():
+        value = value.detach().double() if counted else torch.zeros_like(value).double()
+        sums[name] = sums[name] + value if name in sums else value

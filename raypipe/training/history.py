@@ -1,0 +1,137 @@
+"""The logged steps of a run: read from the device late, stored at checkpoints, best kept in view.
+
+The values of a logged step are copied to the host while training goes on and become a row at the
+next logged step, checkpoint or evaluation: logging does not make the device wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+from pyarrow import BufferReader
+from torch import Tensor
+
+from raypipe import results
+from raypipe.training.job import Report, TrainingJob
+from raypipe.training.settings import MonitorSettings
+from raypipe.training.throughput import Interval
+
+Row = dict[str, Any]
+
+
+@dataclass
+class _Pending:
+    """A row whose values may still be on their way from the device."""
+
+    row: Row
+    names: list[str]
+    values: Tensor
+    arrived: torch.cuda.Event | None
+    interval: Interval
+
+
+class History:
+    """The rows of ``steps`` of one run; the sums are the same on every worker."""
+
+    def __init__(self, job: TrainingJob, report: Report, *, tolerate_overflow: bool) -> None:
+        self.rows: list[Row] = []
+        self._job, self._report = job, report
+        self._tolerate_overflow = tolerate_overflow
+        self._pending: _Pending | None = None
+
+    def note(self, row: Row, sums: Mapping[str, Tensor], interval: Interval) -> None:
+        """A logged step: ``sums`` over the step, of which ``weight`` divides the others.
+
+        ``interval_weight`` (the weight since the last logged step) and ``grad_norm`` are values
+        of their own.
+        """
+        self.settle()
+        names = sorted(sums)
+        packed = torch.stack([sums[name].double() for name in names])
+        arrived = None
+        if packed.is_cuda:
+            packed = packed.to("cpu", non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._pending = _Pending(row, names, packed, arrived, interval)
+
+    def settle(self, measures: Mapping[str, float] | None = None) -> None:
+        """Make the noted step a row, with what its evaluation measured, and report it.
+
+        Raises:
+            FloatingPointError: its loss is not finite.
+
+        """
+        if self._pending is None:
+            return
+        noted, self._pending = self._pending, None
+        if noted.arrived is not None:
+            noted.arrived.synchronize()
+        values = dict(zip(noted.names, noted.values.tolist(), strict=True))
+        row = noted.row
+        weight, seen = values.pop("weight"), values.pop("interval_weight")
+        row["grad_norm"] = values.pop("grad_norm")
+        row |= {name: value / weight for name, value in values.items()}
+        # fp16 skips steps that overflow
+        if not (math.isfinite(row["loss"]) or self._tolerate_overflow):
+            raise FloatingPointError(
+                f"the loss is {row['loss']} at step {row['step']}; lower training.learning_rate "
+                "or set training.clip_norm"
+            )
+        seconds = noted.interval.seconds
+        row["samples_per_s"] = noted.interval.samples / seconds
+        if self._job.task.counts == "tokens":
+            row["tokens_per_s"] = seen / seconds
+        row |= {f"eval_{name}": value for name, value in (measures or {}).items()}
+        self.rows.append(row)
+        self._report(row)
+
+    def store(self) -> None:
+        """Write the rows to the table ``steps``; rank 0 alone calls this."""
+        job = self._job
+        results.write_table(job.run, "steps", self.rows, job.run_id, job.trial_id)
+
+    def restore(self, step: int) -> None:
+        """The stored rows up to a step."""
+        path = self._job.run.partition("steps", self._job.trial_id)
+        if self._job.run.exists(path):
+            stored = pq.read_table(BufferReader(self._job.run.read(path))).drop(["run_id"])
+            self.rows = [row for row in stored.to_pylist() if row["step"] <= step]
+
+    def is_best(self, monitor: MonitorSettings) -> bool:
+        """Whether the last row's evaluation is the best so far."""
+        return _since_best(self._measures(monitor), monitor) == 0
+
+    def is_over(self, monitor: MonitorSettings) -> bool:
+        """Whether ``patience`` evaluations went by without a better one."""
+        measures = self._measures(monitor)
+        patience = monitor.patience
+        return patience is not None and _since_best(measures, monitor) >= patience
+
+    def _measures(self, monitor: MonitorSettings) -> list[float]:
+        key = f"eval_{monitor.metric}"
+        evaluated = [row for row in self.rows if any(name.startswith("eval_") for name in row)]
+        if evaluated and key not in evaluated[-1]:
+            found = sorted(k.removeprefix("eval_") for k in evaluated[-1] if k.startswith("eval_"))
+            raise ValueError(
+                f"training.monitor.metric = {monitor.metric}: the evaluation of this task has "
+                f"{', '.join(found) or 'no measures'}"
+            )
+        return [row[key] for row in evaluated if row.get(key) is not None]
+
+
+def _since_best(measures: list[float], monitor: MonitorSettings) -> int:
+    """How many measures came after the best one, a change below min_delta being none."""
+    best, since = math.inf, 0
+    for number, measure in enumerate(measures):
+        value = measure if monitor.mode == "min" else -measure
+        if number == 0 or value < best - monitor.min_delta:
+            best, since = value, 0
+        else:
+            since += 1
+    return since

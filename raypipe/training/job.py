@@ -1,0 +1,46 @@
+"""What a training run is told, and what it tells: plain values between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from raypipe.paths import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import TrainTask
+
+#: what becomes of a logged step (a row) or a remark to the user (a text) while the run goes on;
+#: never called per step
+Report = Callable[[dict[str, Any] | str], None]
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A training run as its workers receive it.
+
+    ``plan`` is for the largest number of workers; a smaller group raises the accumulation.
+    ``eval_batch`` is how many samples a worker evaluates at a time.
+    """
+
+    trial_id: str
+    run_id: str
+    task: TrainTask
+    settings: TrainStageSettings
+    plan: BatchPlan
+    run: RunDirectory
+    attempt: int = 1
+    eval_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Which worker of the group this process is, and the device it trains on."""
+
+    rank: int
+    device: torch.device
+    workers: int = 1
+    workers_on_node: int = 1

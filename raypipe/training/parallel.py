@@ -1,0 +1,180 @@
+"""One model on several workers: replicated (DDP) or sharded (FSDP2), and its whole state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from raypipe.training.job import Worker
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import TrainTask
+
+# the second name is that of torch before 2.13
+_SYNC_BUFFERS = next(
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel).parameters
+)
+# the whole state, on rank 0's CPU, by parameter name: it fits any number of workers
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+class ModelCall(nn.Module):
+    """``forward(function, *arguments)`` is ``function(model, *arguments)``.
+
+    So DDP and FSDP see one forward, whichever of the model's methods a loss or an evaluation
+    calls.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self.model, *arguments)
+
+
+def wrap(
+    model: nn.Module, task: TrainTask, settings: TrainStageSettings, worker: Worker
+) -> ModelCall | DistributedDataParallel:
+    """The model as the loop calls it: recomputing, compiled, replicated or sharded as asked for.
+
+    Raises:
+        ValueError: a setting needs blocks and the task names none.
+
+    """
+    training, sharded = settings.training, settings.scaling.strategy == "fsdp"
+    blocks = list(task.blocks(model))
+    recompute = training.gradient_checkpointing
+    if not blocks and (recompute or "gradient_checkpointing" in settings.on_oom):
+        key = "training.gradient_checkpointing = true" if recompute else "on_oom"
+        raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
+    if recompute:  # Chen et al. 2016
+        apply_activation_checkpointing(model, check_fn=set(blocks).__contains__)
+        blocks = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
+    if training.compile:
+        # FSDP gathers weights between the blocks, where a graph would break anyway
+        for module in blocks if sharded and blocks else [model]:
+            module.compile()
+    call = ModelCall(model)
+    if worker.workers == 1:
+        return call
+    if sharded:
+        mesh = init_device_mesh(worker.device.type, (worker.workers,))
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(call, mesh=mesh)
+        return call
+    options = {_SYNC_BUFFERS: False}  # each worker keeps its own; rank 0's are saved
+    return DistributedDataParallel(
+        call,
+        device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
+        find_unused_parameters=task.unused_parameters,
+        **options,
+    )
+
+
+@contextmanager
+def gradient_sync(module: ModelCall | DistributedDataParallel, wanted: bool) -> Iterator[None]:
+    """Whether backward passes inside exchange gradients between the workers."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)
+    if isinstance(module, DistributedDataParallel) and not wanted:
+        with module.no_sync():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def evaluating(module: ModelCall | DistributedDataParallel) -> Iterator[ModelCall]:
+    """The model to evaluate with: no gradient, no exchange but FSDP's weights, in eval mode."""
+    call: ModelCall = module.module if isinstance(module, DistributedDataParallel) else module
+    call.eval()
+    try:
+        with torch.no_grad():
+            yield call
+    finally:
+        call.train()
+        if isinstance(call, FSDPModule):
+            call.reshard()
+
+
+def local(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """What this worker holds of each tensor."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The same value on every worker."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def all_reduce(sums: Mapping[str, Tensor], workers: int) -> dict[str, Tensor]:
+    """The sums over all workers, in one exchange."""
+    if workers == 1:
+        return dict(sums)
+    names = sorted(sums)
+    packed = torch.stack([sums[name] for name in names])
+    dist.all_reduce(packed)
+    return dict(zip(names, packed.unbind(), strict=True))
+
+
+def from_rank_0(flags: Sequence[bool], worker: Worker) -> list[bool]:
+    """What rank 0 decided, on every worker."""
+    if worker.workers == 1:
+        return list(flags)
+    packed = torch.tensor(flags, dtype=torch.int32, device=worker.device)
+    dist.broadcast(packed, src=0)
+    return [bool(flag) for flag in packed.tolist()]
+
+
+def gather(value: Any, workers: int) -> list[Any]:
+    """Each worker's value, on every worker."""
+    if workers == 1:
+        return [value]
+    values: list[Any] = [None] * workers
+    dist.all_gather_object(values, value)
+    return values
+
+
+def model_state(model: nn.Module) -> dict[str, Any]:
+    """The whole model on rank 0, empty elsewhere; every worker has to call it."""
+    return get_model_state_dict(model, options=_WHOLE)
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The whole optimiser on rank 0, empty elsewhere; every worker has to call it."""
+    return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
+
+
+def load_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    weights: dict[str, Any],
+    state: dict[str, Any],
+) -> None:
+    """Put a whole state back, each worker its part."""
+    set_model_state_dict(model, weights, options=_WHOLE)
+    set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)

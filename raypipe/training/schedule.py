@@ -1,0 +1,47 @@
+"""The steps of a run: phases one after the other, each with its learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Phase
+
+
+def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
+    """The learning rate of a phase's step, counted from 0: linear warm-up, then the schedule."""
+    warmup = min(training.warmup_steps, phase.steps)
+    if step < warmup:
+        return phase.learning_rate * (step + 1) / warmup
+    done = (step - warmup) / max(1, phase.steps - warmup)
+    factor = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[training.schedule]
+    return phase.learning_rate * factor
+
+
+def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int]]:
+    """(step of the run, phase, step of the phase) from a step on, counted from 0."""
+    inside = chain.from_iterable(((phase, n) for n in range(phase.steps)) for phase in phases)
+    for step, (phase, phase_step) in enumerate(inside):
+        if step >= start:
+            yield step, phase, phase_step
+
+
+def check_phases(phases: Sequence[Phase], workers: int) -> None:
+    """Refuse a phase that has less than a sample a step for each worker.
+
+    Raises:
+        ValueError: with the phase and both numbers.
+
+    """
+    for phase in phases:
+        if phase.samples < workers:
+            raise ValueError(
+                f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
+                f"scaling.workers = {workers}"
+            )

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from experiments.lm_pretrain.model import (
+    LanguageModel,
+    LmSettings,
+    flops_per_token,
+    large,
+    medium,
+    rotary_tables,
+    rotate,
+    tiny,
+)
+
+SMALL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=9)
+COMBINATIONS = [
+    SMALL.model_copy(update=dict(zip(("norm", "positions", "mlp", "tied"), parts, strict=True)))
+    for parts in itertools.product(
+        ("rms", "layer"), ("rotary", "learned"), ("swiglu", "gelu"), (False, True)
+    )
+]
+
+
+def _name(settings: LmSettings) -> str:
+    tied = "tied" if settings.tied else "untied"
+    return f"{settings.norm}-{settings.positions}-{settings.mlp}-{tied}"
+
+
+def _model(settings: LmSettings) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(settings)
+
+
+def _lively(settings: LmSettings) -> LanguageModel:
+    """In double precision, with weights so large that every part shows in the logits."""
+    model = _model(settings).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
+    return model
+
+
+def _tokens(settings: LmSettings, length: int | None = None, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    shape = (batch, length or settings.context)
+    return torch.randint(settings.vocabulary, shape, generator=generator)
+
+
+def _parameters(settings: LmSettings) -> int:
+    with torch.device("meta"):
+        model = LanguageModel(settings)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _explicit_logits(model: LanguageModel, tokens: Tensor) -> Tensor:
+    """The model from its formulae, a sequence, a head and a position at a time; ``[L, V]``."""
+    s = model.settings
+    state = model.state_dict()
+    e = s.width // s.heads
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        if s.norm == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5) * weight
+
+    def turned(x: Tensor, position: int) -> Tensor:
+        if s.positions == "learned":
+            return x
+        turn = [s.rope_base ** (-2 * i / e) * position for i in range(e // 2)]
+        angles = torch.tensor(turn, dtype=torch.float64)
+        z = torch.complex(x[: e // 2], x[e // 2 :]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat((z.real, z.imag))
+
+    x = state["embedding.weight"][tokens]
+    if s.positions == "learned":
+        x = x + state["positions.weight"][: len(tokens)]
+    for n in range(s.layers):
+        layer = {k.removeprefix(f"layers.{n}."): v for k, v in state.items() if f"layers.{n}." in k}
+        h = norm(x, layer["norm_attention.weight"])
+        queries, keys, values = (h @ layer["attention.query_key_value.weight"].T).split(s.width, 1)
+        gathered = torch.zeros_like(x)
+        for head in range(s.heads):
+            part = slice(head * e, (head + 1) * e)
+            for i in range(len(tokens)):
+                query = turned(queries[i, part], i)
+                scores = [query @ turned(keys[j, part], j) / math.sqrt(e) for j in range(i + 1)]
+                weights = torch.stack(scores).exp()
+                gathered[i, part] = weights / weights.sum() @ values[: i + 1, part]
+        x = x + gathered @ layer["attention.out.weight"].T
+        h = norm(x, layer["norm_feed_forward.weight"]) @ layer["feed_forward.up.weight"].T
+        if s.mlp == "swiglu":
+            gate, up = h[:, : s.feed_forward], h[:, s.feed_forward :]
+            h = gate * torch.sigmoid(gate) * up
+        else:
+            h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        x = x + h @ layer["feed_forward.down.weight"].T
+    output = state["embedding.weight" if s.tied else "head.weight"]
+    return norm(x, state["norm.weight"]) @ output.T
+
+
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
+def test_the_logits_are_those_of_the_formulae(settings: LmSettings) -> None:
+    model, tokens = _lively(settings), _tokens(settings)
+    expected = torch.stack([_explicit_logits(model, row) for row in tokens])
+    assert expected.std() > 0.5
+    # the angles are tabled in single precision
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
+def test_a_token_changes_no_logit_before_it_and_those_from_it_on(settings: LmSettings) -> None:
+    model, tokens = _lively(settings), _tokens(settings)
+    logits = model(tokens)
+    for changed in (1, 4, settings.context - 1):
+        other = tokens.clone()
+        other[:, changed] = (other[:, changed] + 1) % settings.vocabulary
+        difference = (model(other) - logits).abs().amax((0, 2))
+        assert (difference[:changed] < 1e-12).all()
+        assert (difference[changed:] > 1e-6).all()
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_shorter_sequence_has_the_logits_of_the_longer_one_s_start(positions: str) -> None:
+    model = _lively(SMALL.model_copy(update={"positions": positions}))
+    tokens = _tokens(SMALL)
+    torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
+
+
+def test_rotated_products_depend_on_the_distance_alone_and_keep_their_length() -> None:
+    cosine, sine = (table.double() for table in rotary_tables(40, 8, 10_000.0))
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    queries, keys = (
+        rotate(x.expand(1, 40, 1, 1, 8), cosine, sine).view(40, 8) for x in (query, key)
+    )
+    products = queries @ keys.T
+    for distance in (-13, -1, 0, 1, 7):
+        diagonal = products.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=0, atol=1e-5)
+    assert products[0].std() > 0.1  # but on the distance they do depend
+    torch.testing.assert_close(products.diagonal(), (query @ key).expand(40), rtol=0, atol=1e-5)
+    torch.testing.assert_close(queries.norm(dim=1), query.norm().expand(40), rtol=0, atol=1e-5)
+
+
+def test_half_precision_tokens_are_turned_in_single_precision() -> None:
+    tables = rotary_tables(2048, 32, 10_000.0)
+    tokens = torch.randn(1, 2048, 2, 1, 32, generator=torch.Generator().manual_seed(0))
+    halves = tokens.bfloat16()
+    turned = rotate(halves, *tables)
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, rotate(halves.float(), *tables).bfloat16())
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_autocast_leaves_the_logits_close(length: int) -> None:
+    settings = tiny()
+    model, tokens = _model(settings), _tokens(settings, length)
+    exact = model(tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = model(tokens)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, rtol=0, atol=0.05 * exact.std().item())
+
+
+def test_tied_weights_are_one_matrix() -> None:
+    settings = SMALL.model_copy(update={"tied": True})
+    tied, untied = _model(settings), _model(SMALL)
+    assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
+    assert _parameters(SMALL) - _parameters(settings) == SMALL.vocabulary * SMALL.width
+    # the gradient comes from both uses: a token that is no input gets one from the output
+    tied(torch.zeros(1, 3, dtype=torch.int64))[..., 5].sum().backward()
+    gradient = tied.embedding.weight.grad
+    assert gradient is not None
+    assert gradient.norm(dim=1).gt(0).nonzero().flatten().tolist() == [0, 5]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_survive_their_file(tied: bool) -> None:
+    settings = SMALL.model_copy(update={"tied": tied})
+    model, tokens = _model(settings), _tokens(settings)
+    stored = load(save(model.state_dict()))
+    other = LanguageModel(settings)
+    assert not torch.equal(other(tokens), model(tokens))
+    other.load_state_dict(stored)
+    assert torch.equal(other(tokens), model(tokens))
+
+
+def test_the_sizes_are_those_of_the_workload() -> None:
+    layer = 4 * 512**2 + 3 * 512 * 1536 + 2 * 512
+    assert _parameters(medium()) == 16 * layer + 2 * 20_000 * 512 + 512
+    assert round(_parameters(medium()) / 1e6) == 75
+    smaller = medium().model_copy(update={"mlp": "gelu", "tied": True})
+    assert round(_parameters(smaller) / 1e6) == 52
+    assert round(_parameters(large()) / 1e6) == 757
+
+
+def test_the_initial_weights_are_those_of_gpt_2() -> None:
+    model = _model(LmSettings(layers=8))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            assert (parameter == 1).all()
+        else:
+            written = name.endswith(("attention.out.weight", "feed_forward.down.weight"))
+            std = 0.02 / 4 if written else 0.02
+            assert parameter.std().item() == pytest.approx(std, rel=0.03), name
+
+
+@pytest.mark.parametrize("settings", [SMALL, *COMBINATIONS[-4:]], ids=_name)
+def test_flops_are_those_that_pytorch_counts(settings: LmSettings) -> None:
+    """With the attention as plain products; fused kernels count what they compute twice."""
+    model, tokens = _model(settings), _tokens(settings)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens).sum().backward()
+    assert counter.get_total_flops() == tokens.numel() * flops_per_token(settings)
+
+
+def test_flops_are_those_of_palm() -> None:
+    embeddings = 20_000 * 512
+    norms = (2 * 16 + 1) * 512
+    counted = _parameters(medium()) - embeddings - norms
+    assert flops_per_token(medium()) == 6 * counted + 12 * 16 * 16 * 32 * 2048
+
+
+@pytest.mark.parametrize("settings", COMBINATIONS, ids=_name)
+def test_one_graph_holds_the_whole_model(settings: LmSettings) -> None:
+    torch.compiler.reset()
+    model, tokens = _model(settings), _tokens(settings)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    logits = compiled(tokens)
+    torch.testing.assert_close(logits, model(tokens))
+    logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_dropout_draws_in_training_only() -> None:
+    model, tokens = _model(SMALL.model_copy(update={"dropout": 0.5})), _tokens(SMALL)
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+    plain = _model(SMALL)
+    assert torch.equal(model(tokens), plain(tokens))
+
+
+def test_a_sequence_beyond_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="10 tokens a sequence, but the model has context=9"):
+        _model(SMALL)(_tokens(SMALL, 10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "heads=5 must divide width=12"),
+        ({"heads": 4}, "is 3 a head; rotary positions turn pairs"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"norm": "batch"}, "'rms' or 'layer'"),
+    ],
+)
+def test_settings_that_make_no_model_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LmSettings.model_validate(SMALL.model_dump() | changes)
+
+
+def test_odd_heads_are_fine_with_learned_positions() -> None:
+    settings = LmSettings.model_validate(SMALL.model_dump() | {"heads": 4, "positions": "learned"})
+    assert _model(settings)(_tokens(settings)).shape == (2, 9, 11)

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pynvml
+import pytest
+import torch
+
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table, write_table
+from raypipe.training import telemetry as module
+from raypipe.training.telemetry import Telemetry, combine
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+UUID = "GPU-aaaa0000"
+
+
+class Card:
+    """One fake GPU behind NVML, and the clock; samples are taken only when a test asks."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+        self.util = self.watts = self.memory = 0
+        self.counter: int | None = 5_000
+        self.processes = [SimpleNamespace(pid=4711)]
+        self.held = 2**20
+        self.open = 0
+        self.missing: set[str] = set()
+
+    def pass_time(self, seconds: float, util: int = 0) -> None:
+        self.at += seconds
+        self.util = util
+        if self.counter is not None:
+            self.counter += round(1000 * self.watts * seconds)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Card:
+    card = Card()
+
+    def opened(step: int) -> None:
+        card.open += step
+
+    def handle(uuid: str) -> str:
+        if uuid != UUID:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return "handle"
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "nvmlInit": lambda: opened(1),
+        "nvmlShutdown": lambda: opened(-1),
+        "nvmlDeviceGetHandleByUUID": handle,
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=card.util),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=card.memory),
+        "nvmlDeviceGetPowerUsage": lambda _: 1000 * card.watts,
+        "nvmlDeviceGetTotalEnergyConsumption": lambda _: card.counter,
+        "nvmlDeviceGetComputeRunningProcesses": lambda _: card.processes,
+    }
+
+    def supported(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if name in card.missing:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return replaced[name](*arguments)
+
+        return call
+
+    for name in replaced:
+        monkeypatch.setattr(pynvml, name, supported(name))
+    properties = SimpleNamespace(name="NVIDIA H200", uuid=UUID.removeprefix("GPU-"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: card.held)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 77)
+    monkeypatch.setattr(module, "perf_counter", lambda: card.at)
+    monkeypatch.setattr(module, "_PERIOD_S", 1e6)
+    return card
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in 30 s"
+        time.sleep(0.005)
+
+
+def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
+    with Telemetry("small", CUDA, rank=3, attempt=2) as telemetry:
+        card.watts, card.memory = 250, 9 * 10**9
+        card.pass_time(1.0, util=80)
+        telemetry.summary()
+        (row,) = telemetry.rows()
+    assert card.open == 0
+    assert row.items() >= {
+        "trial_id": "small", "rank": 3, "attempt": 2, "warmup": True, "gpu_uuid": UUID,
+        "util": 80.0, "memory_bytes": 9 * 10**9, "power_w": 250.0,
+    }.items()  # fmt: skip
+    write_table(run, "gpu_samples", telemetry.rows(), "run-1")
+    stored = read_table(run, "gpu_samples")
+    assert stored["at"].dt.tz is not None
+    assert stored.loc[0, "rss_bytes"] == row["rss_bytes"] > 0
+
+
+def test_energy_is_the_difference_of_the_counter_over_the_whole_time(card: Card) -> None:
+    card.watts = 100
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(3.0)
+        telemetry.steady()
+        card.watts = 300
+        card.pass_time(2.0)
+        assert telemetry.summary()["energy_j"] == pytest.approx(3 * 100 + 2 * 300)
+        card.pass_time(1.0)
+    card.pass_time(9.0)  # after the end
+    assert telemetry.summary()["energy_j"] == pytest.approx(3 * 100 + 3 * 300)
+
+
+def test_without_a_counter_power_is_integrated(card: Card) -> None:
+    card.missing = {"nvmlDeviceGetTotalEnergyConsumption"}
+    card.watts = 100
+    with Telemetry("small", CUDA) as telemetry:
+        card.watts = 200
+        card.pass_time(3.0)
+        telemetry.steady()
+        card.missing.add("nvmlDeviceGetPowerUsage")  # a gap is bridged
+        card.pass_time(1.0)
+        telemetry.summary()
+        card.missing.remove("nvmlDeviceGetPowerUsage")
+        card.watts = 400
+        card.pass_time(1.0)
+    assert telemetry.summary()["energy_j"] == pytest.approx(3 * 150 + 2 * 300)
+
+
+def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) -> None:
+    card.missing = {
+        "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetComputeRunningProcesses",
+    }  # fmt: skip
+    card.memory = 12
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(1.0)
+    (row,) = telemetry.rows()
+    assert (row["gpu_uuid"], row["util"], row["memory_bytes"], row["power_w"]) == (
+        UUID, None, 12, None,
+    )  # fmt: skip
+    summary = telemetry.summary()
+    unknown = {name for name, value in summary.items() if value is None}
+    assert unknown == {"gpu_util_mean", "energy_j", "gpu_shared"}
+    assert summary["gpu_memory_used_peak_bytes"] == 12
+    assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
+
+
+@pytest.mark.parametrize("lost", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_without_nvml_the_gpu_is_still_told_apart(card: Card, lost: str) -> None:
+    card.missing = {lost}
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(1.0)
+    assert card.open == 0
+    (row,) = telemetry.rows()
+    assert (row["gpu_uuid"], row["util"]) == (UUID, None)
+    assert telemetry.summary()["energy_j"] is None
+
+
+def test_means_leave_the_warm_up_out_and_count_time(card: Card) -> None:
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(10.0, util=10)
+        assert telemetry.summary()["gpu_util_mean"] == 10
+        telemetry.steady()
+        assert telemetry.summary()["gpu_util_mean"] == 10  # there is nothing else yet
+        card.pass_time(1.0, util=60)
+        telemetry.summary()
+        card.pass_time(3.0, util=100)
+    assert telemetry.summary()["gpu_util_mean"] == pytest.approx((60 + 3 * 100) / 4)
+    assert [row["warmup"] for row in telemetry.rows()] == [True, False, False]
+
+
+def test_a_long_run_is_thinned_and_its_figures_are_not(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_ROWS", 8)
+    with Telemetry("small", CUDA) as telemetry:
+        for number in range(100):
+            card.memory = number if number != 33 else 10**6  # no kept row has the 33rd
+            card.pass_time(1.0, util=number)
+            telemetry.summary()
+            assert len(telemetry.rows()) <= 8
+    rows = telemetry.rows()
+    assert [row["util"] for row in rows] == [0, 16, 32, 48, 64, 80, 96]
+    summary = telemetry.summary()
+    assert summary["gpu_util_mean"] == pytest.approx(49.5)
+    assert summary["gpu_memory_used_peak_bytes"] == 10**6
+
+
+def processes(*pids: int) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid) for pid in pids]
+
+
+@pytest.mark.parametrize(
+    ("held", "pids", "shared"),
+    [
+        (1, (7,), False),  # this process, whatever its number is out there
+        (1, (7, 7), False),
+        (1, (7, 8), True),
+        (1, (), None),  # this process is missing, so the list tells nothing
+        (0, (7,), None),  # this process is not there yet
+    ],
+)
+def test_a_gpu_shared_with_others_is_flagged(
+    card: Card, held: int, pids: tuple[int, ...], shared: bool | None
+) -> None:
+    card.held, card.processes = held, processes(*pids)
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(1.0)
+    assert telemetry.summary()["gpu_shared"] is shared
+
+
+def test_once_shared_is_shared(card: Card) -> None:
+    with Telemetry("small", CUDA) as telemetry:
+        for pids in [(7,), (7, 8), (7,), ()]:
+            card.processes = processes(*pids)
+            card.pass_time(1.0)
+            telemetry.summary()
+    assert telemetry.summary()["gpu_shared"] is True
+
+
+def test_a_sample_that_fails_costs_neither_the_training_nor_the_next(
+    card: Card, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError("too many open files")
+
+    with Telemetry("small", CUDA) as telemetry:
+        with monkeypatch.context() as broken:
+            broken.setattr(pynvml, "nvmlDeviceGetMemoryInfo", fail)
+            for _ in range(3):
+                card.pass_time(1.0)
+                telemetry.summary()
+        assert telemetry.rows() == []
+        card.watts = 10
+        card.pass_time(1.0)
+    assert len(telemetry.rows()) == 1
+    assert telemetry.summary()["energy_j"] == pytest.approx(10)
+    assert len(caplog.records) == 1  # said once
+
+
+def test_an_error_in_the_body_is_not_hidden_and_the_thread_ends() -> None:
+    def threads() -> int:
+        return sum(thread.name == "telemetry" for thread in threading.enumerate())
+
+    def train() -> None:
+        with Telemetry("small", CPU):
+            assert threads() == 1
+            raise RuntimeError("diverged")
+
+    with pytest.raises(RuntimeError, match="diverged"):
+        train()
+    assert threads() == 0
+
+
+def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PERIOD_S", 0.12)
+    code = "memory = bytearray(60_000_000)\nwhile True: pass"
+
+    def busy() -> bool:
+        sum(range(20_000))
+        return any((row["cpu_util"] or 0) > 0 for row in telemetry.rows())
+
+    with Telemetry("small", CPU) as telemetry:
+        wait_for(busy)
+        alone = telemetry.rows()[-1]["rss_bytes"]
+        child = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            wait_for(lambda: telemetry.rows()[-1]["rss_bytes"] > alone + 50_000_000)
+        finally:
+            child.kill()
+            child.wait()
+        wait_for(lambda: telemetry.rows()[-1]["rss_bytes"] < alone + 50_000_000)
+        telemetry.steady()
+    rows, summary = telemetry.rows(), telemetry.summary()
+    for name in ("gpu_uuid", "util", "memory_bytes", "power_w"):
+        assert {row[name] for row in rows} == {None}
+    assert all(row["rss_bytes"] > 0 for row in rows)
+    assert summary["host_peak_bytes"] >= alone + 50_000_000
+    assert summary["cpu_util_mean"] > 0
+    assert summary["device"] == "cpu"
+    assert {name for name, value in summary.items() if value is None} == {
+        "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared",
+        "energy_j",
+    }  # fmt: skip
+
+
+def test_the_time_of_a_child_that_ended_is_counted(card: Card) -> None:
+    code = "import time\nwhile time.process_time() < 0.3: pass"
+    with Telemetry("small", CPU) as telemetry:
+        telemetry.steady()
+        subprocess.run([sys.executable, "-c", code], check=True)  # no sample while it runs
+        card.pass_time(1.0)
+    assert (
+        telemetry.summary()["cpu_util_mean"] >= 100 * 0.3 - 2
+    )  # percent of the second that passed
+
+
+def test_a_process_that_ends_between_finding_and_reading_is_left_out(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> list[psutil.Process]:
+        child = subprocess.Popen([sys.executable, "-c", ""])
+        found = psutil.Process(child.pid)
+        child.wait()
+        return [found]
+
+    monkeypatch.setattr(psutil.Process, "children", gone)
+    with Telemetry("small", CPU) as telemetry:
+        card.pass_time(1.0)
+    assert telemetry.rows()[0]["rss_bytes"] > 0
+
+
+def test_where_others_processes_are_hidden_the_worker_itself_is_measured(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(*_: object, **__: object) -> list[psutil.Process]:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr(psutil.Process, "children", hidden)
+    with Telemetry("small", CPU) as telemetry:
+        card.pass_time(1.0)
+    assert telemetry.rows()[0]["rss_bytes"] > 0
+
+
+def worker(uuid: str | None, **values: Any) -> dict[str, Any]:
+    unknown = dict.fromkeys([
+        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
+        "cpu_util_mean",
+    ])  # fmt: skip
+    return {"device": "cpu", "gpu_uuid": uuid, "host_peak_bytes": 5, **unknown, **values}
+
+
+def test_combine_counts_a_gpu_once() -> None:
+    summaries = [
+        worker("a", device="H200", gpu_util_mean=90.0, energy_j=100.0, gpu_peak_bytes=3,
+               host_peak_bytes=8, cpu_util_mean=100.0, gpu_shared=True),
+        worker("a", device="H200", gpu_util_mean=80.0, energy_j=101.0, gpu_peak_bytes=4,
+               cpu_util_mean=50.0),
+        worker("b", device="A100", gpu_util_mean=45.0, energy_j=10.0, gpu_shared=False,
+               gpu_memory_used_peak_bytes=6),
+    ]  # fmt: skip
+    assert combine(summaries) == {
+        "device": "A100, H200",
+        "gpu_util_mean": (85 + 45) / 2,
+        "gpu_memory_used_peak_bytes": 6,
+        "gpu_peak_bytes": 4,
+        "gpu_shared": True,
+        "energy_j": 111.0,
+        "cpu_util_mean": 75.0,
+        "host_peak_bytes": 8,
+    }
+    assert combine(summaries[2:])["gpu_shared"] is False
+
+
+def test_combine_of_what_nobody_knows_is_none(card: Card) -> None:
+    with Telemetry("small", CPU) as telemetry:
+        card.pass_time(1.0)
+    real = telemetry.summary()
+    assert pickle.loads(pickle.dumps(real)) == real
+    assert set(real) == set(worker(None))
+    combined = combine([real, worker(None)])
+    assert {name for name, value in combined.items() if value is None} == {
+        "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
+    }  # fmt: skip
+    assert combined["device"] == "cpu"
