@@ -212,11 +212,15 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
             continue
         on_gpu = capability if section.scaling.gpus_per_worker != 0 else None
         allowed = hardware.supported_precisions(on_gpu)
-        if training.precision not in allowed:
-            raise ConfigError(
-                f"{configuration.origin}: {name}.training.precision = {training.precision}: this "
-                f"{'GPU' if on_gpu else 'CPU'} lacks it (allowed here: {', '.join(allowed)})"
-            )
+        wanted = {f"{name}.training.precision": training.precision}
+        if "bf16" in section.on_oom:
+            wanted[f"{name}.on_oom"] = "bf16"
+        for key, precision in wanted.items():
+            if precision not in allowed:
+                raise ConfigError(
+                    f"{configuration.origin}: {key} = {precision}: this "
+                    f"{'GPU' if on_gpu else 'CPU'} lacks it (allowed here: {', '.join(allowed)})"
+                )
 
 
 def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDirectory:

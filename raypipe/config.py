@@ -6,16 +6,14 @@ in a configuration is found and worded here, before anything is started or writt
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
@@ -23,18 +21,11 @@ from raypipe.hardware import Hardware, pick_profile
 from raypipe.settings import Settings
 from raypipe.training import batching
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.validation import Level, check_sections, did_you_mean, dig, section_of, validate
 from raypipe.yaml_text import check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
 _MIN_MEMORY = "min_gpu_memory_gb"
-
-
-@dataclass(frozen=True)
-class Level:
-    """Values given in one place; ``origin`` names it in messages."""
-
-    origin: str
-    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -137,11 +128,11 @@ def resolve(
         Level(level.origin, _spelled_out(level.values, experiment.settings)) for level in levels
     ]
     for level in levels[:-1]:
-        _check_sections(level.values, level.origin, experiment.settings)
+        check_sections(level.values, level.origin, experiment.settings)
     values = _merge(levels)
     _resolve_lengths(values, levels, experiment.settings)
     _resolve_batches(values, levels, experiment.settings)
-    settings = _validate(values, levels, experiment.settings)
+    settings = validate(values, levels, experiment.settings)
     return Configuration(document.origin, experiment, document.experiment, name, settings)
 
 
@@ -193,7 +184,7 @@ def _profile_name(document: Document, profile: str, nodes: Sequence[Hardware]) -
     allowed = sorted({"cpu", "gpu", *document.profiles})
     if profile not in allowed:
         raise ConfigError(
-            f"command line: --profile {profile}: unknown profile{_did_you_mean(profile, allowed)} "
+            f"command line: --profile {profile}: unknown profile{did_you_mean(profile, allowed)} "
             f"(allowed: auto, {', '.join(allowed)})"
         )
     return profile
@@ -222,7 +213,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     """The default values of a settings model; a key that must be given has none."""
     values: dict[str, Any] = {}
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         if not field.is_required():
             default = field.get_default(call_default_factory=True, validated_data={})
             values[name] = default.model_dump() if isinstance(default, BaseModel) else default
@@ -235,7 +226,7 @@ def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str,
     """The values with a section in the place of each word that stands for one."""
     result = dict(values)
     for name, field in model.model_fields.items():
-        section, value = _section(field.annotation), values.get(name)
+        section, value = section_of(field.annotation), values.get(name)
         if section is None or not issubclass(section, Settings):
             continue
         if isinstance(value, Mapping):
@@ -245,41 +236,14 @@ def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str,
     return result
 
 
-def _check_sections(
-    values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
-) -> None:
-    """Refuse a plain value in a section's place, which a higher level would hide."""
-    for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        if section is None or name not in values:
-            continue
-        value = values[name]
-        if isinstance(value, Mapping):
-            _check_sections(value, origin, section, f"{prefix}{name}.")
-        elif value is not None or field.annotation is section:
-            keys = ", ".join(section.model_fields)
-            raise ConfigError(
-                f"{origin}: {prefix}{name} = {value!r}: must be a section with keys of its own "
-                f"(allowed here: {keys})"
-            )
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The settings model of a section, also of one that may be None; None for a plain value."""
-    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
-    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
-        return kinds[0]
-    return None
-
-
 def _resolve_lengths(
     values: dict[str, Any], levels: Sequence[Level], model: type[BaseModel]
 ) -> None:
     """Of steps and epochs the one of the higher level wins, for each training stage in place."""
     for stage in _training_stages(model):
         for level in levels:
-            training = _dig(level.values, stage, "training")
-            given = [key for key in ("steps", "epochs") if _dig(training, key) is not None]
+            training = dig(level.values, stage, "training")
+            given = [key for key in ("steps", "epochs") if dig(training, key) is not None]
             if len(given) == 1:
                 other = "epochs" if given == ["steps"] else "steps"
                 values[stage]["training"][other] = None
@@ -296,15 +260,15 @@ def _resolve_batches(
         if not isinstance(section, dict) or not isinstance(section.get("training"), dict):
             continue  # a wrong type, which validation reports
         try:
-            sizes = [_sizes(_dig(level.values, stage, "training")) for level in levels]
+            sizes = [_sizes(dig(level.values, stage, "training")) for level in levels]
         except ValidationError:
             continue  # likewise
         try:
-            scaling = ScalingSettings(workers=_dig(values, stage, "scaling", "workers"))
+            scaling = ScalingSettings(workers=dig(values, stage, "scaling", "workers"))
         except ValidationError:
             continue  # likewise
         giver = next(
-            i for i, level in enumerate(levels) if _dig(level.values, stage, "scaling", "workers")
+            i for i, level in enumerate(levels) if dig(level.values, stage, "scaling", "workers")
         )
         try:
             plan = batching.resolve(sizes, scaling.most_workers, giver)
@@ -316,98 +280,19 @@ def _resolve_batches(
 
 def _sizes(training: Any) -> dict[str, int]:
     """A level's sizes as the settings read them (``1e2``, ``"16"``). Raises ValidationError."""
-    given = {key: _dig(training, key) for key in batching.KEYS}
+    given = {key: dig(training, key) for key in batching.KEYS}
     read = TrainingSettings.model_validate(given)
     return {key: getattr(read, key) for key in batching.KEYS if given[key] is not None}
 
 
 def _training_stages(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
-        section = _section(field.annotation)
+        section = section_of(field.annotation)
         if section is not None and issubclass(section, TrainStageSettings):
             yield name
-
-
-def _dig(values: Any, *keys: str) -> Any:
-    for key in keys:
-        if not isinstance(values, Mapping):
-            return None
-        values = values.get(key)
-    return values
-
-
-def _validate(
-    values: Mapping[str, Any], levels: Sequence[Level], model: type[BaseModel]
-) -> BaseModel:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        lines: dict[str, str] = {}
-        for detail in error.errors():
-            where, what = _explain(detail, levels, model)
-            # a value that may be of several kinds has a complaint for each
-            lines[where] = f"{lines[where]}, or {what}" if where in lines else what
-        message = "\n".join(f"{where}: {what}" for where, what in lines.items())
-        raise ConfigError(message) from error
-
-
-def _explain(
-    detail: ErrorDetails, levels: Sequence[Level], model: type[BaseModel]
-) -> tuple[str, str]:
-    """Where the mistake is, and what it is."""
-    location = _location(detail["loc"], model)
-    key = ".".join(location)
-    origin = _origin(location, levels)
-    if detail["type"] == "extra_forbidden":
-        allowed = sorted(_keys(model))
-        siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
-        names = ", ".join(name.rpartition(".")[2] for name in siblings)
-        what = f"unknown key{_did_you_mean(key, allowed)} (allowed here: {names})"
-        return f"{origin}: {key} = {detail['input']!r}", what
-    message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
-    shown = f" = {detail['input']!r}" if not isinstance(detail["input"], Mapping) else ""
-    return f"{origin}: {key or 'configuration'}{shown}", f"{message[0].lower()}{message[1:]}"
-
-
-def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
-    """The key, without the names pydantic adds for each kind that a plain value may be of."""
-    location: list[str] = []
-    section: type[BaseModel] | None = model
-    for part in parts:
-        if section is not None:
-            field = section.model_fields.get(str(part))
-            section = _section(field.annotation) if field is not None else None
-        elif not isinstance(part, int):
-            continue
-        location.append(str(part))
-    return location
-
-
-def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
-    """The highest level that gives the key, or the nearest section around it."""
-    for length in range(len(location), 0, -1):
-        for level in levels[:-1]:
-            *parents, last = location[:length]
-            section = _dig(level.values, *parents)
-            if isinstance(section, Mapping) and last in section:
-                return level.origin
-    return levels[-2].origin
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key that a settings model takes."""
-    for name, field in model.model_fields.items():
-        yield f"{prefix}{name}"
-        if (section := _section(field.annotation)) is not None:
-            yield from _keys(section, f"{prefix}{name}.")
-
-
-def _did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return ""
-    return _did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])
+    return did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])

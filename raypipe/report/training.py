@@ -30,7 +30,8 @@ _MOST_LABELS = 8
 def training_figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     """Loss and throughput by step, use of the hardware over time: one figure each a stage.
 
-    The use is that of the GPUs, or of the CPU where no sample is of a GPU. Reads ``steps``, ``gpu_samples`` and, to know the stage of a trial, ``trials``.
+    The use is that of the GPUs, or of the CPU where no sample is of a GPU. Reads ``steps``,
+    ``gpu_samples`` and, to know the stage of a trial, ``trials``.
     """
     drawn: list[Figure] = []
     with style():
@@ -156,68 +157,71 @@ def _throughput(stage: str, table: pd.DataFrame) -> Figure:
 
 
 def _use(stage: str, table: pd.DataFrame) -> Iterator[Figure]:
-    at = table["at"]
-    if not pd.api.types.is_numeric_dtype(at):
-        at = pd.to_datetime(at, utc=True).astype("datetime64[ns, UTC]").astype("int64") / 1e9
-    table = table.assign(_seconds=at - at.min()).sort_values("_seconds")
     if _measured(table, "util", "memory_bytes"):
-        yield _gpu(stage, table[table["gpu_uuid"].notna()])
+        gpus = table[table["gpu_uuid"].notna()]
+        figure, count = _over_time(gpus, "gpu_uuid", "util", "memory_bytes")
+        figure.axes[0].set(title="utilisation, %", ylim=(0, 100))
+        figure.axes[1].set_title("memory, GB")
+        mean, peak = _mean_and_peak(gpus, "util", "memory_bytes")
+        start = f"{count} GPUs; mean" if count > 1 else "Mean"
+        caption = f"{start} utilisation {mean}, peak memory {peak} (NVML samples)."
+        yield Figure(f"gpu-{stage}", f"GPU use: {stage}", caption, figure, "Training")
     elif _measured(table, "cpu_util", "rss_bytes"):
-        yield _cpu(stage, table)
+        figure, count = _over_time(table, "rank", "cpu_util", "rss_bytes")
+        figure.axes[0].set_title("CPU, % of one core")
+        figure.axes[1].set_title("resident memory, GB")
+        mean, peak = _mean_and_peak(table, "cpu_util", "rss_bytes")
+        each = f"{count} workers, each" if count > 1 else "A worker"
+        caption = f"{each} with its loader: mean use {mean} of one core, peak memory {peak}."
+        yield Figure(f"cpu-{stage}", f"CPU use: {stage}", caption, figure, "Training")
 
 
 def _measured(table: pd.DataFrame, *columns: str) -> bool:
     return all(name in table.columns and finite(table[name]).size for name in columns)
 
 
-def _use_axes(upper_title: str, lower_title: str) -> tuple[Canvas, Axes, Axes]:
+def _mean_and_peak(table: pd.DataFrame, use: str, held: str) -> tuple[str, str]:
+    """The mean without the warm-up, if there is anything beside it, and the peak of all."""
+    known = finite(table[use])
+    if "warmup" in table.columns:
+        steady = finite(table.loc[~table["warmup"].astype(bool), use])
+        known = steady if steady.size else known
+    return values.cell("util", float(known.mean())), values.quantity(
+        float(finite(table[held]).max()), "B"
+    )
+
+
+def _over_time(table: pd.DataFrame, line: str, use: str, held: str) -> tuple[Canvas, int]:
+    """``use`` above the bytes ``held``, a stroke for each of the values of the column ``line``.
+
+    Time is that since the stage's first sample. Returns how many values there are, too.
+    """
+    at = table["at"]
+    if not pd.api.types.is_numeric_dtype(at):
+        at = pd.to_datetime(at, utc=True).astype("datetime64[ns, UTC]").astype("int64") / 1e9
+    table = table.assign(_seconds=at - at.min()).sort_values("_seconds")
+    names = sorted(table[line].unique())
+    few = 1 < len(names) <= _MOST_LABELS
+    palette = strokes([str(i) for i in range(_MOST_LABELS)])
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     upper, lower = figure.subplots(2, 1, sharex=True)
-    figure.subplots_adjust(left=0.115, right=0.97, top=0.915, bottom=0.135, hspace=0.38)
-    upper.set_title(upper_title)
-    lower.set_title(lower_title)
+    figure.subplots_adjust(0.115, 0.135, 0.78 if few else 0.97, 0.915, hspace=0.38)
+    ends: list[tuple[float, str, Stroke]] = []
+    for i, name in enumerate(names):
+        stroke = palette[str(3 if len(names) == 1 else i % _MOST_LABELS)]
+        mine = table[table[line] == name]
+        # an attempt or a run has a line of its own, or lines would lead back and forth
+        apart = [column for column in ("trial_id", "attempt") if column in table.columns]
+        for _, samples in mine.groupby(apart, sort=False):
+            seconds, gigabytes = samples["_seconds"], samples[held].astype(float) / 1e9
+            upper.plot(seconds, samples[use].astype(float), color=stroke.colour, linewidth=1.0)
+            lower.plot(seconds, gigabytes, color=stroke.colour, linestyle=stroke.line)
+        text = f"worker {name}" if line == "rank" else str(name)[:12]
+        ends.append((float(mine[held].iloc[-1]) / 1e9, text, stroke))
+    for axes in (upper, lower):
+        axes.set_ylim(bottom=0)
+    lower.set_xlim(left=0)
     lower.set_xlabel("time, s")
-    return figure, upper, lower
-
-
-def _gpu(stage: str, table: pd.DataFrame) -> Figure:
-    figure, upper, lower = _use_axes("utilisation, %", "memory, GB")
-    devices = sorted(table["gpu_uuid"].astype(str).unique())
-    palette = strokes(["", "", "", *devices]) if len(devices) == 1 else strokes(devices)
-    for uuid, samples in table.groupby("gpu_uuid", sort=True):
-        colour = palette[str(uuid)].colour
-        seconds = samples["_seconds"]
-        upper.plot(seconds, samples["util"], color=colour, linewidth=1.0)
-        lower.plot(seconds, samples["memory_bytes"] / 1e9, color=colour, label=str(uuid))
-    upper.set_ylim(0, 100)
-    lower.set_ylim(bottom=0)
-    lower.set_xlim(left=0)
-    mean = values.cell("util", float(np.mean(finite(table["util"]))))
-    peak = values.quantity(float(np.max(finite(table["memory_bytes"]))), "B")
-    count = f"{len(devices)} GPUs; " if len(devices) > 1 else ""
-    caption = f"{count}mean utilisation {mean}, peak memory {peak} (NVML samples)."
-    name, title = f"gpu-{stage}", f"GPU use: {stage}"
-    return Figure(name, title, caption[0].upper() + caption[1:], figure, "Training")
-
-
-def _cpu(stage: str, table: pd.DataFrame) -> Figure:
-    figure, upper, lower = _use_axes("CPU, % of one core", "resident memory, GB")
-    ranks = sorted(table["rank"].unique())
-    palette = strokes([str(rank) for rank in ranks])
-    if len(ranks) == 1:
-        palette = {str(ranks[0]): strokes(["", "", "", "-"])["-"]}
-    # a line of its own for each training run and attempt, or lines would lead back and forth
-    for (rank, *_), samples in table.groupby(["rank", "trial_id", "attempt"], sort=True):
-        stroke = palette[str(rank)]
-        seconds = samples["_seconds"]
-        upper.plot(seconds, samples["cpu_util"], color=stroke.colour, linewidth=1.0)
-        lower.plot(seconds, samples["rss_bytes"] / 1e9, color=stroke.colour, label=str(rank))
-    upper.set_ylim(bottom=0)
-    lower.set_ylim(bottom=0)
-    lower.set_xlim(left=0)
-    mean = values.cell("util", float(np.mean(finite(table["cpu_util"]))))
-    peak = values.quantity(float(np.max(finite(table["rss_bytes"]))), "B")
-    count = f"{len(ranks)} workers; " if len(ranks) > 1 else ""
-    caption = f"{count}mean use {mean} of one core, peak memory {peak} a worker with its loader."
-    name, title = f"cpu-{stage}", f"CPU use: {stage}"
-    return Figure(name, title, caption[0].upper() + caption[1:], figure, "Training")
+    if few:
+        label_lines(lower, ends)
+    return figure, len(names)

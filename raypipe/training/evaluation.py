@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -52,12 +53,12 @@ def _sums(
     context: StepContext,
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
-    for batch, counted in loader.eval_batches(
-        job.task, dataset, batch_size, worker, job.settings.loader
-    ):
-        loss: Loss = call(job.task.loss, batch, context)
-        # a worker that has run out of samples still takes part, for the weights of FSDP
-        add(sums, loss, worker.device, counted=counted)
+    batches = loader.eval_batches(job.task, dataset, batch_size, worker, job.settings.loader)
+    with closing(batches):
+        for batch, counted in batches:
+            loss: Loss = call(job.task.loss, batch, context)
+            # a worker that has run out of samples still takes part, for the weights of FSDP
+            add(sums, loss, worker.device, counted=counted)
     return sums
 
 

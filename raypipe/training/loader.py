@@ -145,7 +145,7 @@ def batches(
     dataset, seed = task.build_dataset(), settings.training.seed
     walk = Walk(phases, plan.micro_batch, worker.rank, worker.workers, first_step)
     processes = loader_workers(
-        settings.loader, dataset, worker.device, _cores(), worker.workers_on_node
+        settings.loader, dataset, worker.device, cores(), worker.workers_on_node
     )
     indices = None
     if isinstance(dataset, IterableDataset):
@@ -182,7 +182,7 @@ def eval_batches(
     mine = share(length, workers, worker.rank)
     own, most = (-(-samples // batch_size) for samples in (len(mine), -(-length // workers)))
     indices = chain(map(list, micro_batches(mine, batch_size)), repeat([0], most - own))
-    processes = loader_workers(settings, dataset, worker.device, _cores(), worker.workers_on_node)
+    processes = loader_workers(settings, dataset, worker.device, cores(), worker.workers_on_node)
     processes = min(processes, most)
     loaded = _load(task, dataset, indices, settings, worker.device, processes, worker.rank)
     with closing(loaded):
@@ -260,7 +260,7 @@ def _load(
     finally:
         # left to itself it ends them when it is collected: not while an exception refers to it
         if processes:
-            pass
+            iterator._shutdown_workers()
 
 
 def _in_loader_process(process: int) -> None:
@@ -278,7 +278,7 @@ def _length(dataset: Dataset[Any]) -> int:
     return length
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

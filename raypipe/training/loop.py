@@ -9,7 +9,7 @@ model (dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -20,8 +20,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from raypipe import faults, results
 from raypipe.errors import BatchLimit
-from raypipe.training import evaluation, loader, memory, parallel, precision, telemetry
+from raypipe.training import (
+    bottleneck,
+    evaluation,
+    loader,
+    memory,
+    parallel,
+    precision,
+    telemetry,
+)
 from raypipe.training.batching import BatchPlan, micro_batches, share
+from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
@@ -66,6 +75,8 @@ class _Loop:
         self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry
     ) -> None:
         self.job, self.worker, self.sampler = job, worker, sampler
+        self.settings = job.settings
+        self.diagnosis: Diagnosis | None = None
         self.report = report if worker.rank == 0 else _ignore
         self.training = job.settings.training
         self.plan: BatchPlan = job.plan.for_workers(worker.workers)
@@ -93,6 +104,8 @@ class _Loop:
         every = self.training.checkpoint_every or max(1, total // 10)
         step, over = self.start, self._is_over()
         self.module.train()
+        if self.settings.loader.workers == "auto" and not over:
+            self._choose_loader_workers()
         with closing(self._batches()) as batches:
             for number, phase, phase_step in steps(self.phases, self.start):
                 if over:
@@ -230,15 +243,40 @@ class _Loop:
             self.history.restore(checkpoint.step)
         return checkpoint.step
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self, processes: int | None = None) -> Generator[Any, None, None]:
+        """The micro-batches of this worker from the first step on."""
+        settings = self.settings
+        if processes is not None:
+            settings = settings.with_loader_workers(processes)
         return loader.batches(
-            self.job.task,
-            self.phases,
-            self.job.settings,
-            self.plan,
-            self.worker,
-            self.start,
+            self.job.task, self.phases, settings, self.plan, self.worker, self.start
         )
+
+    def _choose_loader_workers(self) -> None:
+        """``loader: auto``: measure before the run what bounds its speed."""
+        numbers = bottleneck.candidates(loader.cores(), self.worker.workers_on_node)
+        prefetch, phase = self.settings.loader.prefetch, self.phases[0]
+        left = sum(phase.steps for phase in self.phases) - self.start
+        a_step = max(1, phase.samples // self.plan.workers // self.plan.micro_batch)
+        if left * a_step < bottleneck.needed(numbers, prefetch):
+            self.report("loader: auto needs a longer run to measure; the default is taken")
+            return
+        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        context = StepContext(self.start, phase, self.training.seed)
+
+        def run(batch: Any, exchange: bool) -> None:
+            self._forward_backward(batch, context, exchange=exchange, sums={})
+            if self.worker.device.type == "cuda":
+                torch.cuda.synchronize(self.worker.device)
+
+        with memory.fitting(BatchLimit("training", self.plan.micro_batch)):
+            found = bottleneck.diagnose(self._batches, run, numbers, prefetch, a_step, self.worker)
+        self.optimizer.zero_grad(set_to_none=True)
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(kept[name])
+        self.report(str(found))
+        self.diagnosis = found
+        self.settings = self.settings.with_loader_workers(found.loader_workers)
 
     def _finish(self, step: int) -> dict[str, Any]:
         weights = parallel.model_state(self.model)
@@ -273,7 +311,8 @@ class _Loop:
             peak = peak_flops(name, self.training.precision)
         return summary | {
             "flops_per_s": achieved,
-            "mfu": None if achieved is None or peak is None else achieved / peak / self.plan.workers,
+            "mfu": achieved / (peak * self.plan.workers) if achieved and peak else None,
+            "bound": self.diagnosis.bound if self.diagnosis else None,
         }
 
     def store_samples(self) -> None:

@@ -35,7 +35,7 @@ def failure_kind(error: BaseException) -> FailureKind:
     return "error"
 
 
-class DoesNotFit(torch.OutOfMemoryError):  # noqa: N818 - it is one, and the name says so
+class DoesNotFit(torch.OutOfMemoryError):
     """A forward, or its backward, ran out of GPU memory; ``limit`` says with how many samples."""
 
     def __init__(self, limit: BatchLimit, message: str) -> None:

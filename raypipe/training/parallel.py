@@ -52,6 +52,7 @@ class ModelCall(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What the function returns; hooks of FSDP look for tensors in tuples and mappings."""
         return function(self.model, *arguments)
 
 
@@ -86,7 +87,9 @@ def wrap(
             fully_shard(block, mesh=mesh)
         fully_shard(call, mesh=mesh)
         return call
-    options = {_SYNC_BUFFERS: False}  # each worker keeps its own; rank 0's are saved
+    options: dict[str, Any] = {
+        _SYNC_BUFFERS: False
+    }  # each worker keeps its own; rank 0's are saved
     return DistributedDataParallel(
         call,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,

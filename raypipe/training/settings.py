@@ -144,3 +144,8 @@ class TrainStageSettings(Settings):
     on_oom: tuple[OomStep, ...] = Field(
         (), description="what to try, in this order, when micro-batch 1 does not fit"
     )
+
+    def with_loader_workers(self, processes: int) -> TrainStageSettings:
+        """The same with so many loader processes a worker."""
+        loader = self.loader.model_copy(update={"workers": processes})
+        return self.model_copy(update={"loader": loader})

@@ -135,8 +135,8 @@ class Telemetry:
         elapsed = at - self._at
         if elapsed <= 0:
             return
-        cpu_seconds, rss = self._tree.measure()
         gpu = _NO_GPU if self._gpu is None else self._gpu.values()
+        cpu_seconds, rss = self._tree.measure()
         self._at = at
         cpu_util = 100 * cpu_seconds / elapsed
         self._cpu[self._warmup].add(cpu_util, elapsed)

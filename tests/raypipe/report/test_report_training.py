@@ -77,16 +77,76 @@ def test_few_trials_are_all_named_and_of_many_only_the_lowest(trials: int, named
     assert "trial-0" in texts
 
 
+def _samples(name: str, seconds: list[float], **columns: object) -> pd.DataFrame:
+    at = pd.Timestamp("2026-03-02 09:00", tz="UTC") + pd.to_timedelta(seconds, unit="s")
+    return pd.DataFrame({"trial_id": name, "at": at, **columns})
+
+
 def test_gpu_samples_are_drawn_against_time_for_each_device() -> None:
-    at = pd.to_datetime(["2026-03-02 09:00:02", "2026-03-02 09:00:00"], utc=True)
-    one = pd.DataFrame({"trial_id": "t", "gpu_uuid": "GPU-a", "at": at, "util": [90.0, 10.0],
-                        "memory_bytes": [4e9, 2e9]})  # fmt: skip
+    one = _samples("t", [2, 0], gpu_uuid="GPU-a", util=[90.0, 10.0], memory_bytes=[4e9, 2e9])
     two = one.assign(gpu_uuid="GPU-b", util=[50.0, 50.0])
-    figure = training_figures({"gpu_samples": pd.concat([one, two])})[0]
+    (figure,) = training_figures({"gpu_samples": pd.concat([one, two])})
     util, memory = figure.figure.axes
-    assert len(util.lines) == len(memory.lines) == 2
+    assert len(util.lines) == 2
+    assert [text.get_text() for text in memory.texts] == ["GPU-a", "GPU-b"]
     assert_allclose(util.lines[0].get_xdata(), [0, 2])
     assert_allclose(util.lines[0].get_ydata(), [10, 90])
     assert_allclose(memory.lines[0].get_ydata(), [2, 4])
-    assert "50 %" in figure.caption
-    assert "4 GB" in figure.caption
+    assert figure.caption == "2 GPUs; mean utilisation 50 %, peak memory 4 GB (NVML samples)."
+    (single,) = training_figures({"gpu_samples": one})
+    assert single.caption == "Mean utilisation 50 %, peak memory 4 GB (NVML samples)."
+
+
+def test_a_worker_without_a_gpu_is_not_in_the_figure_of_the_gpus() -> None:
+    gpu = _samples("t", [0, 1], gpu_uuid="GPU-a", util=[20.0, 40.0], memory_bytes=[1e9, 2e9])
+    cpu = _samples("t", [0, 1], gpu_uuid=None, rank=1, cpu_util=[5.0, 6.0], rss_bytes=[1e9, 9e9])
+    (figure,) = training_figures({"gpu_samples": pd.concat([gpu, cpu])})
+    assert (figure.name, len(figure.figure.axes[0].lines)) == ("gpu-training", 1)
+    assert figure.caption == "Mean utilisation 30 %, peak memory 2 GB (NVML samples)."
+
+
+def _cpu(name: str, seconds: list[float], *, rank: int, attempt: int = 1) -> pd.DataFrame:
+    return _samples(
+        name, seconds, rank=rank, attempt=attempt, gpu_uuid=None, util=None, memory_bytes=None,
+        power_w=None, cpu_util=[None, 100.0 + rank], rss_bytes=[10**9, 2 * 10**9],
+        warmup=[True, False],
+    )  # fmt: skip
+
+
+def test_without_a_gpu_the_use_of_the_cpu_is_drawn_for_each_worker() -> None:
+    (figure,) = training_figures({"gpu_samples": _cpu("t", [5, 7], rank=0)})
+    assert (figure.name, figure.title) == ("cpu-training", "CPU use: training")
+    use, memory = figure.figure.axes
+    assert_allclose(use.lines[0].get_ydata(), [np.nan, 100])
+    assert_allclose(memory.lines[0].get_xdata(), [0, 2])
+    assert_allclose(memory.lines[0].get_ydata(), [1, 2])
+    assert figure.caption == (
+        "A worker with its loader: mean use 100 % of one core, peak memory 2 GB."
+    )
+
+
+def test_an_attempt_has_its_own_line_and_its_worker_one_colour() -> None:
+    parts = [
+        _cpu("t", [start, start + 1], rank=rank, attempt=attempt)
+        for rank in (1, 0)
+        for attempt, start in ((1, 0), (2, 60))
+    ]
+    (figure,) = training_figures({"gpu_samples": pd.concat(parts)})
+    use, memory = figure.figure.axes
+    assert [text.get_text() for text in memory.texts] == ["worker 0", "worker 1"]
+    assert [list(line.get_xdata()) for line in use.lines] == [[0, 1], [60, 61]] * 2
+    first, again, other, _ = (line.get_color() for line in use.lines)
+    assert first == again != other
+    assert figure.caption.startswith("2 workers, each with its loader: mean use 100 %")
+
+
+def test_the_mean_leaves_the_warm_up_out_unless_there_is_nothing_else() -> None:
+    table = _samples("t", [0, 1], gpu_uuid="GPU-a", util=[10.0, 90.0], memory_bytes=[3e9, 1e9])
+    for warmup, mean in (([True, False], "90 %"), ([True, True], "50 %")):
+        (figure,) = training_figures({"gpu_samples": table.assign(warmup=warmup)})
+        assert f"utilisation {mean}, peak memory 3 GB" in figure.caption
+
+
+def test_samples_that_tell_nothing_give_no_figure() -> None:
+    table = _samples("t", [0], gpu_uuid="GPU-a", util=[None], memory_bytes=[None], power_w=[None])
+    assert training_figures({"gpu_samples": table}) == []

@@ -1,0 +1,1 @@
+"""raypipe's training loop against other ways to write one."""

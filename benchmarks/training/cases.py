@@ -1,0 +1,155 @@
+"""What is trained: the same model, samples and settings for every contender."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from experiments.lm_pretrain.model import LmSettings, medium, tiny
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
+from experiments.transformer.model import TransformerSettings
+from experiments.transformer.training import RandomSamples, TransformerTask
+from raypipe.hardware import Precision
+from raypipe.training.schedule import learning_rate
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Phase, StepContext, TrainTask
+
+NAMES = ("lm-tiny", "lm-small", "transformer", "lm-medium")
+#: steps of a round: the first LOG_EVERY are not counted
+STEPS = {"lm-tiny": 210, "lm-small": 30, "transformer": 30, "lm-medium": 40}
+LOG_EVERY = 10
+CLIP_NORM = 1.0
+_WARMUP_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training run of ``steps`` steps; ``unit`` is what a sample counts, ``units`` how many."""
+
+    name: str
+    task: TrainTask
+    micro_batch: int
+    accumulation: int
+    steps: int
+    training: TrainingSettings
+    loader_workers: int
+    unit: str
+    units: int
+
+    @property
+    def effective_batch(self) -> int:
+        """The samples of a step."""
+        return self.micro_batch * self.accumulation
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: warm-up, then a cosine."""
+        phase = Phase("train", self.steps, self.effective_batch, self.training.learning_rate)
+        return learning_rate(self.training, phase, step)
+
+    def model(self, device: torch.device) -> MeanLoss:
+        """The model with the weights that every contender begins with."""
+        torch.manual_seed(self.training.seed)
+        return MeanLoss(self.task.build_model().to(device), self.task)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.AdamW:
+        """The fused AdamW of the settings."""
+        t = self.training
+        return torch.optim.AdamW(
+            model.parameters(), t.learning_rate, t.betas, weight_decay=t.weight_decay, fused=True
+        )
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        """The learning rates as a scheduler that is stepped after each step."""
+        peak = self.training.learning_rate
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: self.rate(min(step, self.steps - 1)) / peak
+        )
+
+    def loader_settings(self, device: torch.device) -> dict[str, Any]:
+        """Processes, prefetching and page-locked memory, by DataLoader's names."""
+        processes = self.loader_workers
+        return {
+            "num_workers": processes,
+            "prefetch_factor": 2 if processes else None,
+            "persistent_workers": processes > 0,
+            "pin_memory": device.type == "cuda",
+        }
+
+    def loader(self, device: torch.device) -> DataLoader[Any]:
+        """The micro-batches in the order of the samples."""
+        return DataLoader(
+            self.task.build_dataset(), self.micro_batch, **self.loader_settings(device)
+        )
+
+
+class MeanLoss(nn.Module):
+    """The model and its loss in one module, so that compiling it includes the loss.
+
+    Micro-batches are equally large here: the mean of their means is the mean over all tokens.
+    """
+
+    def __init__(self, model: nn.Module, task: TrainTask) -> None:
+        super().__init__()
+        self.model = model
+        self._task = task
+        self._context = StepContext(0, Phase("train", 1, 1, 1.0), 0)
+
+    def forward(self, batch: Any) -> Tensor:
+        """The mean loss of a micro-batch, a scalar."""
+        loss = self._task.loss(self.model, batch, self._context)
+        return loss.total / loss.weight
+
+
+def make(name: str, steps: int, device: torch.device, loader_workers: int) -> Case:
+    """A case by its name; no dropout, so that every contender's losses are the same.
+
+    Raises:
+        ValueError: an unknown name.
+
+    """
+    on_gpu = device.type == "cuda"
+    if name == "transformer":
+        sequences = TransformerSettings(
+            vocabulary=4096, length=128, outputs=4, hidden=256, layers=3, dropout=0.0
+        )
+        micro_batch, accumulation = 16, 2
+        classifier = TransformerTask(
+            sequences, RandomSamples(sequences, steps * micro_batch * accumulation)
+        )
+        classifier.shuffle = False
+        return Case(
+            name, classifier, micro_batch, accumulation, steps,
+            _training(steps, precision="bf16" if on_gpu else "fp32"), loader_workers, "samples", 1,
+        )  # fmt: skip
+    if name == "lm-tiny":
+        settings, micro_batch, accumulation = tiny(), 4, 1
+        training = _training(steps)
+    elif name == "lm-small":
+        settings = LmSettings(vocabulary=4096, width=256, layers=4, feed_forward=768, context=128)
+        micro_batch, accumulation, training = 4, 4, _training(steps)
+    elif name == "lm-medium":
+        settings, micro_batch, accumulation = medium().model_copy(update={"dropout": 0.0}), 16, 8
+        training = _training(steps, precision="bf16" if on_gpu else "fp32", compiled=True)
+    else:
+        raise ValueError(f"--case {name}: there are {', '.join(NAMES)}")
+    data = RandomTokens(settings.vocabulary, settings.context, steps * micro_batch * accumulation)
+    task = LanguageModelTask(settings, data)
+    task.shuffle = False
+    return Case(
+        name, task, micro_batch, accumulation, steps, training, loader_workers,
+        "tokens", settings.context,
+    )  # fmt: skip
+
+
+def _training(
+    steps: int, precision: Precision = "fp32", compiled: bool = False
+) -> TrainingSettings:
+    return TrainingSettings(
+        steps=steps, precision=precision, compile=compiled, clip_norm=CLIP_NORM, learning_rate=3e-4,
+        optimizer="adamw", betas=(0.9, 0.95), weight_decay=0.01, warmup_steps=_WARMUP_STEPS,
+        schedule="cosine", log_every=LOG_EVERY, checkpoint_every=steps,
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""Hugging Face's Trainer.
+
+Its own filter of losses that are no numbers is off, since it reads each loss from the device; so
+are the printing of what is logged, checkpoints and progress bars. Optimiser and schedule are
+handed over, because its own cosine begins a step earlier.
+"""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor
+from torch.utils.data import default_collate
+from transformers import PrinterCallback, Trainer, TrainingArguments
+
+from benchmarks.training.cases import CLIP_NORM, LOG_EVERY, Case
+from benchmarks.training.measure import Logged
+
+
+class _Trainer(Trainer):
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,  # noqa: ARG002
+        num_items_in_batch: Tensor | int | None = None,  # noqa: ARG002
+    ) -> Any:
+        return model(inputs["batch"])
+
+
+def train(case: Case, device: torch.device) -> list[Logged]:
+    """Train; the mean loss between logged steps."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    model = case.model(device)
+    optimizer = case.optimizer(model)
+    loader = {f"dataloader_{name}": value for name, value in case.loader_settings(device).items()}
+    with TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            use_cpu=device.type == "cpu",
+            max_steps=case.steps,
+            per_device_train_batch_size=case.micro_batch,
+            gradient_accumulation_steps=case.accumulation,
+            max_grad_norm=CLIP_NORM,
+            bf16=case.training.precision == "bf16",
+            torch_compile=case.training.compile,
+            train_sampling_strategy="sequential",
+            logging_steps=LOG_EVERY,
+            logging_nan_inf_filter=False,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            seed=case.training.seed,
+            **loader,
+        )
+        trainer = _Trainer(
+            model,
+            arguments,
+            data_collator=lambda samples: {"batch": default_collate(samples)},
+            train_dataset=case.task.build_dataset(),
+            optimizers=(optimizer, case.scheduler(optimizer)),
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    return [
+        Logged(
+            (row["step"] - LOG_EVERY) * case.accumulation,
+            row["step"] * case.accumulation,
+            row["loss"],
+        )
+        for row in rows
+    ]

@@ -1,0 +1,36 @@
+"""raypipe's loop, in this process."""
+
+from __future__ import annotations
+
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.training.cases import Case
+from benchmarks.training.measure import Logged
+from raypipe.paths import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train as train_job
+from raypipe.training.settings import LoaderSettings, TrainStageSettings
+
+
+def train(case: Case, device: torch.device) -> list[Logged]:
+    """Train; the mean loss of each logged step. The one checkpoint comes after the last step."""
+    stage = TrainStageSettings(
+        training=case.training, loader=LoaderSettings(workers=case.loader_workers)
+    )
+    plan = BatchPlan(case.micro_batch, case.accumulation, case.effective_batch, workers=1)
+    losses: list[Logged] = []
+
+    def note(event: dict[str, Any] | str) -> None:
+        if isinstance(event, dict):
+            last = event["step"] * case.accumulation
+            losses.append(Logged(last - case.accumulation, last, event["loss"]))
+
+    with TemporaryDirectory() as folder:
+        run = RunDirectory.at(folder)
+        job = TrainingJob("benchmark", "benchmark", case.task, stage, plan, run)
+        train_job(job, Worker(0, device), note)
+    return losses

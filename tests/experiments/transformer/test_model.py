@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from experiments.transformer.model import (
+    EncoderLayer,
+    SequenceInput,
+    TableInput,
+    Transformer,
+    TransformerSettings,
+    flops_per_sample,
+)
+
+SEQUENCE = TransformerSettings(
+    vocabulary=11, length=9, outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
+)
+TABLE = TransformerSettings(
+    numeric=3, categories=(4, 2), outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
+)
+NUMERIC_ONLY = TABLE.model_copy(update={"categories": ()})
+CATEGORIES_ONLY = TABLE.model_copy(update={"numeric": 0})
+KINDS = [SEQUENCE, TABLE, NUMERIC_ONLY, CATEGORIES_ONLY]
+
+
+def _model(given: TransformerSettings) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(given).double()
+
+
+def _inputs(given: TransformerSettings, samples: int = 4) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    if given.vocabulary:
+        ids = torch.randint(1, given.vocabulary, (samples, given.length), generator=generator)
+        ids[1, 5:] = 0
+        return (ids,)
+    numeric = torch.randn(samples, given.numeric, generator=generator, dtype=torch.float64)
+    columns = [torch.randint(size, (samples,), generator=generator) for size in given.categories]
+    empty = torch.empty(samples, 0, dtype=torch.int64)
+    return numeric, torch.stack(columns, 1) if columns else empty
+
+
+def _reference_layer(layer: EncoderLayer, tokens: Tensor, real: Tensor) -> Tensor:
+    """The layer sample by sample and head by head, padding cut off instead of masked."""
+    samples = []
+    for x, keep in zip(tokens, real, strict=True):
+        normed = layer.norm_attention(x)
+        keys, values = layer.key_value(normed[keep]).chunk(2, dim=1)
+        heads = []
+        for q, k, v in zip(
+            layer.query(normed).chunk(layer.heads, 1),
+            keys.chunk(layer.heads, 1),
+            values.chunk(layer.heads, 1),
+            strict=True,
+        ):
+            weights = torch.exp(q @ k.T / k.shape[1] ** 0.5)
+            heads.append(weights / weights.sum(1, keepdim=True) @ v)
+        y = x + layer.out(torch.cat(heads, 1))
+        up = layer.up(layer.norm_feed_forward(y))
+        gelu = up * 0.5 * (1 + torch.erf(up / 2**0.5))
+        samples.append(y + layer.down(gelu))
+    return torch.stack(samples)
+
+
+def test_a_layer_is_the_explicit_one_with_its_gradient() -> None:
+    model = _model(SEQUENCE)
+    layer = model.layers[0]
+    assert isinstance(layer, EncoderLayer)
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    real = torch.arange(7) < torch.tensor([[7], [4], [1]])
+    parameters = [tokens, *layer.parameters()]
+    results = []
+    for output in (layer(tokens, real[:, None, None]), _reference_layer(layer, tokens, real)):
+        results.append((output, *torch.autograd.grad(output.square().sum(), parameters)))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+def test_the_encoder_is_pytorch_s_read_at_the_cls_token() -> None:
+    model = _model(SEQUENCE)
+    layer = nn.TransformerEncoderLayer(
+        8, 2, 32, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+    )
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+    for ours, theirs in zip(model.layers, encoder.layers, strict=True):
+        assert isinstance(ours, EncoderLayer)
+        state = {
+            "self_attn.in_proj_weight": torch.cat((ours.query.weight, ours.key_value.weight)),
+            "self_attn.in_proj_bias": torch.cat((ours.query.bias, ours.key_value.bias)),
+            "self_attn.out_proj.weight": ours.out.weight,
+            "self_attn.out_proj.bias": ours.out.bias,
+            "linear1.weight": ours.up.weight, "linear1.bias": ours.up.bias,
+            "linear2.weight": ours.down.weight, "linear2.bias": ours.down.bias,
+            "norm1.weight": ours.norm_attention.weight, "norm1.bias": ours.norm_attention.bias,
+            "norm2.weight": ours.norm_feed_forward.weight,
+            "norm2.bias": ours.norm_feed_forward.bias,
+        }  # fmt: skip
+        theirs.load_state_dict(state)
+    (ids,) = _inputs(SEQUENCE)
+    tokens = model.input.embedding.weight[ids] + model.input.positions
+    tokens = torch.cat((model.cls.expand(4, 1, 8), tokens), 1)
+    padding = torch.cat((torch.zeros(4, 1, dtype=torch.bool), ids == 0), 1)
+    encoded = encoder(tokens, src_key_padding_mask=padding)[:, 0]
+    expected = model.head(model.norm(encoded))
+    torch.testing.assert_close(model(ids), expected, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(tokens=st.lists(st.integers(1, 10), max_size=6), padding=st.integers(0, 3))
+def test_padding_changes_no_output(tokens: list[int], padding: int) -> None:
+    model = _model(SEQUENCE)
+    bare = torch.tensor([tokens], dtype=torch.int64)
+    padded = torch.tensor([tokens + [0] * padding])
+    companion = torch.ones(1, len(tokens) + padding, dtype=torch.int64)
+    in_a_batch = torch.cat((padded.long(), companion))
+    torch.testing.assert_close(model(in_a_batch)[:1], model(bare), rtol=1e-10, atol=1e-10)
+
+
+def test_padding_gets_no_gradient() -> None:
+    model = _model(SEQUENCE)
+    model(*_inputs(SEQUENCE)).square().sum().backward()
+    gradient = model.input.embedding.weight.grad
+    assert isinstance(gradient, Tensor)
+    assert gradient[0].abs().max() == 0
+    assert gradient[1:].abs().sum(1).min() > 0
+    (ids,) = _inputs(SEQUENCE)
+    ids[:, 7:] = 0
+    model.zero_grad()
+    model(ids).square().sum().backward()
+    positions = model.input.positions.grad
+    assert isinstance(positions, Tensor)
+    assert positions[7:].abs().max() == 0
+    assert positions[:7].abs().sum(1).min() > 0
+
+
+def test_the_order_of_the_tokens_counts() -> None:
+    model = _model(SEQUENCE)
+    ids = torch.tensor([[3, 5, 7]])
+    assert (model(ids) - model(ids.flip(1))).abs().max() > 1e-4
+
+
+def test_a_table_s_columns_have_no_order() -> None:
+    """Columns that change places together with what the model has learned of them."""
+    model, numeric_order, category_order = _model(TABLE), [2, 0, 1], [1, 0]
+    numeric, categories = _inputs(TABLE)
+    expected = model(numeric, categories)
+    moved = Transformer(TABLE.model_copy(update={"categories": (2, 4)})).double()
+    state = model.state_dict()
+    state["input.scale"] = state["input.scale"][numeric_order]
+    state["input.bias"] = state["input.bias"][numeric_order]
+    state["input.embedding.weight"] = state["input.embedding.weight"].roll(2, 0)
+    moved.load_state_dict(state)
+    outputs = moved(numeric[:, numeric_order], categories[:, category_order])
+    torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-10)
+    unlearned = model(numeric[:, numeric_order], categories)
+    assert (unlearned - expected).abs().max() > 1e-4
+
+
+def test_a_row_is_a_token_a_feature() -> None:
+    """FT-Transformer, section 3.3, equation by equation."""
+    tokenizer = TableInput(TABLE).double()
+    numeric, categories = _inputs(TABLE)
+    tokens, _ = tokenizer(numeric, categories)
+    assert tokens.shape == (4, 5, 8)
+    assert tokenizer.embedding is not None
+    first, second = tokenizer.embedding.weight.split((4, 2))
+    for row in range(4):
+        for j in range(3):
+            expected = tokenizer.bias[j] + numeric[row, j] * tokenizer.scale[j]
+            torch.testing.assert_close(tokens[row, j], expected)
+        torch.testing.assert_close(tokens[row, 3], first[categories[row, 0]])
+        torch.testing.assert_close(tokens[row, 4], second[categories[row, 1]])
+
+
+@pytest.mark.parametrize("given", KINDS)
+def test_every_parameter_learns(given: TransformerSettings) -> None:
+    model = _model(given)
+    model(*_inputs(given)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("given", KINDS)
+def test_it_compiles_to_one_graph_without_a_warning(given: TransformerSettings) -> None:
+    model, inputs = _model(given), _inputs(given)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = model(*inputs)
+        outputs = compiled(*inputs)
+        outputs.sum().backward()
+        model.eval()
+        torch.testing.assert_close(model(*inputs), expected)
+    torch.testing.assert_close(outputs, expected)
+
+
+def test_dropout_is_for_training_alone() -> None:
+    model, inputs = _model(TABLE.model_copy(update={"dropout": 0.3})), _inputs(TABLE)
+    assert (model(*inputs) - model(*inputs)).abs().max() > 1e-4
+    model.eval()
+    torch.testing.assert_close(model(*inputs), model(*inputs), rtol=0, atol=0)
+    torch.testing.assert_close(model(*inputs), _model(TABLE)(*inputs))
+
+
+@pytest.mark.parametrize("given", KINDS)
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_operations_are_those_pytorch_counts(given: TransformerSettings, layers: int) -> None:
+    given = given.model_copy(update={"layers": layers, "feed_forward": 20})
+    model = _model(given)
+    # of the attention kernels on a CPU PyTorch counts the plain one alone
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(*_inputs(given, samples=4)).sum().backward()
+    assert counter.get_total_flops() == 4 * flops_per_sample(given)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "layers", "heads", "encoder"),
+    # the profiles of the workload: GPU, CPU and large GPU, small GPU
+    [(256, 3, 4, 2_369_280), (512, 6, 8, 18_914_304), (128, 2, 2, 396_544)],
+)
+def test_the_profiles_have_their_sizes(hidden: int, layers: int, heads: int, encoder: int) -> None:
+    given = TransformerSettings(numeric=10, hidden=hidden, layers=layers)
+    assert (given.head_count, given.feed_forward_width) == (heads, 4 * hidden)
+    model = Transformer(given)
+    # four projections, two feed-forward matrices of four times the width, biases, two norms
+    assert encoder == layers * (12 * hidden**2 + 13 * hidden)
+    assert sum(p.numel() for p in model.layers.parameters()) == encoder
+    rest = 20 * hidden + hidden + 2 * hidden + 2 * hidden + 2  # features, [CLS], norm, head
+    assert sum(p.numel() for p in model.parameters()) == encoder + rest
+
+
+@pytest.mark.parametrize("hidden", [1, 8, 64, 96, 200, 256, 1000])
+def test_the_default_heads_divide_the_width(hidden: int) -> None:
+    heads = TransformerSettings(numeric=1, hidden=hidden).head_count
+    assert hidden % heads == 0
+    assert heads == 1 or hidden // heads >= 64
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "either vocabulary"),
+        ({"vocabulary": 9, "numeric": 2}, "either vocabulary"),
+        ({"vocabulary": 1}, "padding alone"),
+        ({"numeric": 2, "hidden": 8, "heads": 3}, "heads=3 must divide hidden=8"),
+        ({"numeric": 2, "outputs": 1}, "does not fit kind=classification"),
+        ({"numeric": 2, "kind": "regression", "outputs": 2}, "does not fit kind=regression"),
+        ({"categories": (3, 0)}, "greater than 0"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        TransformerSettings.model_validate(given)
+
+
+def test_a_sequence_too_long_is_refused() -> None:
+    with pytest.raises(ValueError, match="10 tokens a sequence, but the model has length=9"):
+        SequenceInput(SEQUENCE)(torch.ones(1, 10, dtype=torch.int64))

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from experiments.transformer.model import EncoderLayer, Transformer, TransformerSettings
+from experiments.transformer.training import RandomSamples, Sample, TransformerTask
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Phase, StepContext
+
+SIZE = {"hidden": 16, "heads": 2, "layers": 2, "dropout": 0.0}
+SEQUENCE = TransformerSettings(vocabulary=12, length=10, outputs=3, **SIZE)
+TABLE = TransformerSettings(numeric=4, categories=(3, 5), outputs=3, **SIZE)
+REGRESSION = {"kind": "regression", "outputs": 1}
+KINDS = [
+    SEQUENCE,
+    TABLE,
+    SEQUENCE.model_copy(update=REGRESSION),
+    TABLE.model_copy(update=REGRESSION),
+]
+CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
+
+
+def _name(settings: TransformerSettings) -> str:
+    return f"{'sequence' if settings.vocabulary else 'table'}-{settings.kind}"
+
+
+def _task(settings: TransformerSettings, samples: int = 100, seed: int = 0) -> TransformerTask:
+    data = RandomSamples(settings, samples, seed)
+    return TransformerTask(settings, data, RandomSamples(settings, 400, seed, first=samples))
+
+
+def _model(settings: TransformerSettings) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(settings).double()
+
+
+def _batch(settings: TransformerSettings, indices: Sequence[int]) -> Sample:
+    return tuple(default_collate(RandomSamples(settings, 100).__getitems__(list(indices))))
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=_name)
+def test_the_loss_is_pytorch_s_on_the_whole_batch(settings: TransformerSettings) -> None:
+    model, (*inputs, target) = _model(settings), _batch(settings, range(8))
+    loss = TransformerTask(settings, RandomSamples(settings, 8)).loss(
+        model, (*inputs, target), CONTEXT
+    )
+    outputs = model(*inputs)
+    assert loss.weight == 8
+    if settings.kind == "regression":
+        expected = F.mse_loss(outputs.squeeze(1), target.double())
+        assert loss.metrics == {}
+    else:
+        expected = F.cross_entropy(outputs, target)
+        hits = sum(int(row.argmax() == label) for row, label in zip(outputs, target, strict=True))
+        assert {name: int(value) for name, value in loss.metrics.items()} == {"accuracy": hits}
+    torch.testing.assert_close(loss.total / loss.weight, expected)
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=_name)
+def test_any_split_into_micro_batches_has_the_same_sums_and_gradient(
+    settings: TransformerSettings,
+) -> None:
+    def sums(size: int) -> Tensor:
+        model, values = _model(settings), torch.zeros(3, dtype=torch.float64)
+        for part in torch.arange(8).split(size):
+            batch = _batch(settings, part.tolist())
+            loss = _task(settings).loss(model, batch, CONTEXT)
+            loss.total.backward()
+            hits = loss.metrics.get("accuracy", torch.tensor(0.0))
+            values += torch.tensor([float(loss.total.detach()), float(loss.weight), float(hits)])
+        gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        assert len(gradients) == len(list(model.parameters()))
+        return torch.cat([values, *gradients])
+
+    whole = sums(8)
+    for size in (4, 3, 1):
+        torch.testing.assert_close(sums(size), whole, rtol=1e-6, atol=1e-10)
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=_name)
+def test_a_sample_depends_on_the_seed_and_its_number_alone(settings: TransformerSettings) -> None:
+    data = RandomSamples(settings, 40, seed=3)
+    together = data.__getitems__([7, 31, 0, 7])
+    for index, sample in zip([7, 31, 0, 7], together, strict=True):
+        for value, alone in zip(sample, data[index], strict=True):
+            torch.testing.assert_close(value, alone, rtol=0, atol=0)
+    later = RandomSamples(settings, 40, seed=3, first=31)
+    torch.testing.assert_close(later[0], together[1], rtol=0, atol=0)
+    other = RandomSamples(settings, 40, seed=4)[7]
+    assert not torch.equal(other[0], together[0][0])
+    with pytest.raises(IndexError, match="of 40"):
+        data[40]
+
+
+def test_the_held_out_samples_are_others_of_the_same_rule() -> None:
+    task = _task(TABLE)
+    data, held_out = task.build_dataset(), task.build_eval_dataset()
+    assert isinstance(data, RandomSamples)
+    assert isinstance(held_out, RandomSamples)
+    rows = {
+        tuple(sample[0].tolist())
+        for part in (data, held_out)
+        for sample in (part[i] for i in range(100))
+    }
+    assert len(rows) == 200
+    torch.testing.assert_close(data._effects, held_out._effects, rtol=0, atol=0)
+
+
+def test_a_table_s_target_is_the_largest_sum_of_effects() -> None:
+    data = RandomSamples(TABLE, 50, seed=5)
+    effects = data._effects
+    features, first, second = effects.split((4, 3, 5))
+    torch.testing.assert_close(first.mean(0), torch.zeros(3, dtype=torch.float64))
+    seen = set()
+    for i in range(50):
+        numeric, categories, target = data[i]
+        scores = numeric.double() @ features + first[categories[0]] + second[categories[1]]
+        assert int(scores.argmax()) == int(target)
+        seen.add(int(target))
+    assert seen == {0, 1, 2}
+
+
+def test_a_sequence_s_target_is_the_sum_over_its_tokens() -> None:
+    data = RandomSamples(KINDS[2], 300, seed=5)
+    effects, lengths, seen = data._effects, set(), set()
+    for i in range(300):
+        ids, target = data[i]
+        length = int((ids != 0).sum())
+        assert int((ids[:length] != 0).sum()) == length  # padding comes last
+        expected = effects[ids[:length], 0].sum() / length**0.5
+        torch.testing.assert_close(target.double(), expected, rtol=1e-5, atol=1e-6)
+        lengths.add(length)
+        seen |= set(ids.tolist())
+    assert lengths == set(range(5, 11))
+    assert seen == set(range(12))
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=_name)
+def test_the_rule_can_be_learned(settings: TransformerSettings) -> None:
+    task = _task(settings, samples=1600)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for batch in DataLoader(task.build_dataset(), batch_size=32):
+        loss = task.loss(model, batch, CONTEXT)
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+    held_out = task.build_eval_dataset()
+    assert held_out is not None
+    (batch,) = DataLoader(held_out, batch_size=400)
+    with torch.no_grad():
+        loss = task.loss(model.eval(), batch, CONTEXT)
+    if settings.kind == "regression":
+        assert loss.total / 400 < 0.6 * batch[-1].var()
+    else:
+        common = batch[-1].bincount().max() / 400
+        assert loss.metrics["accuracy"] / 400 > common + 0.15
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=_name)
+def test_half_precision_outputs_give_a_single_precision_loss(settings: TransformerSettings) -> None:
+    model, batch = Transformer(settings), _batch(settings, range(8))
+    exact = _task(settings).loss(model, batch, CONTEXT)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = _task(settings).loss(model, batch, CONTEXT)
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss.total, exact.total, rtol=0.05, atol=0)
+
+
+def test_the_task_describes_its_model() -> None:
+    task = pickle.loads(pickle.dumps(_task(TABLE)))
+    model = task.build_model()
+    assert [type(block) for block in task.blocks(model)] == [EncoderLayer, EncoderLayer]
+    restored = TransformerSettings.model_validate_json(task.metadata()["model"])
+    assert restored == TABLE
+    assert task.flops_per_sample(model) > 0
+    phases = task.phases(TrainingSettings(epochs=2), 8)
+    assert [(phase.steps, phase.samples) for phase in phases] == [(25, 8)]
