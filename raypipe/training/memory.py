@@ -17,7 +17,13 @@ _GPU_SIGNS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-_HOST_SIGNS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
+_HOST_SIGNS = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough",
+    # of a loader process: by the kernel, and where /dev/shm is full
+    "is killed by signal: Killed",
+    "is killed by signal: Bus error",
+)
 
 
 def failure_kind(error: BaseException) -> FailureKind:

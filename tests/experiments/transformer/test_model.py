@@ -78,10 +78,11 @@ def test_a_layer_is_the_explicit_one_with_its_gradient() -> None:
     tokens = torch.randn(3, 7, 8, generator=generator, dtype=torch.float64, requires_grad=True)
     real = torch.arange(7) < torch.tensor([[7], [4], [1]])
     parameters = [tokens, *layer.parameters()]
-    results = []
-    for output in (layer(tokens, real[:, None, None]), _reference_layer(layer, tokens, real)):
-        results.append((output, *torch.autograd.grad(output.square().sum(), parameters)))
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+    outputs = (layer(tokens, real[:, None, None]), _reference_layer(layer, tokens, real))
+    ours, theirs = (
+        (output, *torch.autograd.grad(output.square().sum(), parameters)) for output in outputs
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_the_encoder_is_pytorch_s_read_at_the_cls_token() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, default_collate
 
 from raypipe.paths import RunDirectory
 from raypipe.training.batching import BatchPlan
@@ -94,6 +94,13 @@ class Regression(TrainTask):
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         assert isinstance(model, nn.Sequential)
         return (model[2], model[3])
+
+
+class HeldOut(Regression):
+    """With an evaluation set of 11 further points, beside the measure of its own."""
+
+    def build_eval_dataset(self) -> Dataset[Any]:
+        return Subset(Points(SAMPLES + 11), range(SAMPLES, SAMPLES + 11))
 
 
 class TwoPhases(Regression):

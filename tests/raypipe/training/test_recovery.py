@@ -1,18 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from example_tasks import Regression, job
+from example_tasks import HeldOut, Regression, job
+from torch import nn
 
-from raypipe.errors import FailureKind, UnitError
+from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.memory import failure_kind, gpu_peak_bytes, host_peak_bytes
+from raypipe.training.memory import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
 from raypipe.training.recovery import train_to_the_end
+from raypipe.training.task import Loss, StepContext
 
 
 class Script:
@@ -79,6 +81,82 @@ def test_what_would_only_happen_again_is_not_tried_again(kind: FailureKind) -> N
     assert script.told == [(1, kind, "gave up")]
 
 
+@dataclass
+class Tight:
+    """A device on which micro-batches above ``most`` do not fit; a smaller phase takes 5."""
+
+    most: int
+    fits_with: str = "nothing"
+    tried: list[str] = field(default_factory=list)
+
+    def launch(self, job: TrainingJob) -> dict[str, Any]:
+        training, plan = job.settings.training, job.plan
+        size = min(plan.micro_batch, 5)
+        state = {
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "bf16": training.precision == "bf16",
+            "fsdp": job.settings.scaling.strategy == "fsdp",
+        }
+        self.tried.append(f"{plan.micro_batch} {'+'.join(k for k, on in state.items() if on)}")
+        if size > self.most and not state.get(self.fits_with):
+            limit = BatchLimit("training", size)
+            raise UnitError(job.trial_id, "out_of_memory", "full", limit)
+        return {}
+
+
+def test_halving_goes_below_the_size_that_did_not_fit() -> None:
+    """The phase that fails takes 5 samples: 32 -> 16 -> 8 would fail just the same."""
+    tight = Tight(4)
+    done, _ = train_to_the_end(job(Regression(), Path("no"), (32, 1, 32, 1)), tight.launch, ignore)
+    assert tight.tried == ["32 ", "4 "]
+    assert (done.plan.accumulation, done.attempt) == (8, 2)
+
+
+def test_further_steps_follow_at_micro_batch_one_in_their_order() -> None:
+    asked = job(Regression(), Path("no"), (2, 1, 2, 1))
+    steps = ("gradient_checkpointing", "bf16")
+    settings = asked.settings.model_copy(update={"on_oom": steps})
+    tight = Tight(0, fits_with="bf16")
+    done, _ = train_to_the_end(replace(asked, settings=settings), tight.launch, ignore)
+    assert tight.tried == ["2 ", "1 ", "1 gradient_checkpointing", "1 gradient_checkpointing+bf16"]
+    assert done.settings.training.precision == "bf16"
+    with pytest.raises(UnitError):
+        train_to_the_end(replace(asked, settings=settings), Tight(0).launch, ignore)
+
+
+def ignore(job: TrainingJob, error: UnitError, outcome: str) -> None:
+    pass
+
+
+def test_an_evaluation_that_does_not_fit_shrinks_alone(tmp_path: Path) -> None:
+    """The evaluation holds 8 samples in chunks; the device takes 3 without gradient."""
+
+    class Narrow(HeldOut):
+        def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
+            if not torch.is_grad_enabled() and len(batch["x"]) > 3:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().loss(model, batch, context)
+
+    told: list[str] = []
+
+    def launch(job: TrainingJob) -> dict[str, Any]:
+        try:
+            return train(job, Worker(0, torch.device("cpu")))
+        except Exception as error:
+            raise unit_error(job.trial_id, error) from error
+
+    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+        told.append(outcome)
+
+    plain = launch(job(HeldOut(), tmp_path / "plain", (8, 2, 16, 1)))
+    asked = job(Narrow(), tmp_path / "narrow", (8, 2, 16, 1))
+    done, outcome = train_to_the_end(asked, launch, on_failure)
+    assert told == ["again with evaluation batch 4", "again with evaluation batch 2"]
+    assert done.plan == asked.plan
+    assert outcome["loss_final"] == plain["loss_final"]
+    assert outcome["eval_loss"] == pytest.approx(plain["eval_loss"], rel=1e-12)
+
+
 def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
     script = Script()
     script.launch = lambda job: {}[job]  # type: ignore[method-assign, index]
@@ -96,6 +174,8 @@ def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
         (MemoryError(), "host_out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+         "host_out_of_memory"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."),
          "host_out_of_memory"),
         (FloatingPointError("the loss is nan"), "invalid_value"),
         (RuntimeError("device-side assert"), "error"),
@@ -118,7 +198,7 @@ def test_a_rehearsed_out_of_memory_ends_with_the_same_losses(
         try:
             return train(job, Worker(0, torch.device("cpu")))
         except Exception as error:
-            raise UnitError(job.trial_id, failure_kind(error), str(error)) from error
+            raise unit_error(job.trial_id, error) from error
 
     plain = launch(job(Regression(), tmp_path / "plain"))
     told = Script()

@@ -1,0 +1,153 @@
+"""Held-out measures, the best model, and stopping early."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from example_tasks import HeldOut, Regression, job
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import default_collate
+
+from raypipe import results
+from raypipe.training.checkpoint import CheckpointStore
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.settings import MonitorSettings
+from raypipe.training.task import Phase, StepContext
+
+CPU = torch.device("cpu")
+#: the measures of the evaluations, one every second step
+CURVE = [5.0, 3.0, 4.0, 2.9, 3.5, 3.4, 1.0, 6.0]
+
+
+class Curve(Regression):
+    """An evaluation that follows a written curve: each call of it takes the next value."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.trained = 0
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Any:
+        self.trained = context.step + 1
+        return super().loss(model, batch, context)
+
+    def evaluate(self, model: nn.Module, device: torch.device, batch_size: int) -> dict[str, float]:
+        value = CURVE[self.trained // 2 - 1]
+        return {"written": value, "negative": -value}
+
+
+def curve(folder: Path, monitor: dict[str, Any], **given: Any) -> TrainingJob:
+    task = Curve(fail_at=given.pop("fail_at", None))
+    monitored = MonitorSettings(**{"metric": "written", **monitor})
+    return job(task, folder, (8, 2, 16, 1), steps=16, eval_every=2, monitor=monitored, **given)
+
+
+def weights(job: TrainingJob) -> dict[str, Tensor]:
+    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+
+
+def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
+    """The weights of a run at a step, which do not depend on how long it goes on."""
+    given: dict[str, Any] = {"checkpoint_every": steps, "keep_checkpoints": 100}
+    asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, **given)
+    train(asked, Worker(0, CPU))
+    found = CheckpointStore(asked.run, "fit", 100)._read(f"step_{steps:08d}")
+    return found.model
+
+
+@pytest.mark.parametrize(
+    ("monitor", "stopped", "best"),
+    [
+        ({}, 16, 14),
+        ({"patience": 2}, 12, 8),  # after 2.9 come 3.5 and 3.4
+        ({"patience": 3}, 16, 14),
+        ({"patience": 2, "min_delta": 0.5}, 8, 4),  # 2.9 is not 0.5 below 3.0
+        ({"patience": 1}, 6, 4),
+        ({"metric": "negative", "mode": "max", "patience": 2}, 12, 8),
+        ({"mode": "max", "patience": 4}, 10, 2),
+    ],
+)
+def test_the_best_model_is_the_result_and_patience_ends_the_run(
+    tmp_path: Path, monitor: dict[str, Any], stopped: int, best: int
+) -> None:
+    asked = curve(tmp_path / "run", monitor)
+    said: list[Any] = []
+    outcome = train(asked, Worker(0, CPU), said.append)
+    assert outcome["steps"] == stopped
+    assert results.read_table(asked.run, "steps")["step"].max() == stopped
+    assert any(isinstance(text, str) and "stopped at step" in text for text in said) == (
+        stopped < 16
+    )
+    expected = weights_after(tmp_path / "other", best)
+    for name, value in weights(asked).items():
+        assert torch.equal(value, expected[name])
+
+
+@pytest.mark.parametrize("fail_at", [5, 9, 11])
+def test_a_resumed_run_stops_where_the_uninterrupted_one_does(tmp_path: Path, fail_at: int) -> None:
+    whole = curve(tmp_path / "whole", {"patience": 2}, checkpoint_every=3)
+    train(whole, Worker(0, CPU))
+    broken = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3, fail_at=fail_at)
+    with pytest.raises(ConnectionError):
+        train(broken, Worker(0, CPU))
+    resumed = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3)
+    assert train(resumed, Worker(0, CPU))["steps"] == 12
+    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(resumed).items())
+    never = curve(tmp_path / "cut", {"patience": 2}, checkpoint_every=3, fail_at=12)
+    assert train(never, Worker(0, CPU))["steps"] == 12  # it had stopped, and does nothing
+
+
+def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"monitor\.metric = loss: .* has negative, written"):
+        train(curve(tmp_path, {"metric": "loss"}), Worker(0, CPU))
+
+
+def _member(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    for strategy in ("ddp", "fsdp"):
+        train(held_out(folder / strategy, 2, strategy), Worker(rank, CPU, 2, 2))
+    dist.barrier()
+    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+
+
+def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
+    # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not counted
+    monitor = MonitorSettings(patience=3)
+    plan = (8 // workers, 2, 16, workers)
+    return job(HeldOut(by_token=True), folder, plan, strategy=strategy, eval_batch=5,
+               eval_every=2, monitor=monitor)  # fmt: skip
+
+
+def test_the_evaluation_set_is_measured_once_whoever_measures_it(tmp_path: Path) -> None:
+    alone = held_out(tmp_path / "alone", 1)
+    outcome = train(alone, Worker(0, CPU))
+    task = HeldOut(by_token=True)
+    model = task.build_model()
+    # the best evaluation is the last: its weights are the result
+    model.load_state_dict(weights(alone))
+    dataset = task.build_eval_dataset()
+    batch = default_collate([dataset[i] for i in range(11)])
+    with torch.no_grad():
+        loss = task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
+    rows = results.read_table(alone.run, "steps").dropna(subset=["eval_loss"])
+    best = rows.loc[rows["eval_loss"].idxmin()]
+    assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
+    assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
+    assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
+    spawn(_member, (tmp_path,), nprocs=2)
+    for strategy in ("ddp", "fsdp"):
+        found = results.read_table(held_out(tmp_path / strategy, 2).run, "steps")
+        again = found.dropna(subset=["eval_loss"])
+        assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
+        for name in ("eval_loss", "eval_mae", "eval_mse"):
+            torch.testing.assert_close(list(again[name]), list(rows[name]), rtol=1e-10, atol=0)
