@@ -168,7 +168,7 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
         for phase_step in range(phase.steps):
             positions = range(position, position + phase.samples)
             position += phase.samples
-            rows = [points[_sample(p, task, training.seed)] for p in positions]
+            rows = [points[sample_at(p, task, training.seed)] for p in positions]
             batch = default_collate(rows)
             loss = task.loss(model, batch, StepContext(step, phase, training.seed))
             value = loss.total / loss.weight
@@ -184,7 +184,7 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
     return losses, model.state_dict()
 
 
-def _sample(position: int, task: TrainTask, seed: int) -> int:
+def sample_at(position: int, task: TrainTask, seed: int) -> int:
     samples = len(task.build_dataset())  # type: ignore[arg-type]
     epoch, offset = divmod(position, samples)
     if not task.shuffle:

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from example_tasks import Regression, TwoHeads, TwoPhases, by_hand, job
+from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, job, sample_at
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
+from torch.utils.data import IterableDataset, default_collate
 
 from raypipe import results
 from raypipe.training.checkpoint import CheckpointStore
@@ -20,15 +22,17 @@ from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.schedule import learning_rate
 from raypipe.training.settings import LoaderSettings, TrainingSettings
-from raypipe.training.task import Phase, TrainTask
+from raypipe.training.task import Phase, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 
 
-def run(job: TrainingJob, **more: Any) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
+def run(
+    job: TrainingJob, *, losses_too: bool = True, **more: Any
+) -> tuple[list[float], dict[str, Tensor], dict[str, Any]]:
     """The logged losses, the stored weights and the outcome."""
     outcome = train(job, Worker(0, CPU), **more)
-    return losses(job), weights(job), outcome
+    return losses(job) if losses_too else [], weights(job), outcome
 
 
 def losses(job: TrainingJob) -> list[float]:
@@ -232,12 +236,14 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: P
         return float(last.scaler["scale"])
 
     whole = fp16("whole")
-    expected, trained, _ = run(whole)
+    expected, trained, outcome = run(whole)
+    assert outcome["skipped_steps"] == 1
     assert [math.isnan(loss) for loss in expected] == [False, True] + [False] * 5
     with pytest.raises(ConnectionError):
         run(fp16("cut", fail_at=5))
     resumed = fp16("cut")
-    found, stored, _ = run(resumed)
+    found, stored, outcome = run(resumed)
+    assert outcome["skipped_steps"] == 1  # counted before the cut
     assert found[2:] == expected[2:]
     assert_equal(stored, trained)
     assert last_scale(resumed) == last_scale(whole) == 2.0**15
@@ -296,6 +302,100 @@ def test_tied_weights_are_stored_and_resumed(tmp_path: Path) -> None:
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan at step 3; lower"):
         run(job(Regression(nan_at=2), tmp_path))
+
+
+def test_a_loss_that_is_no_number_is_found_before_a_checkpoint_keeps_it(tmp_path: Path) -> None:
+    """Logged steps are read late: step 3 is when step 4 is saved."""
+    asked = job(Regression(nan_at=2), tmp_path, log_every=3, checkpoint_every=4)
+    with pytest.raises(FloatingPointError, match="at step 3"):
+        run(asked)
+    assert CheckpointStore(asked.run, "fit").newest() is None
+
+
+class Normed(Regression):
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(*super().build_model(), nn.BatchNorm1d(1)).to(self.dtype)
+
+
+@pytest.mark.parametrize(("plan", "warned"), [((16, 1, 16, 1), False), ((8, 2, 16, 1), True)])
+def test_batch_normalisation_is_warned_about(
+    tmp_path: Path, plan: tuple[int, int, int, int], warned: bool
+) -> None:
+    said: list[Any] = []
+    run(job(Normed(), tmp_path, plan, steps=2), report=said.append)
+    texts = [text for text in said if isinstance(text, str)]
+    assert [("batch normalisation" in text, "micro-batch of 8" in text) for text in texts] == [
+        (True, True)
+    ] * warned
+
+
+def test_a_stream_gives_the_steps_that_its_samples_in_order_give(tmp_path: Path) -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            points = Points()
+            return (points[i] for i in range(len(points)))
+
+    class Streaming(Regression):
+        def build_dataset(self) -> Any:
+            return Stream()
+
+    expected, trained, _ = run(job(Regression(shuffle=False), tmp_path / "map", (5, 4, 16, 1)))
+    given: dict[str, Any] = {"checkpoint_every": 3}
+    with pytest.raises(ConnectionError):
+        run(job(Streaming(fail_at=5), tmp_path / "stream", (5, 4, 16, 1), **given))
+    found, stored, _ = run(job(Streaming(), tmp_path / "stream", (4, 4, 16, 1), **given))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert_close(stored, trained, 1e-12)
+
+
+def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> None:
+    plain = job(Regression(), tmp_path / "plain", (4, 4, 16, 1), steps=1)
+    clipped = job(Regression(), tmp_path / "clipped", steps=1, clip_norm=0.1)
+    norms = []
+    for asked in (plain, clipped):
+        run(asked)
+        norms += list(results.read_table(asked.run, "steps")["grad_norm"])
+    torch.manual_seed(0)
+    model, points = Regression().build_model(), Points()
+    batch = default_collate([points[sample_at(i, Regression(), 0)] for i in range(16)])
+    loss = Regression().loss(model, batch, StepContext(0, Phase("train", 1, 16, 1e-2), 0))
+    (loss.total / 16).backward()
+    expected = float(nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+    assert norms == pytest.approx([expected] * 2, rel=1e-10)
+    assert expected > 0.1
+
+
+def test_tokens_a_second_and_model_flops(tmp_path: Path) -> None:
+    class Counted(Regression):
+        counts = "tokens"
+
+        def flops_per_sample(self, model: nn.Module) -> float:
+            return 1e3
+
+    asked = job(Counted(by_token=True), tmp_path, (4, 4, 16, 1), log_every=2)
+    _, _, outcome = run(asked, losses_too=False)
+    steps = results.read_table(asked.run, "steps")
+    tokens = [sum(i % 7 + 1 for i in order) for order in _orders(Regression(), 7, 16)]
+    rates = steps["tokens_per_s"] / steps["samples_per_s"]
+    spans = [tokens[:2], tokens[2:4], tokens[4:6], tokens[6:]]
+    assert list(rates) == pytest.approx([sum(span) / (16 * len(span)) for span in spans])
+    assert outcome["flops_per_s"] == pytest.approx(1e3 * outcome["samples_per_s"])
+    assert outcome["mfu"] is None  # a CPU has no published peak
+
+
+def _orders(task: Regression, steps: int, batch: int) -> list[list[int]]:
+    return [[sample_at(s * batch + i, task, 0) for i in range(batch)] for s in range(steps)]
+
+
+def test_samples_of_each_worker_and_attempt_are_kept(tmp_path: Path) -> None:
+    asked = job(Regression(fail_at=5), tmp_path, checkpoint_every=2)
+    with pytest.raises(ConnectionError):
+        run(asked)
+    run(replace(job(Regression(), tmp_path, checkpoint_every=2), attempt=2))
+    samples = results.read_table(asked.run, "gpu_samples")
+    assert set(samples["attempt"]) == {1, 2}
+    assert samples["gpu_uuid"].isna().all()
+    assert (samples["rss_bytes"] > 2**26).all()
 
 
 def test_out_of_memory_on_purpose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
