@@ -1,0 +1,107 @@
+"""The task of docs/training.md, as a newcomer would run it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+
+GUIDE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guide's two files."""
+    folder = tmp_path_factory.mktemp("guide")
+    text = GUIDE.read_text(encoding="utf-8")
+    for name, language in (("digits.py", "python"), ("digits.yaml", "yaml")):
+        found = re.search(rf"`{name}`.*?```{language}\n(.*?)```", text, re.DOTALL)
+        assert found is not None
+        (folder / name).write_text(found[1], encoding="utf-8")
+    return folder
+
+
+def run(folder: Path, name: str, *arguments: str, faults: str = "") -> RunDirectory:
+    command = [sys.executable, "-m", "raypipe", "run", "digits.yaml", "--run-dir", name]
+    ended = subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env={**os.environ, "RAYPIPE_FAULTS": faults},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return RunDirectory.at(folder / name)
+
+
+def steps(run: RunDirectory) -> pd.DataFrame:
+    table = read_table(run, "steps").set_index("step")
+    assert not table.index.duplicated().any()
+    return table
+
+
+def test_the_task_is_short(folder: Path) -> None:
+    assert len((folder / "digits.py").read_text().splitlines()) < 60
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> RunDirectory:
+    """The run without a fault: one micro-batch of 16 a step, each step logged."""
+    return run(folder, "plain", *SIXTEEN)
+
+
+SIXTEEN = (
+    "train.training.effective_batch=16",
+    "train.training.micro_batch=16",
+    "train.training.log_every=1",
+)
+
+
+def test_it_learns(plain: RunDirectory) -> None:
+    table = steps(plain)
+    assert list(table.index) == list(range(1, 201))
+    assert table["eval_accuracy"].dropna().iloc[-1] > 0.85
+    trial = read_table(plain, "trials").iloc[0]
+    assert (trial["status"], trial["steps"], trial["workers"]) == ("succeeded", 200, 1)
+    assert trial["loader_wait_share"] < 1
+    samples = read_table(plain, "gpu_samples")
+    assert len(samples)
+    assert samples["gpu_uuid"].isna().all()
+
+
+def test_out_of_memory_ends_with_a_quarter_of_the_micro_batch(
+    folder: Path, plain: RunDirectory
+) -> None:
+    found = run(folder, "oom", *SIXTEEN, faults="oom:micro_batch>4")
+    trial = read_table(found, "trials").iloc[0]
+    assert (trial["micro_batch"], trial["accumulation"], trial["attempts"]) == (4, 4, 3)
+    assert list(read_table(found, "failures")["kind"]) == ["out_of_memory"] * 2
+    both = steps(plain)["loss"], steps(found)["loss"]
+    pd.testing.assert_series_equal(both[1].iloc[:40], both[0].iloc[:40], rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_leaves_no_trace_in_the_losses(folder: Path, plain: RunDirectory) -> None:
+    found = run(folder, "killed", *SIXTEEN, faults="kill_worker:step=60")
+    assert list(read_table(found, "failures")["kind"]) == ["worker_died"]
+    pd.testing.assert_series_equal(steps(found)["loss"], steps(plain)["loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_workers(folder: Path, plain: RunDirectory, strategy: str) -> None:
+    given = ("train.scaling.workers=2", f"train.scaling.strategy={strategy}")
+    found = run(folder, strategy, *SIXTEEN, "train.training.micro_batch=4", *given)
+    trial = read_table(found, "trials").iloc[0]
+    assert (trial["workers"], trial["accumulation"]) == (2, 2)
+    both = steps(plain)["loss"], steps(found)["loss"]
+    pd.testing.assert_series_equal(both[1].iloc[:40], both[0].iloc[:40], rtol=1e-4)
