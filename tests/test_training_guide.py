@@ -63,6 +63,7 @@ SIXTEEN = (
     "train.training.effective_batch=16",
     "train.training.micro_batch=16",
     "train.training.log_every=1",
+    "train.training.checkpoint_every=25",
 )
 
 

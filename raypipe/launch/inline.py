@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from raypipe.errors import UnitError
 from raypipe.launch.launcher import R, TaskPool, TaskResult
 from raypipe.launch.task import run_task
-from raypipe.training.loop import Report, TrainingJob, Worker, train
-from raypipe.training.memory import failure_kind
+from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.memory import unit_error
 
 
 class InlineLauncher:
@@ -24,12 +24,12 @@ class InlineLauncher:
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
-        if job.plan.workers != 1:
+        if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: training in this process has one worker")
         try:
             return train(job, Worker(0, torch.device("cpu")), report)
         except Exception as error:
-            raise UnitError(job.trial_id, failure_kind(error), str(error)) from error
+            raise unit_error(job.trial_id, error) from error
 
     @contextmanager
     def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:

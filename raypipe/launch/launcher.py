@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from raypipe.errors import FailureKind
-from raypipe.training.loop import Report, TrainingJob
+from raypipe.training.job import Report, TrainingJob
 
 R = TypeVar("R")
 

@@ -43,8 +43,9 @@ class Throughput:
         self._since: _Mark | None = None
 
     def start(self) -> None:
-        """Training begins, or goes on."""
-        self._since = self._mark()
+        """Training begins, or goes on; nothing changes where it is going."""
+        if self._since is None:
+            self._since = self._mark()
 
     def pause(self) -> None:
         """What follows is not training (a checkpoint, an evaluation)."""

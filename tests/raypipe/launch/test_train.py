@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load
 from torch import nn
 from torch.utils.data import Dataset
 
-from raypipe.errors import UnitError
+from raypipe.errors import BatchLimit, UnitError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
 from raypipe.training.batching import BatchPlan
-from raypipe.training.loop import TrainingJob
+from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
@@ -42,7 +46,7 @@ class Regression(TrainTask):
         x, y = batch
         return Loss((model(x).squeeze(-1) - y).square().sum(), len(x))
 
-    def evaluate(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, device: torch.device, batch_size: int) -> dict[str, float]:
         return {"weight": float(model[0].weight.sum())}
 
 
@@ -127,12 +131,39 @@ def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, referen
     assert sorted(steps) == list(range(1, 13))  # none twice
 
 
+def test_out_of_memory_of_another_rank_ends_the_group(launcher, tmp_path):
+    """Rank 0 waits for rank 1's gradients and does not fail by itself."""
+
+    class Full(Regression):
+        def loss(self, model, batch, context):
+            if dist.get_rank() == 1 and context.step == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
+            return super().loss(model, batch, context)
+
+    with pytest.raises(UnitError, match="rehearsed") as caught:
+        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Full()), ignore)
+    assert caught.value.kind == "out_of_memory"
+    assert caught.value.limit == BatchLimit("training", 4)
+
+
+def test_the_death_of_another_rank_is_no_error_of_rank_0(launcher, tmp_path):
+    """Rank 0 only sees its connection close."""
+
+    class Mortal(Regression):
+        def loss(self, model, batch, context):
+            if dist.get_rank() == 1 and context.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().loss(model, batch, context)
+
+    with pytest.raises(UnitError) as caught:
+        launcher.train(replace(job(tmp_path, 4, 2, 2), task=Mortal()), ignore)
+    assert caught.value.kind == "worker_died"
+
+
 def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     class Broken(Regression):
         def loss(self, model, batch, context):
             raise ArithmeticError("this loss is broken")
-
-    from dataclasses import replace
 
     with pytest.raises(UnitError, match="this loss is broken") as caught:
         launcher.train(replace(job(tmp_path, 16, 1, 1), task=Broken()), ignore)

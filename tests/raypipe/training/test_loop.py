@@ -213,6 +213,7 @@ def test_what_is_reported_and_returned(tmp_path: Path) -> None:
     assert outcome["gpu_util_mean"] is outcome["energy_j"] is None
     assert outcome["samples_per_s"] > 0
     assert outcome["step_time_s"] > 0
+    assert 0 < outcome["loader_wait_share"] < 1
 
 
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-6), ("bf16", 0.05), ("fp16", 0.02)])

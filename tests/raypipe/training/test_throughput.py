@@ -1,0 +1,38 @@
+"""Throughput on a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raypipe.training import throughput
+from raypipe.training.throughput import Throughput
+
+
+def test_what_is_no_training_and_the_warm_up_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
+    found = Throughput(torch.device("cpu"))
+    expected = [100.0, 6.0, 12.5]
+    for number, (steps, seconds) in enumerate([(2, 50.0), (3, 2.0), (4, 3.0)]):
+        for _ in range(steps):
+            found.start()  # of a training that is going: nothing changes
+            now += seconds
+            found.waited(seconds / 4)
+            found.count(16)
+        interval = found.cut()
+        assert (interval.steps, interval.samples) == (steps, 16 * steps)
+        assert interval.seconds == pytest.approx(expected[number])
+        found.pause()
+        now += 1000.0  # an evaluation, a checkpoint
+        if number == 1:
+            found.start()
+            now += 0.5  # another stretch of the same interval
+            found.pause()
+            now += 1000.0
+    assert found.summary() == {
+        "samples_per_s": pytest.approx(16 * 7 / 18.5),
+        "step_time_s": pytest.approx(18.5 / 7),
+        "loader_wait_share": pytest.approx((6.0 + 12.0) / 4 / 18.5),
+    }
+    assert Throughput(torch.device("cpu")).summary()["samples_per_s"] is None
