@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -125,18 +126,19 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
 
 def table(case: Case, summary: dict[str, Any]) -> Table:
     """What is shown at the end."""
-    shown = Table(title=f"{case.name}, median over the rounds; losses: largest relative difference")
-    on_gpu = any("mfu" in entry or "peak_reserved_bytes" in entry for entry in summary.values())
-    columns = ["contender", f"{case.unit}/s", "step, ms", "to by_hand", "in CPU time"]
-    gpu_columns = ["MFU", "peak GiB", "GPU, %"] if on_gpu else []
-    for column in (*columns, "losses", *gpu_columns):
-        shown.add_column(column, justify="left" if column == "contender" else "right")
+    title = f"{case.name}: medians over the rounds; ratios to {REFERENCE}"
+    shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    on_gpu = any("peak_reserved_bytes" in entry for entry in summary.values())
+    shown.add_column("contender", no_wrap=True)
+    columns = [f"{case.unit}/s", "step, ms", "ratio", "lowest", "highest", "CPU", "losses"]
+    for column in (*columns, *(["MFU", "peak GiB", "GPU, %"] if on_gpu else [])):
+        shown.add_column(column, justify="right")
     for name, entry in summary.items():
         cells = [
             name,
-            f"{entry['units_per_s']:,.1f}",
+            f"{entry['units_per_s']:,.{1 if entry['units_per_s'] < 1000 else 0}f}",
             f"{entry['step_ms_median']:.2f}",
-            "{median:.3f} ({low:.2f} to {high:.2f})".format(**entry["ratio"]),
+            *(f"{entry['ratio'][key]:.3f}" for key in ("median", "low", "high")),
             f"{entry['cpu_time_ratio']['median']:.3f}",
             f"{entry['largest_loss_difference']:.0e}",
         ]

@@ -67,12 +67,9 @@ def train(case: Case, device: torch.device) -> list[Logged]:
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    rows = [row for row in trainer.state.log_history if "loss" in row]
-    return [
-        Logged(
-            (row["step"] - LOG_EVERY) * case.accumulation,
-            row["step"] * case.accumulation,
-            row["loss"],
-        )
-        for row in rows
-    ]
+    losses: list[Logged] = []
+    for row in trainer.state.log_history:
+        if "loss" in row:
+            last = int(row["step"]) * case.accumulation
+            losses.append(Logged(last - LOG_EVERY * case.accumulation, last, row["loss"]))
+    return losses

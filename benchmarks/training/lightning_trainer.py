@@ -1,7 +1,8 @@
 """Lightning's Trainer.
 
 Checkpoints, progress bar, summary and sanity checks are off, and what is logged goes to a list.
-Its ``barebones`` mode would log nothing at all.
+Its ``barebones`` mode would log nothing at all. Clipping overrides its hook for that with the same
+PyTorch function that it would call, since it refuses to clip with fused AdamW in bf16.
 """
 
 from __future__ import annotations
@@ -32,6 +33,15 @@ class _Module(lightning.LightningModule):
         loss: Tensor = self.model(batch)
         self.log("loss", loss)
         return loss
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002
+        gradient_clip_val: float | None = None,  # noqa: ARG002
+        gradient_clip_algorithm: str | None = None,  # noqa: ARG002
+    ) -> None:
+        # its own refuses a fused optimiser in mixed precision
+        torch.nn.utils.clip_grad_norm_(self.parameters(), CLIP_NORM)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.case.optimizer(self.model)
@@ -65,7 +75,6 @@ def train(case: Case, device: torch.device) -> list[Logged]:
             precision="bf16-mixed" if case.training.precision == "bf16" else "32-true",
             max_steps=case.steps,
             accumulate_grad_batches=case.accumulation,
-            gradient_clip_val=CLIP_NORM,
             logger=logger,
             log_every_n_steps=LOG_EVERY,
             enable_checkpointing=False,

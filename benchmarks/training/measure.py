@@ -103,7 +103,7 @@ class StepTimes:
         if begin.event is None or end.event is None:
             return end.wall_s - begin.wall_s
         end.event.synchronize()
-        return begin.event.elapsed_time(end.event) / 1000
+        return float(begin.event.elapsed_time(end.event)) / 1000
 
 
 class GpuUtilisation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 KEYS = ("micro_batch", "accumulation", "effective_batch")
@@ -125,7 +125,14 @@ def share(samples: int, workers: int, rank: int) -> range:
     return range(first, first + size + (rank < larger))
 
 
-def micro_batches(positions: range, micro_batch: int) -> Iterator[range]:
-    """A worker's positions in runs of at most ``micro_batch``, the last one may be shorter."""
-    for first in range(0, len(positions), micro_batch):
-        yield positions[first : first + micro_batch]
+def micro_batches(samples: int, workers: int, rank: int, micro_batch: int) -> list[range]:
+    """A worker's positions of a step, cut into runs of at most ``micro_batch``, of even lengths.
+
+    Every worker has as many runs, since with FSDP all take part in each forward. The last one of
+    a smaller share is empty where runs are of one sample.
+    """
+    mine = share(samples, workers, rank)
+    largest = -(-samples // workers)
+    runs = -(-largest // micro_batch)
+    cuts = [share(len(mine), runs, number) for number in range(runs)]
+    return [mine[cut.start : cut.stop] for cut in cuts]

@@ -64,9 +64,22 @@ def _sums(
 
 def add(sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True) -> None:
     """Add a loss to the sums ``loss``, ``weight`` and those of its metrics, in float64."""
+    for name, value in {"loss": loss.total, **loss.metrics}.items():
+        _add(sums, name, value.detach().double(), counted=counted)
+    add_weight(sums, loss, device, counted=counted)
+
+
+def add_weight(
+    sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True
+) -> None:
+    """Add what a loss is a sum over to the sum ``weight``, in float64."""
     weight = loss.weight
     if not isinstance(weight, Tensor):  # filled on the device: no copy to wait for
         weight = torch.full((), weight, device=device, dtype=torch.float64)
-    for name, value in {"loss": loss.total, "weight": weight, **loss.metrics}.items():
-        value = value.detach().double() if counted else torch.zeros_like(value).double()
-        sums[name] = sums[name] + value if name in sums else value
+    _add(sums, "weight", weight.detach().double(), counted=counted)
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor, *, counted: bool) -> None:
+    if not counted:
+        value = torch.zeros_like(value)
+    sums[name] = sums[name] + value if name in sums else value

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as data_worker
 
-from raypipe.training.batching import BatchPlan, micro_batches, share
+from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.job import Worker
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
 from raypipe.training.task import Phase, SampleIds, TrainTask
@@ -51,12 +51,11 @@ class Walk:
     def __iter__(self) -> Iterator[range]:
         step = position = 0
         for phase in self.phases:
-            mine = share(phase.samples, self.workers, self.rank)
-            parts = list(micro_batches(mine, self.micro_batch))
+            parts = micro_batches(phase.samples, self.workers, self.rank, self.micro_batch)
             done = min(max(self.first_step - step, 0), phase.steps)
             for number in range(done, phase.steps):
                 first = position + number * phase.samples
-                for part in parts:
+                for part in filter(None, parts):
                     yield range(first + part.start, first + part.stop)
             step += phase.steps
             position += phase.steps * phase.samples
@@ -179,15 +178,14 @@ def eval_batches(
             "the evaluation dataset is an IterableDataset: give a map-style one, with len()"
         )
     length, workers = _length(dataset), worker.workers
-    mine = share(length, workers, worker.rank)
-    own, most = (-(-samples // batch_size) for samples in (len(mine), -(-length // workers)))
-    indices = chain(map(list, micro_batches(mine, batch_size)), repeat([0], most - own))
+    parts = micro_batches(length, workers, worker.rank, batch_size)
+    indices = (list(part) or [0] for part in parts)
     processes = loader_workers(settings, dataset, worker.device, cores(), worker.workers_on_node)
-    processes = min(processes, most)
+    processes = min(processes, len(parts))
     loaded = _load(task, dataset, indices, settings, worker.device, processes, worker.rank)
     with closing(loaded):
-        for number, batch in enumerate(loaded):
-            yield batch, number < own
+        for part, batch in zip(parts, loaded, strict=True):
+            yield batch, bool(part)
 
 
 def loader_workers(

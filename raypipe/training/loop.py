@@ -29,7 +29,7 @@ from raypipe.training import (
     precision,
     telemetry,
 )
-from raypipe.training.batching import BatchPlan, micro_batches, share
+from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.history import History
@@ -67,7 +67,10 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
         finally:
             loop.store_samples()
         summaries = parallel.gather(sampler.summary(), worker.workers)
-    return outcome | loop.speed() | telemetry.combine(summaries)
+    columns = outcome | loop.speed() | telemetry.combine(summaries)
+    energy, samples = columns["energy_j"], loop.throughput.samples
+    columns["energy_j_per_sample"] = energy / samples if energy is not None and samples else None
+    return columns
 
 
 class _Loop:
@@ -84,12 +87,16 @@ class _Loop:
         precision.check(self.training.precision, worker.device)
         precision.configure(self.training.precision)
         self.phases = job.task.phases(self.training, self.plan.effective_batch)
-        check_phases(self.phases, self.plan.workers)
+        check_phases(self.phases, self.plan, sharded=parallel.is_sharded(job.settings, worker))
         torch.manual_seed(self.training.seed)
-        self.model = job.task.build_model().to(worker.device)
+        self.model = job.task.build_model()
         self._warn_of_batch_norm()
         self.module = parallel.wrap(self.model, job.task, job.settings, worker)
-        self.optimizer = _optimizer(self.model, self.training)
+        self.loss = torch.compile(job.task.loss) if self.training.compile else job.task.loss
+        self.parameters: list[Tensor] = list(
+            self.model.parameters()
+        )  # to walk through the modules costs
+        self.optimizer = _optimizer(self.parameters, self.training)
         self.scaler = precision.scaler(self.training.precision, worker.device)
         self.skipped = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.interval_weight = torch.zeros_like(self.skipped)
@@ -128,12 +135,12 @@ class _Loop:
     def _step(
         self, step: int, phase: Phase, rate: float, batches: Iterator[Any], *, log: bool
     ) -> dict[str, Tensor]:
-        """One optimiser step; the sums of loss, weight and metrics over all workers."""
+        """One optimiser step; the sums over all workers of the weight, or of all to be logged."""
         workers, rank = self.plan.workers, self.worker.rank
         # each phase keeps the micro-batch; a smaller phase takes fewer of them
-        mine = share(phase.samples, workers, rank)
-        parts = list(micro_batches(mine, self.plan.micro_batch))
-        torch.manual_seed((self.training.seed * 1_000_003 + step) * 4096 + rank)
+        runs = micro_batches(phase.samples, workers, rank, self.plan.micro_batch)
+        parts = [run for run in runs if run]
+        _seed((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
         context = StepContext(step, phase, self.training.seed)
         sums: dict[str, Tensor] = {}
         for number, part in enumerate(parts, start=1):
@@ -142,36 +149,38 @@ class _Loop:
             self.throughput.waited(time.perf_counter() - before)
             with memory.fitting(BatchLimit("training", len(part))):
                 self.faults.at_step(step, len(part), rank, self.job.attempt)
-                self._forward_backward(batch, context, exchange=number == len(parts), sums=sums)
+                loss = self._forward_backward(batch, context, exchange=number == len(parts))
+            if log:
+                evaluation.add(sums, loss, self.worker.device)
+            else:
+                evaluation.add_weight(sums, loss, self.worker.device)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
         norm = self._update(rate, phase.samples / sums["weight"], log=log)
         return sums if norm is None else sums | {"grad_norm": norm}
 
-    def _forward_backward(
-        self, batch: Any, context: StepContext, *, exchange: bool, sums: dict[str, Tensor]
-    ) -> None:
+    def _forward_backward(self, batch: Any, context: StepContext, *, exchange: bool) -> Loss:
         with parallel.gradient_sync(self.module, exchange):
             with precision.autocast(self.training.precision, self.worker.device):
-                loss: Loss = self.module(self.job.task.loss, batch, context)
+                loss: Loss = self.module(self.loss, batch, context)
             # a constant divisor keeps fp16 in range (the exchange is a mean over the workers);
             # the true weight follows when it is known
             self.scaler.scale(loss.total * (self.plan.workers / context.phase.samples)).backward()
-        evaluation.add(sums, loss, self.worker.device)
+        return loss
 
     def _update(self, rate: float, scale: Tensor, *, log: bool) -> Tensor | None:
         """Take the step with the gradient times ``scale``; its norm before clipping, if known."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        held = parallel.local(gradients)
-        torch._foreach_mul_(held, scale.to(held[0].dtype))
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm, clip, fp16 = None, self.training.clip_norm, self.scaler.is_enabled()
         if log or fp16 or clip is not None:
-            norm = parallel.whole(nn.utils.get_total_norm(gradients))
+            norm = parallel.whole(nn.utils.get_total_norm(gradients)) * scale
         if norm is not None and clip is not None:
-            nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
+            scale = scale * (clip / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
+        held = parallel.local(gradients)
+        torch._foreach_mul_(held, scale.to(held[0].dtype))
         if norm is not None and fp16:
             self.skipped += ~torch.isfinite(norm)
         self.scaler.step(self.optimizer)
@@ -265,7 +274,7 @@ class _Loop:
         context = StepContext(self.start, phase, self.training.seed)
 
         def run(batch: Any, exchange: bool) -> None:
-            self._forward_backward(batch, context, exchange=exchange, sums={})
+            self._forward_backward(batch, context, exchange=exchange)
             if self.worker.device.type == "cuda":
                 torch.cuda.synchronize(self.worker.device)
 
@@ -331,10 +340,17 @@ class _Loop:
             )
 
 
-def _optimizer(model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
+def _seed(seed: int, device: torch.device) -> None:
+    """As torch.manual_seed, which formats a stack trace for each kind of device there is not."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+
+
+def _optimizer(parameters: list[Tensor], training: TrainingSettings) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
     return kind(
-        model.parameters(),
+        parameters,
         lr=training.learning_rate,
         betas=training.betas,
         weight_decay=training.weight_decay,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    _CHECKPOINT_PREFIX,
     CheckpointWrapper,
     apply_activation_checkpointing,
 )
@@ -19,11 +20,10 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.training.job import Worker
@@ -56,16 +56,24 @@ class ModelCall(nn.Module):
         return function(self.model, *arguments)
 
 
+def is_sharded(settings: TrainStageSettings, worker: Worker) -> bool:
+    """Whether the workers hold parts of the model; one worker alone holds it all."""
+    return settings.scaling.strategy == "fsdp" and worker.workers > 1
+
+
 def wrap(
     model: nn.Module, task: TrainTask, settings: TrainStageSettings, worker: Worker
 ) -> ModelCall | DistributedDataParallel:
-    """The model as the loop calls it: recomputing, compiled, replicated or sharded as asked for.
+    """The model on its device, as the loop calls it: recomputing, compiled, replicated, sharded.
+
+    A model to be sharded moves block by block: it need not fit on one device.
 
     Raises:
         ValueError: a setting needs blocks and the task names none.
 
     """
-    training, sharded = settings.training, settings.scaling.strategy == "fsdp"
+    training = settings.training
+    sharded = is_sharded(settings, worker)
     blocks = list(task.blocks(model))
     recompute = training.gradient_checkpointing
     if not blocks and (recompute or "gradient_checkpointing" in settings.on_oom):
@@ -79,6 +87,8 @@ def wrap(
         for module in blocks if sharded and blocks else [model]:
             module.compile()
     call = ModelCall(model)
+    if not sharded:
+        call.to(worker.device)
     if worker.workers == 1:
         return call
     if sharded:
@@ -180,4 +190,20 @@ def load_state(
 ) -> None:
     """Put a whole state back, each worker its part."""
     set_model_state_dict(model, weights, options=_WHOLE)
-    set_optimizer_state_dict(model, optimizer, state, options=_WHOLE)
+    # torch's own setter asks for the state of every parameter; one that had no gradient has none
+    stored, states = state["state"], {}
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        found = stored.get(name.replace(_CHECKPOINT_PREFIX, ""))
+        if found is not None:
+            states[index] = {key: _part(value, parameter) for key, value in found.items()}
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def _part(value: Any, parameter: Tensor) -> Any:
+    """A value of the optimiser's state as this worker holds it."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    return distribute_tensor(
+        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
+from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase
 
@@ -32,16 +33,22 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
             yield step, phase, phase_step
 
 
-def check_phases(phases: Sequence[Phase], workers: int) -> None:
-    """Refuse a phase that has less than a sample a step for each worker.
+def check_phases(phases: Sequence[Phase], plan: BatchPlan, *, sharded: bool) -> None:
+    """Refuse a phase whose steps cannot be cut so that every worker has a part.
 
     Raises:
-        ValueError: with the phase and both numbers.
+        ValueError: with the phase and the numbers.
 
     """
     for phase in phases:
-        if phase.samples < workers:
+        if phase.samples < plan.workers:
             raise ValueError(
                 f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
-                f"scaling.workers = {workers}"
+                f"scaling.workers = {plan.workers}"
+            )
+        if sharded and plan.micro_batch == 1 and phase.samples % plan.workers:
+            raise ValueError(
+                f"phase {phase.name}: with scaling.strategy = fsdp and a micro-batch of 1 its "
+                f"{phase.samples} samples a step must be a multiple of the {plan.workers} workers, "
+                "since all of them take part in each forward"
             )

@@ -48,7 +48,7 @@ class TrainingSettings(Settings):
     seed: int = Field(
         0, ge=0, lt=2**32, description="seed of the weights, the data order and every draw"
     )
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: bool = Field(False, description="torch.compile the model and the loss")
     gradient_checkpointing: bool = Field(False, description="recompute activations backward")
     clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
     learning_rate: PositiveFloat = Field(1e-3, description="the peak learning rate")

@@ -72,6 +72,11 @@ class Throughput:
             self.start()
         return ended
 
+    @property
+    def samples(self) -> int:
+        """How many samples were trained on, the warm-up's too."""
+        return sum(interval.samples for interval in self.intervals)
+
     def summary(self) -> dict[str, float | None]:
         """Means over all intervals but the first: samples a second, seconds a step, waiting."""
         counted = self.intervals[1:] or self.intervals

@@ -18,8 +18,8 @@ from raypipe.launch.cluster import RayLauncher
 from tests.raypipe.launch.test_train import Regression, ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]
-# Ray and the training processes take less than the first, and with the second more
-ROOM_BYTES = 2.4e9
+# Ray and the training processes take less than the first; with the second they take more
+ROOM_BYTES = 1.8e9
 HUNGER_BYTES = 2.0e9
 
 
@@ -33,10 +33,10 @@ def eat() -> None:
 
 
 class Hungry(Regression):
-    """The last rank eats at its third step."""
+    """Rank 1 eats at its third step."""
 
     def loss(self, model, batch, context):
-        if context.step == 2 and (not dist.is_initialized() or dist.get_rank() == 1):
+        if context.step == 2 and dist.get_rank() == 1:
             eat()
         return super().loss(model, batch, context)
 
@@ -54,18 +54,17 @@ def main(folder: Path, how: str) -> None:
             pool.submit("hungry", eat)
             kinds = [result.kind for result in pool.finished()]
     else:
-        workers = int(how)
         try:
-            launcher.train(replace(job(folder, 4, 2, workers), task=Hungry()), ignore)
+            launcher.train(replace(job(folder, 4, 2, 2), task=Hungry()), ignore)
+            kinds = []
         except UnitError as error:
             kinds = [error.kind]
-            print(error.message, file=sys.stderr)
     launcher.close()
     print(*kinds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["1", "2", "task"])
+@pytest.mark.parametrize("how", ["train", "task"])
 def test_a_worker_killed_for_its_memory_is_told_apart(tmp_path, how):
     command = [sys.executable, "-m", "tests.raypipe.launch.test_host_memory", str(tmp_path), how]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)

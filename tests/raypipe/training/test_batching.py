@@ -21,10 +21,11 @@ level = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, size))
 
 def forwards(plan: BatchPlan) -> int:
     """The most forwards a worker takes in a step."""
-    return max(
-        len(list(micro_batches(share(plan.effective_batch, plan.workers, rank), plan.micro_batch)))
+    (runs,) = {
+        len(micro_batches(plan.effective_batch, plan.workers, rank, plan.micro_batch))
         for rank in range(plan.workers)
-    )
+    }
+    return runs
 
 
 @given(st.integers(0, 300), st.integers(1, 20))
@@ -35,12 +36,35 @@ def test_shares_are_a_partition_and_differ_by_one_at_most(samples: int, workers:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(st.integers(0, 100), st.integers(0, 100), size)
-def test_micro_batches_are_full_but_for_the_last(first: int, length: int, micro: int) -> None:
-    parts = list(micro_batches(range(first, first + length), micro))
-    assert [i for part in parts for i in part] == list(range(first, first + length))
-    assert all(len(part) == micro for part in parts[:-1])
-    assert all(1 <= len(part) <= micro for part in parts)
+@given(st.integers(1, 100), st.integers(1, 12), size)
+def test_micro_batches_are_as_many_on_every_worker_and_even(
+    samples: int, workers: int, micro: int
+) -> None:
+    cut = [micro_batches(samples, workers, rank, micro) for rank in range(workers)]
+    assert {len(parts) for parts in cut} == {-(-(-(-samples // workers)) // micro)}
+    for rank, parts in enumerate(cut):
+        assert [i for part in parts for i in part] == list(share(samples, workers, rank))
+        lengths = {len(part) for part in parts}
+        assert max(lengths) <= micro
+        assert max(lengths) - min(lengths) <= 1
+        if micro > 1 and samples >= workers:
+            assert min(lengths) >= 1
+
+
+@given(size, size, st.integers(1, 8), st.integers(1, 40))
+def test_another_number_of_workers_keeps_the_effective_batch(
+    micro: int, accumulation: int, workers: int, others: int
+) -> None:
+    plan = BatchPlan(micro, accumulation, micro * accumulation * workers, workers)
+    assert plan.for_workers(workers) == plan
+    if others > plan.effective_batch:
+        with pytest.raises(ValueError, match=r"lower scaling\.workers"):
+            plan.for_workers(others)
+        return
+    other = plan.for_workers(others)
+    assert (other.effective_batch, other.workers) == (plan.effective_batch, others)
+    assert other.micro_batch <= plan.micro_batch
+    assert forwards(other) == other.accumulation
 
 
 @given(size, size, st.integers(1, 8), st.integers(0, 39))

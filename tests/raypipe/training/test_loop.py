@@ -132,6 +132,19 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert one.equals(other)
 
 
+@pytest.mark.parametrize("fail_at", [3, 6])  # before and after the second head's first gradient
+def test_a_run_resumes_while_some_parameters_have_had_no_gradient(
+    tmp_path: Path, fail_at: int
+) -> None:
+    given: dict[str, Any] = {"checkpoint_every": 2, "weight_decay": 0.1}
+    expected, trained, _ = run(job(TwoHeads(), tmp_path / "whole", **given))
+    with pytest.raises(ConnectionError):
+        run(job(TwoHeads(fail_at=fail_at), tmp_path / "cut", **given))
+    found, stored, _ = run(job(TwoHeads(), tmp_path / "cut", **given))
+    assert found == expected
+    assert_equal(stored, trained)
+
+
 def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> None:
     """The one before it is taken, and no step is in the table twice."""
     expected, trained, _ = run(job(Regression(), tmp_path / "whole"))
@@ -416,10 +429,21 @@ def _worker(rank: int, asked: TrainingJob) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{asked.run.location}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    for number, (task, plan) in enumerate(TWO_WORKERS):
-        folder = Path(asked.run.location) / str(number)
-        train(job(task, folder, plan, **GIVEN), Worker(rank, CPU, 2))
-    dist.destroy_process_group()
+    folder = Path(asked.run.location)
+    for strategy in ("ddp", "fsdp"):
+        for number, (task, plan) in enumerate(TWO_WORKERS):
+            one = job(task, folder / f"{strategy}{number}", plan, strategy=strategy, **GIVEN)
+            train(one, Worker(rank, CPU, 2))
+        broken = interrupted(folder / f"{strategy}-cut", strategy, fail_at=4)
+        with pytest.raises(ConnectionError):
+            train(broken, Worker(rank, CPU, 2))
+    dist.barrier()
+    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+
+
+def interrupted(folder: Path, strategy: str, fail_at: int | None) -> TrainingJob:
+    task = TwoHeads(by_token=True, fail_at=fail_at)
+    return job(task, folder, (4, 2, 16, 2), strategy=strategy, checkpoint_every=3, **GIVEN)
 
 
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
@@ -431,11 +455,29 @@ TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
 ]
 
 
-def test_two_workers_take_the_steps_of_the_one_big_batch(tmp_path: Path) -> None:
-    spawn(_worker, (job(Regression(), tmp_path),), nprocs=2)
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two workers trained."""
+    folder = tmp_path_factory.mktemp("together")
+    spawn(_worker, (job(Regression(), folder),), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_workers_take_the_steps_of_the_one_big_batch(together: Path, strategy: str) -> None:
     for number, (task, plan) in enumerate(TWO_WORKERS):
-        done = job(task, tmp_path / str(number), plan, **GIVEN)
+        done = job(task, together / f"{strategy}{number}", plan, **GIVEN)
         expected, trained = by_hand(done)
         torch.testing.assert_close(losses(done), expected, rtol=1e-10, atol=0)
         assert_close(weights(done), trained, 1e-10)
         assert done.run.list(done.run.table("steps")) == ["fit.parquet"]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_one_worker_continues_what_two_began(together: Path, strategy: str) -> None:
+    """A checkpoint holds the whole state, however it was spread."""
+    resumed = interrupted(together / f"{strategy}-cut", "ddp", fail_at=None)
+    expected, trained = by_hand(resumed)
+    train(resumed, Worker(0, CPU))
+    torch.testing.assert_close(losses(resumed), expected, rtol=1e-10, atol=0)
+    assert_close(weights(resumed), trained, 1e-10)
