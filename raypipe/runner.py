@@ -159,9 +159,9 @@ class StageContext:
             training.effective_batch or training.micro_batch * training.accumulation,
             settings.scaling.most_workers,
         )
-        uses_gpu = settings.scaling.gpus_per_worker != 0
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
-        self.device = gpus[0] if gpus and uses_gpu else "cpu"
+        settings = settings.with_gpus(len(gpus))
+        self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
         job = TrainingJob(unit.slot, self.session.run_id, task, settings, plan, self.run)
         total = sum(phase.steps for phase in task.phases(training, plan.effective_batch))
         self.begin(total)

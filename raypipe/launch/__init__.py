@@ -5,9 +5,11 @@ import os
 from raypipe.faults import VARIABLE
 
 # Ray reads these when it is imported. A worker group polls and stops in tenths of a second, not
-# seconds; what Ray prints is for its developers, the user reads our progress and RUN_DIR/logs.
+# seconds, and counts the nodes anew when it has waited ten seconds for its place. What Ray prints
+# is for its developers, the user reads our progress and RUN_DIR/logs.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

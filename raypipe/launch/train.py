@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,42 +18,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch import fault_environment
+from raypipe.launch.failures import group_failure, living_nodes, worker_failure
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.memory import failure_kind, unit_error
 
 _POLL_S = 0.5
-# how long a group may wait for its place before Ray counts the nodes anew
-os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "10")
 _START_ATTEMPTS = 60
 _GROW_S = 30.0
-# Ray gives up a silent node after about this long
-_NODE_VERDICT_S = 40.0
-_PROBE_S = 5.0
 # spot machines come back in minutes or not at all
 _WAIT_FOR_NODES_S = 600.0
-
-# what gloo and NCCL say on the workers that outlive another
-_LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "remote process exited",
-    "NCCL communicator was aborted",
-)
-# where Ray's exceptions keep their causes; its time limits have no public class
-_CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
-_TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
-# the cause comes before its consequences on other ranks
-_MOST_TELLING: tuple[FailureKind, ...] = (
-    "out_of_memory",
-    "host_out_of_memory",
-    "invalid_value",
-    "error",
-    "timeout",
-    "node_lost",
-    "worker_died",
-)
 
 
 def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
@@ -71,9 +43,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
 
     """
     scaling = job.settings.scaling
-    gpus = scaling.gpus_per_worker
-    if gpus is None:
-        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) >= scaling.fewest_workers else 0.0
+    gpus = scaling.gpus_per_worker or 0.0
     _await_room(job, scaling.cpus_per_worker, gpus, report)
     elastic: dict[str, Any] = {"num_workers": scaling.most_workers}
     if scaling.fewest_workers < scaling.most_workers:
@@ -82,7 +52,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
             "elastic_resize_monitor_interval_s": _GROW_S,
         }
     state = job.run.path(".ray")
-    nodes = _nodes()
+    nodes = living_nodes()
     # beside the driver, where no lost node and no hungry neighbour takes it along for good
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     relay: Any = (
@@ -120,7 +90,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
         result = running.result()
         _pass_on(relay, report)
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
-        raise _failure(job.trial_id, error, nodes) from error
+        raise group_failure(job.trial_id, error, nodes) from error
     finally:
         ray.kill(relay)
         job.run.delete(state)
@@ -164,77 +134,7 @@ def _worker(config: dict[Any, Any]) -> Any:
         )
     except Exception as error:
         logging.getLogger(__name__).exception("%s failed", job.trial_id)
-        failure = unit_error(job.trial_id, error)
-        if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
-            # Ray ends the group, and so this sleep, when it knows which worker died of what
-            time.sleep(_NODE_VERDICT_S)
-            failure = UnitError(job.trial_id, "worker_died", str(error))
-        raise failure from error
-
-
-def _failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
-    """The most telling failure among the workers of a group that began on these nodes."""
-    causes = list(getattr(error, "worker_failures", {}).values()) or [error]
-    failures = [_classify(unit, cause) for cause in causes]
-    worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
-    if worst.kind == "worker_died" and _is_node_gone(nodes):
-        return UnitError(unit, "node_lost", f"a node of the cluster is gone: {worst.message}")
-    return worst
-
-
-def _classify(unit: str, error: BaseException) -> UnitError:
-    """What a worker's failure is: the first in the chain of its causes that Ray or we named."""
-    seen: BaseException | None = error
-    while seen is not None:
-        kind: FailureKind | None = None
-        if isinstance(seen, UnitError):
-            return UnitError(unit, seen.kind, seen.message, seen.limit)
-        if isinstance(seen, ray.exceptions.OutOfMemoryError):
-            kind = "host_out_of_memory"
-        elif isinstance(seen, (ray.exceptions.NodeDiedError, ray.train.PreemptionError)):
-            kind = "node_lost"
-        elif isinstance(seen, ray.exceptions.RayActorError):
-            kind = "node_lost" if seen.preempted else "worker_died"
-        elif type(seen).__name__ in _TIMEOUTS:
-            kind = "timeout"
-        if kind is not None:
-            return UnitError(unit, kind, str(seen))
-        causes = (getattr(seen, name, None) for name in _CAUSES)
-        seen = next((cause for cause in causes if cause is not None), None)
-    return UnitError(unit, failure_kind(error), str(error))
-
-
-def _nodes() -> set[str]:
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
-def _is_node_gone(nodes: set[str]) -> bool:
-    """Whether one of these nodes died; Ray tells it some time after the workers on it."""
-    deadline = time.monotonic() + _NODE_VERDICT_S
-    while nodes <= _nodes():
-        if time.monotonic() > deadline or _answer(nodes):
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
-def _answer(nodes: set[str]) -> bool:
-    """Whether each node still starts a task."""
-    probe = ray.remote(num_cpus=0, max_retries=0)(_nothing)
-    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    tasks = [probe.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-    _, silent = ray.wait(tasks, num_returns=len(tasks), timeout=_PROBE_S)
-    if silent:
-        return False
-    try:
-        ray.get(tasks)
-    except ray.exceptions.RayError:
-        return False
-    return True
-
-
-def _nothing() -> None:
-    pass
+        raise worker_failure(job.trial_id, error) from error
 
 
 def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> None:

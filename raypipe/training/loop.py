@@ -93,9 +93,8 @@ class _Loop:
         self._warn_of_batch_norm()
         self.module = parallel.wrap(self.model, job.task, job.settings, worker)
         self.loss = torch.compile(job.task.loss) if self.training.compile else job.task.loss
-        self.parameters: list[Tensor] = list(
-            self.model.parameters()
-        )  # to walk through the modules costs
+        # kept: to walk through the modules takes as long as to scale the gradients
+        self.parameters: list[Tensor] = list(self.model.parameters())
         self.optimizer = _optimizer(self.parameters, self.training)
         self.scaler = precision.scaler(self.training.precision, worker.device)
         self.skipped = torch.zeros((), dtype=torch.float64, device=worker.device)

@@ -145,6 +145,17 @@ class TrainStageSettings(Settings):
         (), description="what to try, in this order, when micro-batch 1 does not fit"
     )
 
+    def with_gpus(self, gpus: int) -> TrainStageSettings:
+        """The same with the GPUs of a worker decided, for a cluster that has so many.
+
+        It is decided once: a run that loses its GPUs must not go on on the CPU unnoticed.
+        """
+        if self.scaling.gpus_per_worker is not None:
+            return self
+        each = 1.0 if gpus >= self.scaling.fewest_workers else 0.0
+        scaling = self.scaling.model_copy(update={"gpus_per_worker": each})
+        return self.model_copy(update={"scaling": scaling})
+
     def with_loader_workers(self, processes: int) -> TrainStageSettings:
         """The same with so many loader processes a worker."""
         loader = self.loader.model_copy(update={"workers": processes})

@@ -297,11 +297,11 @@ class _ProcessTree:
         """CPU seconds since the last call, and resident bytes."""
         started = perf_counter()
         if started >= self._next_search:
-            # this reads every process of the machine, so it gets one percent of the time
+            # this reads every process of the machine, so it gets a thousandth of the time
             with suppress(psutil.Error):  # where /proc hides others' processes, only itself counts
                 self._children = self._root.children(recursive=True)
             ended = perf_counter()
-            self._next_search = ended + 100 * (ended - started)
+            self._next_search = ended + 1000 * (ended - started)
         seconds, resident = 0.0, 0
         for process in [*self._children, self._root]:
             try:

@@ -338,7 +338,7 @@ def test_evaluation_takes_each_sample_once(length: int, size: int, workers: int)
     dataset = Numbers(length)
     given = [list(held_out(Listing(dataset), dataset, size, r, workers)) for r in range(workers)]
     taken: list[int] = []
-    for rank, batches in enumerate(given):
+    for batches in given:
         assert len(batches) == len(given[0])
         own = [batch for batch, counted in batches if counted]
         assert all(1 <= len(batch) <= size for batch, _ in batches)

@@ -1,0 +1,115 @@
+"""What a failed worker group means: the kind of failure behind what Ray and its workers say."""
+
+from __future__ import annotations
+
+import time
+
+import ray
+import ray.train
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypipe.errors import FailureKind, UnitError
+from raypipe.training.memory import failure_kind, unit_error
+
+_POLL_S = 0.5
+# Ray gives up a silent node after about this long
+_NODE_VERDICT_S = 40.0
+_PROBE_S = 5.0
+
+# what gloo and NCCL say on the workers that outlive another
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "remote process exited",
+    "NCCL communicator was aborted",
+)
+# where Ray's exceptions keep their causes; its time limits have no public class
+_CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
+_TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
+# the cause comes before its consequences on other ranks
+_MOST_TELLING: tuple[FailureKind, ...] = (
+    "out_of_memory",
+    "host_out_of_memory",
+    "invalid_value",
+    "error",
+    "timeout",
+    "node_lost",
+    "worker_died",
+)
+
+
+def worker_failure(unit: str, error: Exception) -> UnitError:
+    """What ended this worker, in the worker itself."""
+    failure = unit_error(unit, error)
+    if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
+        # Ray ends the group, and so this sleep, when it knows which worker died of what
+        time.sleep(_NODE_VERDICT_S)
+        failure = UnitError(unit, "worker_died", str(error))
+    return failure
+
+
+def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
+    """The most telling failure among the workers of a group that began on these nodes."""
+    causes = list(getattr(error, "worker_failures", {}).values()) or [error]
+    failures = [_classify(unit, cause) for cause in causes]
+    worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
+    if worst.kind == "worker_died" and _is_node_gone(nodes):
+        return UnitError(unit, "node_lost", f"a node of the cluster is gone: {worst.message}")
+    return worst
+
+
+def _classify(unit: str, error: BaseException) -> UnitError:
+    """What a worker's failure is: the first in the chain of its causes that Ray or we named."""
+    seen: BaseException | None = error
+    while seen is not None:
+        kind: FailureKind | None = None
+        if isinstance(seen, UnitError):
+            return UnitError(unit, seen.kind, seen.message, seen.limit)
+        if isinstance(seen, ray.exceptions.OutOfMemoryError):
+            kind = "host_out_of_memory"
+        elif isinstance(seen, (ray.exceptions.NodeDiedError, ray.train.PreemptionError)):
+            kind = "node_lost"
+        elif isinstance(seen, ray.exceptions.RayActorError):
+            kind = "node_lost" if seen.preempted else "worker_died"
+        elif type(seen).__name__ in _TIMEOUTS:
+            kind = "timeout"
+        if kind is not None:
+            return UnitError(unit, kind, str(seen))
+        causes = (getattr(seen, name, None) for name in _CAUSES)
+        seen = next((cause for cause in causes if cause is not None), None)
+    return UnitError(unit, failure_kind(error), str(error))
+
+
+def living_nodes() -> set[str]:
+    """The names of the cluster's nodes that are alive."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _is_node_gone(nodes: set[str]) -> bool:
+    """Whether one of these nodes died; Ray tells it some time after the workers on it."""
+    deadline = time.monotonic() + _NODE_VERDICT_S
+    while nodes <= living_nodes():
+        if time.monotonic() > deadline or _answer(nodes):
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _answer(nodes: set[str]) -> bool:
+    """Whether each node still starts a task."""
+    probe = ray.remote(num_cpus=0, max_retries=0)(_nothing)
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    tasks = [probe.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    _, silent = ray.wait(tasks, num_returns=len(tasks), timeout=_PROBE_S)
+    if silent:
+        return False
+    try:
+        ray.get(tasks)
+    except ray.exceptions.RayError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    pass
