@@ -26,6 +26,7 @@ class PabboTask(TrainTask):
 
     shuffle = False
     unused_parameters = True  # the acquisition head rests during the burn-in
+    compile_loss = False  # the policy phase's loop over duels would be unrolled
 
     def __init__(self, settings: PabboSettings) -> None:
         self.settings = settings

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import ray
-import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
+from raypipe.launch.capacity import living_nodes
 from raypipe.training.memory import failure_kind, unit_error
 
 _POLL_S = 0.5
@@ -26,6 +26,7 @@ _LOST_PEER = (
 )
 # where Ray's exceptions keep their causes; its time limits have no public class
 _CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
+_PREEMPTED = "PreemptionError"  # newer than Ray 2.55
 _TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
 # the cause comes before its consequences on other ranks
 _MOST_TELLING: tuple[FailureKind, ...] = (
@@ -68,7 +69,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
             return UnitError(unit, seen.kind, seen.message, seen.limit)
         if isinstance(seen, ray.exceptions.OutOfMemoryError):
             kind = "host_out_of_memory"
-        elif isinstance(seen, (ray.exceptions.NodeDiedError, ray.train.PreemptionError)):
+        elif isinstance(seen, ray.exceptions.NodeDiedError) or type(seen).__name__ == _PREEMPTED:
             kind = "node_lost"
         elif isinstance(seen, ray.exceptions.RayActorError):
             kind = "node_lost" if seen.preempted else "worker_died"
@@ -81,15 +82,10 @@ def _classify(unit: str, error: BaseException) -> UnitError:
     return UnitError(unit, failure_kind(error), str(error))
 
 
-def living_nodes() -> set[str]:
-    """The names of the cluster's nodes that are alive."""
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
 def _is_node_gone(nodes: set[str]) -> bool:
     """Whether one of these nodes died; Ray tells it some time after the workers on it."""
     deadline = time.monotonic() + _NODE_VERDICT_S
-    while nodes <= living_nodes():
+    while nodes <= living_nodes().keys():
         if time.monotonic() > deadline or _answer(nodes):
             return False
         time.sleep(_POLL_S)

@@ -17,6 +17,7 @@ from ray.exceptions import (
 
 from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch import fault_environment
+from raypipe.launch.capacity import living_nodes, room
 from raypipe.launch.launcher import TaskResult
 from raypipe.launch.task import run_task
 
@@ -36,15 +37,13 @@ class RayPool:
     """
 
     def __init__(self, cpus: float, gpus: float = 0) -> None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        fitting = [_fits(node, cpus, gpus) for node in nodes]
-        if not sum(fitting):
-            largest = max(node.get("CPU", 0.0) for node in nodes)
+        self._slots = room(cpus, gpus)
+        if not self._slots:
+            largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
             raise ConfigError(
                 f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
                 f"(the largest has {largest:g} CPUs); ask for less"
             )
-        self._slots = sum(fitting)
         self._threads = max(1, int(cpus))
         self._task = ray.remote(run_task).options(
             num_cpus=cpus, num_gpus=gpus, max_retries=0, runtime_env=fault_environment() or None
@@ -110,9 +109,3 @@ class RayPool:
             self._waiting.appendleft((key, function, arguments, attempt + 1))
             return TaskResult(key, error=message, kind=kind, attempt=attempt, retried=True)
         return TaskResult(key, error=message, kind=kind, attempt=attempt)
-
-
-def _fits(node: dict[str, float], cpus: float, gpus: float) -> int:
-    """How many such tasks a node runs at the same time."""
-    by_cpu = int(node.get("CPU", 0.0) / cpus + 1e-9)
-    return min(by_cpu, int(node.get("GPU", 0.0) / gpus + 1e-9)) if gpus else by_cpu

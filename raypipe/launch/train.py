@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +19,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch import fault_environment
-from raypipe.launch.failures import group_failure, living_nodes, worker_failure
+from raypipe.launch.capacity import living_nodes, room
+from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
 
@@ -52,7 +54,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
             "elastic_resize_monitor_interval_s": _GROW_S,
         }
     state = job.run.path(".ray")
-    nodes = living_nodes()
+    nodes = set(living_nodes())
     # beside the driver, where no lost node and no hungry neighbour takes it along for good
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     relay: Any = (
@@ -66,11 +68,9 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
         "storage_filesystem": None if job.run.is_local else job.run.fs,
         "worker_runtime_env": fault_environment() or None,
     }
-    failures: dict[str, Any] = {
-        "max_failures": 0,
-        "max_preemption_failures": 0,
-        "controller_failure_limit": _START_ATTEMPTS,
-    }
+    failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _START_ATTEMPTS}
+    if "max_preemption_failures" in signature(FailureConfig).parameters:  # newer than Ray 2.55
+        failures["max_preemption_failures"] = 0
     trainer = TorchTrainer(
         cast("Callable[[dict[Any, Any]], None]", _worker),
         train_loop_config={"job": job, "relay": relay},
@@ -145,10 +145,10 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> N
     wanted = job.settings.scaling.fewest_workers
     deadline = time.monotonic() + (_WAIT_FOR_NODES_S if job.attempt > 1 else 0)
     told = False
-    while (room := _room(cpus, gpus)) < wanted:
+    while (has := room(cpus, gpus)) < wanted:
         lack = (
             f"scaling.workers: {wanted} worker(s) of {cpus:g} CPUs and {gpus:g} GPUs each are "
-            f"asked for, and the cluster has room for {room}"
+            f"asked for, and the cluster has room for {has}"
         )
         if time.monotonic() >= deadline:
             kind: FailureKind = "node_lost" if job.attempt > 1 else "error"
@@ -157,17 +157,6 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> N
             report(f"{lack}; waiting up to {_WAIT_FOR_NODES_S / 60:.0f} minutes for nodes")
             told = True
         time.sleep(_POLL_S)
-
-
-def _room(cpus: float, gpus: float) -> int:
-    """How many workers the living nodes hold, were they free."""
-    room = 0
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            by_cpu = has.get("CPU", 0.0) / cpus
-            room += int(min(by_cpu, has.get("GPU", 0.0) / gpus if gpus else by_cpu) + 1e-9)
-    return room
 
 
 class _Relay:

@@ -112,7 +112,7 @@ def _shown(axes: Axes) -> np.ndarray:
 def _step_axes(table: pd.DataFrame) -> tuple[Canvas, Axes]:
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     named = table["trial_id"].nunique() > 1
-    axes = figure.add_axes((0.115, 0.135, 0.6 if named else 0.855, 0.78))
+    axes = figure.add_axes((0.115, 0.135, 0.6 if named else 0.84, 0.78))
     axes.set_xlabel("optimiser step")
     axes.set_xlim(0, max(1, float(table["step"].max())))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: values.number(round(value, 6))))

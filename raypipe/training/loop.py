@@ -87,12 +87,15 @@ class _Loop:
         precision.check(self.training.precision, worker.device)
         precision.configure(self.training.precision)
         self.phases = job.task.phases(self.training, self.plan.effective_batch)
-        check_phases(self.phases, self.plan, sharded=parallel.is_sharded(job.settings, worker))
+        sharded = parallel.is_sharded(job.settings, worker)
+        check_phases(self.phases, self.plan, sharded=sharded)
         torch.manual_seed(self.training.seed)
         self.model = job.task.build_model()
         self._warn_of_batch_norm()
         self.module = parallel.wrap(self.model, job.task, job.settings, worker)
-        self.loss = torch.compile(job.task.loss) if self.training.compile else job.task.loss
+        self.loss = job.task.loss
+        if self.training.compile and job.task.compile_loss and not sharded:
+            self.loss = torch.compile(job.task.loss)
         # kept: to walk through the modules takes as long as to scale the gradients
         self.parameters: list[Tensor] = list(self.model.parameters())
         self.optimizer = _optimizer(self.parameters, self.training)

@@ -74,6 +74,8 @@ class TrainTask(ABC):
     shuffle: bool = True
     #: some parameters get no gradient in some steps
     unused_parameters: bool = False
+    #: ``training.compile`` takes the loss into the model's graph; not where it is a long loop
+    compile_loss: bool = True
     #: what ``Loss.weight`` counts
     counts: Literal["samples", "tokens"] = "samples"
 
