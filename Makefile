@@ -17,3 +17,4 @@ test-all:
 
 bench:
 	$(PYTHON) -m benchmarks.tabular_study
+	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as save_tensors
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from raypipe import faults, results
@@ -36,10 +36,10 @@ from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.peak_flops import peak_flops
 from raypipe.training.schedule import check_phases, learning_rate, steps
-from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
+from raypipe.training.update import Update
 
 
 def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
@@ -96,15 +96,11 @@ class _Loop:
         self.loss = job.task.loss
         if self.training.compile and job.task.compile_loss and not sharded:
             self.loss = torch.compile(job.task.loss)
-        # kept: to walk through the modules takes as long as to scale the gradients
-        self.parameters: list[Tensor] = list(self.model.parameters())
-        self.optimizer = _optimizer(self.parameters, self.training)
-        self.scaler = precision.scaler(self.training.precision, worker.device)
-        self.skipped = torch.zeros((), dtype=torch.float64, device=worker.device)
-        self.interval_weight = torch.zeros_like(self.skipped)
+        self.update = Update(self.model, self.training, worker.device)
+        self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = job.task.build_eval_dataset()
         self.store = CheckpointStore(job.run, job.trial_id, self.training.keep_checkpoints)
-        self.history = History(job, self.report, tolerate_overflow=self.scaler.is_enabled())
+        self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
 
@@ -158,7 +154,7 @@ class _Loop:
                 evaluation.add_weight(sums, loss, self.worker.device)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
-        norm = self._update(rate, phase.samples / sums["weight"], log=log)
+        norm = self.update.step(rate, phase.samples / sums["weight"], norm=log)
         return sums if norm is None else sums | {"grad_norm": norm}
 
     def _forward_backward(self, batch: Any, context: StepContext, *, exchange: bool) -> Loss:
@@ -167,28 +163,8 @@ class _Loop:
                 loss: Loss = self.module(self.loss, batch, context)
             # a constant divisor keeps fp16 in range (the exchange is a mean over the workers);
             # the true weight follows when it is known
-            self.scaler.scale(loss.total * (self.plan.workers / context.phase.samples)).backward()
+            self.update.backward(loss.total * (self.plan.workers / context.phase.samples))
         return loss
-
-    def _update(self, rate: float, scale: Tensor, *, log: bool) -> Tensor | None:
-        """Take the step with the gradient times ``scale``; its norm before clipping, if known."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm, clip, fp16 = None, self.training.clip_norm, self.scaler.is_enabled()
-        if log or fp16 or clip is not None:
-            norm = parallel.whole(nn.utils.get_total_norm(gradients)) * scale
-        if norm is not None and clip is not None:
-            scale = scale * (clip / (norm + 1e-6)).clamp(max=1.0)  # as torch's clip_grad_norm_
-        held = parallel.local(gradients)
-        torch._foreach_mul_(held, scale.to(held[0].dtype))
-        if norm is not None and fp16:
-            self.skipped += ~torch.isfinite(norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
         if len(self.throughput.intervals) == 1:
@@ -236,20 +212,20 @@ class _Loop:
         self.throughput.pause()
         self.history.settle()  # a loss that is no number ends the run before it is saved
         weights = parallel.model_state(self.model)
-        optimizer = parallel.optimizer_state(self.model, self.optimizer)
+        optimizer = parallel.optimizer_state(self.model, self.update.optimizer)
         if self.worker.rank == 0:
             self.history.store()
-            scaler = {**self.scaler.state_dict(), "skipped_steps": self.skipped.item()}
-            self.store.save(Checkpoint(step, weights, optimizer, scaler))
+            state = self.update.scaler_state()
+            self.store.save(Checkpoint(step, weights, optimizer, state))
         self.store_samples()
 
     def _resume(self) -> int:
         checkpoint = self.store.newest(lambda text: self.report(f"WARNING: {text}"))
         if checkpoint is None:
             return 0
-        parallel.load_state(self.model, self.optimizer, checkpoint.model, checkpoint.optimizer)
-        self.skipped += checkpoint.scaler.pop("skipped_steps")
-        self.scaler.load_state_dict(checkpoint.scaler)
+        optimizer = self.update.optimizer
+        parallel.load_state(self.model, optimizer, checkpoint.model, checkpoint.optimizer)
+        self.update.load_scaler_state(checkpoint.scaler)
         if self.worker.rank == 0:
             self.history.restore(checkpoint.step)
         return checkpoint.step
@@ -282,7 +258,7 @@ class _Loop:
 
         with memory.fitting(BatchLimit("training", self.plan.micro_batch)):
             found = bottleneck.diagnose(self._batches, run, numbers, prefetch, a_step, self.worker)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update.drop_gradients()
         for name, buffer in self.model.named_buffers():
             buffer.copy_(kept[name])
         self.report(str(found))
@@ -303,7 +279,7 @@ class _Loop:
             "micro_batch": self.plan.micro_batch,
             "accumulation": self.plan.accumulation,
             "workers": self.plan.workers,
-            "skipped_steps": int(self.skipped.item()) if self.scaler.is_enabled() else None,
+            "skipped_steps": self.update.skipped,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **{key: value for key, value in last.items() if key.startswith("eval_")},
         }
@@ -347,17 +323,6 @@ def _seed(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-
-
-def _optimizer(parameters: list[Tensor], training: TrainingSettings) -> torch.optim.Optimizer:
-    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-    return kind(
-        parameters,
-        lr=training.learning_rate,
-        betas=training.betas,
-        weight_decay=training.weight_decay,
-        fused=True,
-    )
 
 
 def _ignore(event: dict[str, Any] | str) -> None:

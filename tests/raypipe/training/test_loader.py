@@ -279,7 +279,7 @@ def test_an_interrupt_does_not_reach_the_loader_processes() -> None:
     phases, before = [Phase("p", 40, 4, 0.1)], children()
     expected = list(load(numbers("stream", 50), phases, 4))
     with closing(load(numbers("stream", 50), phases, 4, processes=2)) as batches:
-        got = [next(batches)]
+        got = [next(batches), next(batches)]  # of both processes: they are under way
         for child in children() - before:
             os.kill(child, signal.SIGINT)
         assert [*got, *batches] == expected
@@ -296,9 +296,9 @@ def test_a_loader_process_has_one_thread() -> None:
 
 
 def test_loader_processes_end_with_a_worker_that_is_killed() -> None:
-    fork = get_context("fork")
-    here, there = fork.Pipe()
-    worker = fork.Process(target=_train_until_killed, args=(there,))
+    spawn = get_context("spawn")  # a process without the threads that this one may have
+    here, there = spawn.Pipe()
+    worker = spawn.Process(target=_train_until_killed, args=(there,))
     worker.start()
     pids = here.recv()
     assert len(pids) == 2
@@ -311,9 +311,10 @@ def test_loader_processes_end_with_a_worker_that_is_killed() -> None:
 
 
 def _train_until_killed(parent: Connection) -> None:
-    for _ in load(numbers("shuffled", 50), [Phase("p", 10**9, 4, 0.1)], 4, processes=2):
-        parent.send(children())
-        signal.pause()
+    batches = load(numbers("shuffled", 50), [Phase("p", 10**9, 4, 0.1)], 4, processes=2)
+    assert next(batches) != next(batches)  # of both processes: they are under way
+    parent.send(children())
+    signal.pause()
 
 
 def _runs(pid: int) -> bool:

@@ -1,0 +1,80 @@
+"""The update of the weights: gradients scaled and clipped in one pass, fp16's overflows skipped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from raypipe.training import parallel, precision
+from raypipe.training.settings import TrainingSettings
+
+
+class Update:
+    """The optimiser of a model's parameters, with the gradient scaler of fp16."""
+
+    def __init__(self, model: nn.Module, training: TrainingSettings, device: torch.device) -> None:
+        # kept: to walk through the modules takes as long as to scale the gradients
+        self._parameters: list[Tensor] = list(model.parameters())
+        self._clip = training.clip_norm
+        self._scaler = precision.scaler(training.precision, device)
+        self._skipped = torch.zeros((), dtype=torch.float64, device=device)
+        kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+        self.optimizer: torch.optim.Optimizer = kind(
+            self._parameters,
+            lr=training.learning_rate,
+            betas=training.betas,
+            weight_decay=training.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def skips_overflows(self) -> bool:
+        """Whether a step whose gradient is not finite is left out (fp16)."""
+        return self._scaler.is_enabled()
+
+    @property
+    def skipped(self) -> int | None:
+        """How many steps were left out; None where none would be. Waits for the device."""
+        return int(self._skipped.item()) if self.skips_overflows else None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a loss."""
+        self._scaler.scale(loss).backward()
+
+    def step(self, rate: float, scale: Tensor, *, norm: bool) -> Tensor | None:
+        """Take a step with ``scale`` times the gradient, at a learning rate.
+
+        Returns the gradient's norm before clipping, where it is asked for or needed.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self._scaler.unscale_(self.optimizer)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        found = None
+        if norm or self.skips_overflows or self._clip is not None:
+            found = parallel.whole(nn.utils.get_total_norm(gradients)) * scale
+        if found is not None and self._clip is not None:
+            scale = scale * (self._clip / (found + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_
+        held = parallel.local(gradients)
+        torch._foreach_mul_(held, scale.to(held[0].dtype))
+        if found is not None and self.skips_overflows:
+            self._skipped += ~torch.isfinite(found)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.drop_gradients()
+        return found
+
+    def drop_gradients(self) -> None:
+        """Forget what ``backward`` added."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def scaler_state(self) -> dict[str, Any]:
+        """The state beside the optimiser's own."""
+        return {**self._scaler.state_dict(), "skipped_steps": self._skipped.item()}
+
+    def load_scaler_state(self, state: dict[str, Any]) -> None:
+        """Put ``scaler_state`` back."""
+        self._skipped.fill_(state["skipped_steps"])
+        self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})
