@@ -204,13 +204,21 @@ def _stages(configuration: Configuration, only: Sequence[str]) -> list[Stage]:
 
 
 def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
-    """Refuse before anything starts what the hardware, or this version, lacks."""
-    capability = next((gpu.compute_capability for node in nodes for gpu in node.gpus), None)
+    """Refuse before anything starts what the hardware lacks."""
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    capability = gpus[0].compute_capability if gpus else None
     for name, section in configuration.settings:
         training = getattr(section, "training", None)
         if training is None:
             continue
-        on_gpu = capability if section.scaling.gpus_per_worker != 0 else None
+        workers, each = section.scaling.fewest_workers, section.scaling.gpus_per_worker
+        if each is None and 0 < len(gpus) < workers:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.scaling.workers = {workers}: there are only "
+                f"{len(gpus)} GPUs; lower it, or set {name}.scaling.gpus_per_worker to share them "
+                "(0.5) or to train on the CPUs (0)"
+            )
+        on_gpu = capability if each != 0 else None
         allowed = hardware.supported_precisions(on_gpu)
         wanted = {f"{name}.training.precision": training.precision}
         if "bf16" in section.on_oom:

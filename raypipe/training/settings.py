@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from raypipe.hardware import Precision
 from raypipe.settings import Settings
@@ -107,6 +107,13 @@ class ScalingSettings(Settings):
         """The number of workers, the smallest one where it is elastic."""
         return self.workers if isinstance(self.workers, int) else self.workers[0]
 
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _number_or_range(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) != 2:
+            raise ValueError("must be a number of workers, or [min, max]")
+        return value
+
     @model_validator(mode="after")
     def _ordered(self) -> ScalingSettings:
         if self.fewest_workers > self.most_workers:
@@ -152,8 +159,7 @@ class TrainStageSettings(Settings):
         """
         if self.scaling.gpus_per_worker is not None:
             return self
-        each = 1.0 if gpus >= self.scaling.fewest_workers else 0.0
-        scaling = self.scaling.model_copy(update={"gpus_per_worker": each})
+        scaling = self.scaling.model_copy(update={"gpus_per_worker": 1.0 if gpus else 0.0})
         return self.model_copy(update={"scaling": scaling})
 
     def with_loader_workers(self, processes: int) -> TrainStageSettings:

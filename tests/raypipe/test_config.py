@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raypipe import config
+from raypipe.commands import _check_training
 from raypipe.config import Configuration
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
@@ -381,3 +382,54 @@ def test_any_override_is_a_configuration_or_one_error(key: str, text: str) -> No
     for override in (f"{key}={text}", key + text, text):
         told = config_error(lambda override=override: resolve("", override))  # type: ignore[misc]
         assert told is None or told.startswith("command line")
+
+
+def test_loader_auto_is_short_for_its_workers() -> None:
+    for text in ("fit: {loader: auto}\n", "profiles: {cpu: {fit: {loader: auto}}}\n"):
+        assert resolve(text).settings.fit.loader.workers == "auto"
+    assert resolve("", "fit.loader=auto", "fit.training.steps=3").settings.fit.loader.prefetch == 2
+    over = resolve("fit: {loader: auto}\n", "fit.loader.workers=3")
+    assert over.settings.fit.loader.workers == 3
+    assert "fit.loader = 'fast'" in refusal("fit: {loader: fast}\n")
+
+
+def test_elastic_workers_have_the_batch_of_the_largest_group() -> None:
+    text = "fit: {scaling: {workers: [1, 4]}, training: {micro_batch: 8, effective_batch: 64}}\n"
+    settings = resolve(text).settings.fit
+    assert (settings.scaling.fewest_workers, settings.scaling.most_workers) == (1, 4)
+    assert batch(text) == (8, 2, 64)
+    assert "fit.scaling.workers" in refusal("", "fit.scaling.workers=[0,2]")
+    message = refusal("", "fit.scaling.workers=[1]")
+    assert message == (
+        "command line: fit.scaling.workers = [1]: must be a number of workers, or [min, max]"
+    )
+
+
+def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None:
+    def identity(*overrides: str) -> dict[str, Any]:
+        return resolve("", *overrides).settings.fit.training.identity()
+
+    assert identity("fit.training.eval_every=5") == identity("fit.training.eval_every=7")
+    best = "fit.training.monitor={patience: 2}"
+    assert identity(best, "fit.training.eval_every=5") != identity(
+        best, "fit.training.eval_every=7"
+    )
+
+
+def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> None:
+    gpus = tuple(Gpu(i, f"GPU-{i}", "card", 2**34, "9.0") for i in range(2))
+    nodes = [Hardware("one", 8, 2**34, gpus[:1]), Hardware("two", 8, 2**34, gpus[1:])]
+
+    def check(*overrides: str) -> None:
+        configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
+        _check_training(configuration, nodes)
+
+    check("fit.scaling.workers=2")
+    check("fit.scaling.workers=[2,8]")
+    check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")
+    check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0")
+    with pytest.raises(ConfigError, match=r"fit\.scaling\.workers = 3: there are only 2 GPUs"):
+        check("fit.scaling.workers=3")
+    settings = resolve().settings.fit
+    assert settings.with_gpus(2).scaling.gpus_per_worker == 1.0
+    assert settings.with_gpus(0).scaling.gpus_per_worker == 0.0
