@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
-from benchmarks.training.cases import CLIP_NORM, LOG_EVERY, Case
-from benchmarks.training.measure import Logged
+from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
+from benchmarks.loops.measure import Logged
 
 
 class _Trainer(Trainer):

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.training.cases import CLIP_NORM, LOG_EVERY, Case
-from benchmarks.training.measure import Logged
+from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
+from benchmarks.loops.measure import Logged
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:

@@ -17,8 +17,8 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from benchmarks.training.cases import CLIP_NORM, LOG_EVERY, Case
-from benchmarks.training.measure import Logged
+from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
+from benchmarks.loops.measure import Logged
 
 
 class _Module(lightning.LightningModule):

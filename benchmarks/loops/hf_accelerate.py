@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor
 
-from benchmarks.training.cases import CLIP_NORM, LOG_EVERY, Case
-from benchmarks.training.measure import Logged
+from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
+from benchmarks.loops.measure import Logged
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.training.cases import Case
-from benchmarks.training.measure import Logged
+from benchmarks.loops.cases import Case
+from benchmarks.loops.measure import Logged
 from raypipe.paths import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker

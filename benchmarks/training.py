@@ -33,8 +33,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.training.cases import LOG_EVERY, NAMES, STEPS, Case, make
-from benchmarks.training.measure import (
+from benchmarks.loops.cases import LOG_EVERY, NAMES, STEPS, Case, make
+from benchmarks.loops.measure import (
     Contender,
     GpuUtilisation,
     Logged,
@@ -56,7 +56,7 @@ def measure(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """A row for each round and contender, and each one's largest difference of a loss."""
     functions: dict[str, Contender] = {
-        name: import_module(f"benchmarks.training.{name}").train for name in contenders
+        name: import_module(f"benchmarks.loops.{name}").train for name in contenders
     }
     peak = None
     if device.type == "cuda":

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.training.cases import Case
+from benchmarks.loops.cases import Case
 
 
 class Logged(NamedTuple):

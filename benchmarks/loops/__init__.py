@@ -1,0 +1,1 @@
+"""The contenders of benchmarks.training: the same training, written five ways."""

@@ -1,1 +1,0 @@
-"""raypipe's training loop against other ways to write one."""
