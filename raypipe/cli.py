@@ -25,6 +25,13 @@ Examples:
   raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
 """
 
+_SWEEP_EXAMPLES = """\b
+Examples:
+  raypipe sweep configs/quickstart.yaml
+  raypipe sweep configs/pabbo_lda.yaml 'sweep.axes.training.micro_batch=[4,8,16]' \\
+    --run-dir runs/mine --write configs/mine.yaml
+"""
+
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
 Overrides = Annotated[
     list[str] | None,
@@ -44,6 +51,9 @@ RunDir = Annotated[
 Profile = Annotated[
     str, typer.Option(help="auto (by the hardware), cpu, gpu, or a name from `profiles:`.")
 ]
+Address = Annotated[
+    str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
+]
 Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
 
 
@@ -57,23 +67,36 @@ def run(
         list[str] | None,
         typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
     ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
-    ] = None,
+    address: Address = None,
 ) -> None:
     """Run an experiment; finished work is kept, and never done twice."""
     from raypipe import commands
 
-    raise typer.Exit(
-        commands.run(
-            config,
-            overrides or [],
-            run_dir=run_dir,
-            profile=profile,
-            only=only or [],
-            address=address,
-        )
+    request = commands.Request(
+        "run", config, overrides or [], run_dir, profile, only or [], address
     )
+    raise typer.Exit(commands.run(request))
+
+
+@app.command(epilog=_SWEEP_EXAMPLES)
+def sweep(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+    address: Address = None,
+    write: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
+    ] = None,
+) -> None:
+    """Measure the points of the section `sweep` and say which to use on this machine."""
+    from raypipe import commands
+
+    request = commands.Request(
+        "sweep", config, overrides or [], run_dir, profile, address=address, write=write
+    )
+    raise typer.Exit(commands.sweep(request))
 
 
 @app.command()

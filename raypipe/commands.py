@@ -9,6 +9,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.sweep.recommendation import snippet
+from raypipe.sweep.stage import NAME as SWEEP
+from raypipe.sweep.stage import with_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,38 +37,56 @@ if TYPE_CHECKING:
 RUNS = "RAYPIPE_RUNS"
 
 
-def run(
-    path: str,
-    overrides: Sequence[str],
-    *,
-    run_dir: str | None,
-    profile: str,
-    only: Sequence[str],
-    address: str | None,
-) -> int:
+@dataclass(frozen=True)
+class Request:
+    """What the user asked a command to do, as given."""
+
+    command: str
+    path: str
+    overrides: Sequence[str] = ()
+    run_dir: str | None = None
+    profile: str = "auto"
+    only: Sequence[str] = ()
+    address: str | None = None
+    write: str | None = None
+
+    def again(self, run: RunDirectory) -> str:
+        """The command that continues in a run directory."""
+        parts = ["raypipe", self.command, self.path, *self.overrides, "--run-dir", run.location]
+        if self.profile != "auto":
+            parts += ["--profile", self.profile]
+        for name in self.only if self.command == "run" else ():
+            parts += ["--only", name]
+        if self.address is not None:
+            parts += ["--address", self.address]
+        return shlex.join(parts)
+
+
+def run(request: Request) -> int:
     """``raypipe run``: 0 when all is done, 1 when a stage failed, 130 when interrupted."""
-    document = config.read(path)
+    document = config.read(request.path)
     faults.from_environment()
     with ExitStack() as stack:
-        launcher = _attach(address, stack)
+        launcher = _attach(request.address, stack)
         nodes = launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
-        configuration = config.resolve(document, overrides, profile, nodes)
-        stages = _stages(configuration, only)
+        configuration = config.resolve(document, request.overrides, request.profile, nodes)
+        stages = _stages(configuration, request.only, nodes)
         _check_training(configuration, nodes)
-        run = _run_directory(run_dir, configuration)
+        run = _run_directory(request.run_dir, configuration)
         fresh = not run.exists(run.ledger)
         if not fresh:
             refuse_changes(Ledger(run, writable=False), stages, run.location)
         print(f"run directory: {run.location}", flush=True)
-        if not fresh and _nothing_to_do(stages, Ledger(run, writable=False)):
+        if not fresh and _nothing_to_do(stages, stored := Ledger(run, writable=False)):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
+            _recommend(request, configuration, stored)
             return 0
         stack.enter_context(_locked(run))
         ledger = Ledger(run)
         run.write(run.config, yaml.safe_dump(configuration.resolved(), sort_keys=False).encode())
         display = stack.enter_context(Display())
         _announce(display, configuration, nodes)
-        again = _command(path, overrides, run, profile, only, address)
+        again = request.again(run)
         try:
             if launcher is None:
                 launcher = _start(stack)
@@ -79,8 +101,35 @@ def run(
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {again}")
             return 1
+        _recommend(request, configuration, ledger)
         display.say(f"done: {run.location} (report: {run.location}/report/index.html)")
         return 0
+
+
+def sweep(request: Request) -> int:
+    """``raypipe sweep``: the sweep alone; prints what it recommends, and may write it."""
+    if request.write is not None and Path(request.write).exists():
+        raise ConfigError(f"--write {request.write}: exists already; choose another name")
+    return run(replace(request, only=[SWEEP]))
+
+
+def _recommend(request: Request, configuration: Configuration, ledger: Ledger) -> None:
+    """Show what the sweep recommends; write it as a configuration where one is asked for."""
+    settings = configuration.settings.sweep
+    if request.command != "sweep" or settings is None:
+        return
+    row = ledger.get("recommendations", settings.stage)
+    if row is None:
+        print("nothing is recommended: no point succeeded with losses that agree", flush=True)
+        return
+    print(row["snippet"], flush=True)
+    if request.write is not None:
+        chosen = {**row["settings"], f"{settings.stage}.from_sweep": False, SWEEP: None}
+        text = snippet(configuration.with_values(chosen, "the sweep").resolved(), row["reason"])
+        try:
+            Path(request.write).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--write {request.write}: cannot be written: {error}") from error
 
 
 def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: str) -> pd.DataFrame:
@@ -88,8 +137,9 @@ def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: s
     import pandas as pd
 
     document = config.read(path)
-    configuration = config.resolve(document, overrides, profile, [hardware.detect()])
-    stages = _stages(configuration, ())
+    nodes = [hardware.detect()]
+    configuration = config.resolve(document, overrides, profile, nodes)
+    stages = _stages(configuration, (), nodes)
     ledger = None
     if run_dir is not None:
         run = RunDirectory.at(run_dir)
@@ -187,16 +237,26 @@ def _start(stack: ExitStack) -> Launcher:
     return launcher
 
 
-def _stages(configuration: Configuration, only: Sequence[str]) -> list[Stage]:
+def _plain_stages(configuration: Configuration) -> Sequence[Stage]:
+    """The stages that the experiment itself has."""
     try:
-        stages = in_order(configuration.experiment.stages(configuration.settings))
-    except ConfigError as error:
-        raise ConfigError(f"{configuration.origin}: {error}") from error
+        return configuration.experiment.stages(configuration.settings)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{configuration.origin}: {error}") from error
+
+
+def _stages(
+    configuration: Configuration, only: Sequence[str], nodes: Sequence[Hardware]
+) -> list[Stage]:
+    stages = in_order(with_sweep(configuration, _plain_stages, nodes))
     names = [stage.name for stage in stages]
     for name in only:
         if name not in names:
+            if name == SWEEP:
+                raise ConfigError(
+                    f"{configuration.origin}: has no sweep: give it a section `sweep` with "
+                    "stage and axes (docs/sweeps.md)"
+                )
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"--only {name}: unknown stage{hint} (there are: {', '.join(names)})")
@@ -310,24 +370,6 @@ def _interrupt_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-
-
-def _command(
-    path: str,
-    overrides: Sequence[str],
-    run: RunDirectory,
-    profile: str,
-    only: Sequence[str],
-    address: str | None,
-) -> str:
-    parts = ["raypipe", "run", path, *overrides, "--run-dir", run.location]
-    if profile != "auto":
-        parts += ["--profile", profile]
-    for name in only:
-        parts += ["--only", name]
-    if address is not None:
-        parts += ["--address", address]
-    return shlex.join(parts)
 
 
 def _existing(run_dir: str) -> RunDirectory:

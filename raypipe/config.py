@@ -10,15 +10,17 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment
 from raypipe.hardware import Hardware, pick_profile
 from raypipe.settings import Settings
+from raypipe.sweep.settings import SweepSettings
 from raypipe.training import batching
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.validation import Level, check_sections, did_you_mean, dig, section_of, validate
@@ -26,6 +28,12 @@ from raypipe.yaml_text import check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
 _MIN_MEMORY = "min_gpu_memory_gb"
+
+
+class CommonSettings(Settings):
+    """The sections that every experiment has beside its own."""
+
+    sweep: SweepSettings | None = Field(None, description="what to try, and what is best")
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,19 @@ class Configuration:
     module: str
     profile: str
     settings: Any
+    levels: Sequence[Level]
+
+    def with_values(self, values: Mapping[str, Any], origin: str) -> Configuration:
+        """The same with values by dotted key above all others. Raises ConfigError."""
+        sections: dict[str, Any] = {}
+        for key, value in values.items():
+            *parents, last = key.split(".")
+            section = sections
+            for parent in parents:
+                section = section.setdefault(parent, {})
+            section[last] = value
+        levels = [Level(origin, sections), *self.levels]
+        return _configuration(self.origin, self.experiment, self.module, self.profile, levels)
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its final value, as a configuration file of its own."""
@@ -122,18 +143,9 @@ def resolve(
         Level("command line", _parse_overrides(overrides)),
         Level(f"{document.origin}, profile {name}", chosen),
         Level(document.origin, document.values),
-        Level("default", _defaults(experiment.settings)),
+        Level("default", _defaults(_model(experiment))),
     ]
-    levels = [
-        Level(level.origin, _spelled_out(level.values, experiment.settings)) for level in levels
-    ]
-    for level in levels[:-1]:
-        check_sections(level.values, level.origin, experiment.settings)
-    values = _merge(levels)
-    _resolve_lengths(values, levels, experiment.settings)
-    _resolve_batches(values, levels, experiment.settings)
-    settings = validate(values, levels, experiment.settings)
-    return Configuration(document.origin, experiment, document.experiment, name, settings)
+    return _configuration(document.origin, experiment, document.experiment, name, levels)
 
 
 def load_experiment(module: str, origin: str) -> Experiment:
@@ -159,6 +171,30 @@ def load_experiment(module: str, origin: str) -> Experiment:
             f"{origin}: experiment = {module}: the module has no EXPERIMENT = Experiment(...)"
         )
     return experiment
+
+
+def _configuration(
+    origin: str, experiment: Experiment, module: str, profile: str, levels: Sequence[Level]
+) -> Configuration:
+    """The valid configuration of these levels, the highest first. Raises ConfigError."""
+    model = _model(experiment)
+    levels = [Level(level.origin, _spelled_out(level.values, model)) for level in levels]
+    for level in levels[:-1]:
+        check_sections(level.values, level.origin, model)
+    values = _merge(levels)
+    _resolve_lengths(values, levels, model)
+    _resolve_batches(values, levels, model)
+    settings = validate(values, levels, model)
+    return Configuration(origin, experiment, module, profile, settings, levels)
+
+
+@cache
+def _model(experiment: Experiment) -> type[BaseModel]:
+    """The sections of an experiment and those that every experiment has."""
+    return create_model(
+        experiment.settings.__name__,
+        __base__=(experiment.settings, CommonSettings),
+    )
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -223,16 +259,14 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """The values with a section in the place of each word that stands for one."""
+    """The values with every section as it is stored, where it may also be written shorter."""
     result = dict(values)
     for name, field in model.model_fields.items():
-        section, value = section_of(field.annotation), values.get(name)
-        if section is None or not issubclass(section, Settings):
+        section = section_of(field.annotation)
+        if section is None or not issubclass(section, Settings) or name not in values:
             continue
-        if isinstance(value, Mapping):
-            result[name] = _spelled_out(value, section)
-        elif isinstance(value, str) and (meant := section.from_word(value)) is not None:
-            result[name] = meant
+        value = section.spelled_out(values[name])
+        result[name] = _spelled_out(value, section) if isinstance(value, Mapping) else value
     return result
 
 
@@ -274,7 +308,9 @@ def _resolve_batches(
             plan = batching.resolve(sizes, scaling.most_workers, giver)
         except batching.BatchConflict as error:
             origin = levels[error.level].origin
-            raise ConfigError(f"{origin}: {stage}.training: {error}") from error
+            raise batching.BatchConflict(
+                error.level, f"{origin}: {stage}.training: {error}"
+            ) from error
         section["training"] |= {key: getattr(plan, key) for key in batching.KEYS}
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from raypipe.report.figures import Figure
     from raypipe.runner import StageContext
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,26 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Training:
+    """What a training stage trains: its section of the configuration, and the task.
+
+    ``build_task`` makes the task when it is needed (it imports torch); ``identity`` is what
+    decides the result beside ``settings.training``.
+    """
+
+    settings: TrainStageSettings
+    build_task: Callable[[], TrainTask]
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Stage:
     """A step of the experiment.
 
     ``run`` does the units that are not done yet; it asks the context which are. ``cost`` says
     in a few words what a unit takes (``"200 steps of 16"``). A ``derived`` stage only
     summarises others: it is repeated whenever anything before it ran or its identity changed.
+    ``training`` is what a sweep can vary, in a stage that is a training run.
     """
 
     name: str
@@ -52,6 +68,7 @@ class Stage:
     needs: tuple[str, ...] = ()
     cost: str = ""
     derived: bool = False
+    training: Training | None = None
 
 
 @dataclass(frozen=True)

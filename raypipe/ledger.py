@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -44,17 +44,19 @@ class Ledger:
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by their keys, durably, replacing earlier rows of the same keys."""
-        if not self._writable:
-            raise RuntimeError("this ledger was opened for reading")
         if not rows:
             return
-        content = _encode(table, rows)
         with self._lock:
-            if self._run.is_local:
-                self._append_local(content)
-            else:
-                self._append_segment(content)
+            self._append(_encode(table, rows))
             self._tables.setdefault(table, {}).update(rows)
+
+    def remove(self, table: str, keys: Iterable[str]) -> None:
+        """Take rows back, durably; a missing one is fine."""
+        with self._lock:
+            known = [key for key in keys if key in self._tables.get(table, {})]
+            self._append(_encode(table, dict.fromkeys(known)))
+            for key in known:
+                del self._tables[table][key]
 
     def get(self, table: str, key: str) -> Row | None:
         """The newest row of a key."""
@@ -75,6 +77,16 @@ class Ledger:
         """The names of the tables that have rows."""
         with self._lock:
             return list(self._tables)
+
+    def _append(self, content: bytes) -> None:
+        if not self._writable:
+            raise RuntimeError("this ledger was opened for reading")
+        if not content:
+            return
+        if self._run.is_local:
+            self._append_local(content)
+        else:
+            self._append_segment(content)
 
     def _append_local(self, content: bytes) -> None:
         if not self._segments:
@@ -117,7 +129,11 @@ class Ledger:
         for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
             try:
                 entry = json.loads(line)
-                self._tables.setdefault(entry["table"], {})[entry["key"]] = dict(entry["row"])
+                rows = self._tables.setdefault(entry["table"], {})
+                if entry["row"] is None:
+                    rows.pop(entry["key"], None)
+                else:
+                    rows[entry["key"]] = dict(entry["row"])
             except (ValueError, KeyError, TypeError):
                 log.warning("%s line %d is damaged; its unit will be run again", path, number)
         self._segments.append(name)
@@ -127,6 +143,6 @@ def _segment(number: int) -> str:
     return f"{number:08d}.jsonl"
 
 
-def _encode(table: str, rows: Mapping[str, Row]) -> bytes:
+def _encode(table: str, rows: Mapping[str, Row | None]) -> bytes:
     lines = (json.dumps({"table": table, "key": key, "row": row}) for key, row in rows.items())
     return "".join(f"{line}\n" for line in lines).encode()

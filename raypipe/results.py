@@ -124,6 +124,16 @@ def write_tables(run: RunDirectory, ledger: Ledger, tables: Iterable[str], run_i
         write_table(run, table, ledger.rows(table), run_id)
 
 
+def read_partition(run: RunDirectory, table: str, partition: str) -> pd.DataFrame:
+    """One file of a table, such as the ``steps`` of a training run.
+
+    Raises:
+        ConfigError: it is not readable Parquet.
+
+    """
+    return _read_file(run.partition(table, partition), run)
+
+
 def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
     """A whole table, all its files; empty, with its columns, where nothing was written yet.
 
@@ -135,15 +145,7 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
     for name in run.list(run.table(table)):
         if not name.endswith(".parquet"):
             continue
-        path = f"{run.table(table)}/{name}"
-        try:
-            content = pa.BufferReader(run.read(path))
-            parts.append(pq.read_table(content, page_checksum_verification=True).to_pandas())
-        except (pa.ArrowException, OSError) as error:
-            raise ConfigError(
-                f"{path} is damaged ({error}); delete it and run the configuration again with "
-                "this run directory: the tables are rebuilt from the ledger"
-            ) from error
+        parts.append(_read_file(f"{run.table(table)}/{name}", run))
     parts = [part for part in parts if len(part)] or parts[:1]
     if parts:
         whole: pd.DataFrame = pd.concat(parts, ignore_index=True)
@@ -155,6 +157,18 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
 def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
     """Every table the run directory holds, by name."""
     return {name: read_table(run, name) for name in run.list(run.path("results"))}
+
+
+def _read_file(path: str, run: RunDirectory) -> pd.DataFrame:
+    try:
+        content = pa.BufferReader(run.read(path))
+        table: pd.DataFrame = pq.read_table(content, page_checksum_verification=True).to_pandas()
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); delete it and run the configuration again with "
+            "this run directory: the tables are rebuilt from the ledger"
+        ) from error
+    return table
 
 
 def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:

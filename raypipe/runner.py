@@ -22,6 +22,7 @@ from raypipe.provenance import now
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
     from raypipe.launch.launcher import Launcher, TaskPool, TaskResult
+    from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
 
@@ -146,9 +147,35 @@ class StageContext:
             UnitError: the last attempt failed; the trial and its failures are recorded.
 
         """
+        from raypipe.training.recovery import train_to_the_end
+
+        job = self.job(unit, task, settings)
+        phases = task.phases(settings.training, job.plan.effective_batch)
+        self.begin(sum(phase.steps for phase in phases))
+
+        def report(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                self.say(row)
+                return
+            note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
+            self.advance(row["step"], note)
+
+        def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+            self.fail(unit.slot, job.attempt, error.kind, error.message, outcome)
+            self.record_trial(job, status_of(error), {})
+            self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
+
+        job, outcome = train_to_the_end(
+            job, lambda job: self.session.launcher.train(job, report), on_failure
+        )
+        self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
+        self.record_trial(job, "succeeded", outcome)
+        self.finish(unit)
+
+    def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
+        """A unit as a training run on the devices there are."""
         from raypipe.training.batching import BatchPlan
         from raypipe.training.job import TrainingJob
-        from raypipe.training.recovery import train_to_the_end
 
         training = settings.training
         if training.micro_batch is None or training.accumulation is None:
@@ -162,32 +189,11 @@ class StageContext:
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
         settings = settings.with_gpus(len(gpus))
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
-        job = TrainingJob(unit.slot, self.session.run_id, task, settings, plan, self.run)
-        total = sum(phase.steps for phase in task.phases(training, plan.effective_batch))
-        self.begin(total)
+        return TrainingJob(unit.slot, self.session.run_id, task, settings, plan, self.run)
 
-        def report(row: dict[str, Any] | str) -> None:
-            if isinstance(row, str):
-                self.say(row)
-                return
-            note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
-            self.advance(row["step"], note)
-
-        def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-            self.fail(unit.slot, job.attempt, error.kind, error.message, outcome)
-            self._record_trial(job, _status_of(error), {})
-            self.say(
-                f"attempt {job.attempt}: {error.kind}: {_first_line(error.message)}; {outcome}"
-            )
-
-        job, outcome = train_to_the_end(
-            job, lambda job: self.session.launcher.train(job, report), on_failure
-        )
-        self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
-        self._record_trial(job, "succeeded", outcome)
-        self.finish(unit)
-
-    def _record_trial(self, job: Any, status: str, outcome: Mapping[str, Any]) -> None:
+    def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
+        """The trial's row, as its last attempt left it."""
+        training = job.settings.training
         row = {
             "trial_id": job.trial_id,
             "stage": self.stage.name,
@@ -196,8 +202,10 @@ class StageContext:
             "accumulation": job.plan.accumulation,
             "effective_batch": job.plan.effective_batch,
             "workers": job.plan.workers,
-            "precision": job.settings.training.precision,
+            "precision": training.precision,
             "strategy": job.settings.scaling.strategy,
+            "gradient_checkpointing": training.gradient_checkpointing,
+            "compile": training.compile,
             "device": self.device,
             "attempts": job.attempt,
             **outcome,
@@ -281,7 +289,7 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         stage.run(context)
         status = "succeeded"
     except UnitError as error:
-        status, message = _status_of(error), str(error)
+        status, message = status_of(error), str(error)
     except (KeyboardInterrupt, SystemExit):
         status = "interrupted"
         raise
@@ -322,9 +330,11 @@ def _tables(ledger: Ledger) -> list[str]:
     return [name for name in names if name not in results.INTERNAL | results.PARTITIONED]
 
 
-def _status_of(error: UnitError) -> str:
+def status_of(error: UnitError) -> str:
+    """The status of a unit that ended so."""
     return "out_of_memory" if error.kind == "out_of_memory" else "failed"
 
 
-def _first_line(text: str) -> str:
+def first_line(text: str) -> str:
+    """What fits on a line of the display."""
     return text.strip().partition("\n")[0][:200]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from raypipe.experiment import Stage, Unit
+from raypipe.experiment import Stage, Training, Unit
 from raypipe.provenance import environment_row, git_commit
 from raypipe.training.settings import TrainStageSettings
 
@@ -58,6 +58,7 @@ def train_stage(
     def run(context: StageContext) -> None:
         context.train(unit, build_task(), settings)
 
+    training = Training(settings, build_task, identity)
     length = f"{settings.training.steps} steps" if settings.training.steps else "epochs"
     cost = f"{length} of {settings.training.effective_batch} samples"
-    return Stage(name, run, [unit], needs, cost)
+    return Stage(name, run, [unit], needs, cost, training=training)

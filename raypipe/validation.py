@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -63,11 +63,14 @@ def _explain(
 def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
     """The key, without the names pydantic adds for each kind that a plain value may be of."""
     location: list[str] = []
-    section: type[BaseModel] | None = model
+    annotation: Any = model
     for part in parts:
+        section = section_of(annotation)
         if section is not None:
             field = section.model_fields.get(str(part))
-            section = section_of(field.annotation) if field is not None else None
+            annotation = field.annotation if field is not None else None
+        elif get_origin(annotation) is dict:  # sections by names that the user gives
+            annotation = get_args(annotation)[1]
         elif not isinstance(part, int):
             continue
         location.append(str(part))

@@ -17,9 +17,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.launch import QUIET, in_cluster
-from raypipe.launch.launcher import R, TaskPool
+from raypipe.launch.launcher import R, TaskPool, Trials
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
+from raypipe.launch.tune import run_trials
+from raypipe.paths import RunDirectory
+from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
@@ -64,6 +67,10 @@ class RayLauncher:
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
         """Run a training job as a Ray Train worker group. Raises UnitError."""
         return fit(job, report)
+
+    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+        """Run the trials of a sweep on Ray Tune."""
+        run_trials(trials, settings, run)
 
     @contextmanager
     def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:

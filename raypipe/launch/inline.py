@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
-from raypipe.launch.launcher import R, TaskPool, TaskResult
+from raypipe.errors import UnitError
+from raypipe.launch.launcher import R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import run_task
+from raypipe.paths import RunDirectory
+from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.memory import unit_error
@@ -30,6 +33,20 @@ class InlineLauncher:
             return train(job, Worker(0, torch.device("cpu")), report)
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
+
+    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+        """Run the trials one after the other. A scheduler ends none of them."""
+        del settings, run
+        while (job := trials.next()) is not None:
+
+            def report(told: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
+                if not isinstance(told, str):
+                    trials.report(trial_id, told)
+
+            try:
+                trials.ended(job.trial_id, self.train(job, report))
+            except UnitError as error:
+                trials.ended(job.trial_id, error)
 
     @contextmanager
     def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:

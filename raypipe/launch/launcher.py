@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from raypipe.errors import FailureKind
+from raypipe.errors import FailureKind, UnitError
+from raypipe.paths import RunDirectory
+from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 R = TypeVar("R")
@@ -52,6 +54,31 @@ class TaskPool(Protocol):
         ...
 
 
+class Trials(Protocol):
+    """The trials of a sweep, one after the other, decided while they run."""
+
+    def next(self) -> TrainingJob | None:
+        """The next trial to start; None as long as that hangs on those that run."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further trial will come."""
+        ...
+
+    def report(self, trial_id: str, row: dict[str, Any]) -> None:
+        """A logged step of a trial."""
+        ...
+
+    def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
+        """A trial came to its end, or failed."""
+        ...
+
+    def stopped(self, trial_id: str) -> None:
+        """The scheduler ended a trial before its end."""
+        ...
+
+
 class Launcher(Protocol):
     """Where stages run: a Ray cluster, or this process."""
 
@@ -66,6 +93,10 @@ class Launcher(Protocol):
             UnitError: it failed, with the kind of failure.
 
         """
+        ...
+
+    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+        """Run the trials of a sweep until there are no more, as many at a time as have room."""
         ...
 
     def pool(self, cpus: float, gpus: float = 0) -> AbstractContextManager[TaskPool]:

@@ -10,6 +10,7 @@ from raypipe import results
 from raypipe.experiment import Experiment
 from raypipe.paths import RunDirectory
 from raypipe.report.page import report_files
+from raypipe.report.sweep import sweep_figures
 from raypipe.report.training import training_figures
 from raypipe.report.values import cell
 
@@ -18,7 +19,7 @@ def build(run: RunDirectory, experiment: Experiment, command: str) -> str:
     """Write ``report/index.html`` and ``report/figures/``; returns the path of the page."""
     tables = results.read_tables(run)
     figures = list(experiment.figures(tables)) if experiment.figures else []
-    figures += training_figures(tables)
+    figures += sweep_figures(tables) + training_figures(tables)
     facts = {
         "experiment": experiment.name,
         **_about(tables),

@@ -19,6 +19,8 @@ from raypipe.report.html import (
     section,
     status_mark,
 )
+from raypipe.report.sweep_page import sweep_section
+from raypipe.report.sweep_trials import SWEEP
 from raypipe.report.values import number, plus_minus, probability
 from raypipe.stats import ALPHA
 
@@ -80,6 +82,7 @@ def report_files(
         ("failures", "Failures"): _failures(tables),
         ("stages", "Stages"): _stages(tables),
         ("results", "Results"): _results(tables),
+        ("sweep", "Sweep"): sweep_section(tables),
         ("figures", "Figures"): _figures(figures, svgs),
         ("statistics", "Statistics"): _statistics(tables),
         ("training", "Training runs"): _trials(tables),
@@ -124,6 +127,10 @@ def _header(tables: Tables, title: str, facts: Mapping[str, str]) -> str:
 def _failures(tables: Tables) -> str:
     failures = rows(tables, "failures", ["stage", "unit", "attempt", "kind", "message"])
     if failures is None:
+        return ""
+    result = (failures["stage"] == SWEEP) & (failures["kind"] == "out_of_memory")
+    failures = failures[~result]
+    if failures.empty:
         return ""
     count = len(failures)
     attempts = "1 attempt failed" if count == 1 else f"{count} attempts failed"
@@ -290,6 +297,7 @@ def _trials(tables: Tables) -> str:
     trials = rows(tables, "trials", ["trial_id", "stage", "status"])
     if trials is None:
         return ""
+    trials = trials[trials["stage"] != SWEEP]
     cells = {"status": [status_mark(str(status)) for status in trials["status"]]}
     return html_table(trials, _TRIAL_COLUMNS, "Training runs", cells=cells)
 

@@ -23,6 +23,7 @@ from raypipe.report.figures import (
     strokes,
     style,
 )
+from raypipe.report.sweep_trials import SWEEP
 
 _MOST_LABELS = 8
 
@@ -37,16 +38,22 @@ def training_figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     with style():
         steps = rows(tables, "steps", ["trial_id", "step", "loss", "samples_per_s"])
         if steps is not None:
-            steps = _with_stage(steps, tables)
+            steps = _own(steps, tables)
             for column, draw in (("loss", _loss), ("samples_per_s", _throughput)):
                 for stage, table in steps.groupby("stage", sort=False):
                     if finite(table[column]).size:
                         drawn.append(draw(str(stage), table))
         samples = rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
         if samples is not None:
-            for stage, table in _with_stage(samples, tables).groupby("stage", sort=False):
+            for stage, table in _own(samples, tables).groupby("stage", sort=False):
                 drawn.extend(_use(str(stage), table))
     return drawn
+
+
+def _own(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """The rows of the stages' own runs: the trials of a sweep have figures of their own."""
+    table = _with_stage(table, tables)
+    return table[table["stage"] != SWEEP]
 
 
 def _with_stage(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -60,7 +67,7 @@ def _with_stage(table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.D
     return table.assign(stage=table["trial_id"].map(stages).fillna("training"))
 
 
-def _smooth(series: pd.Series[float]) -> pd.Series[float]:
+def running_median(series: pd.Series[float]) -> pd.Series[float]:
     """Centred running median over a thirtieth of the points: it keeps the jump of a new phase."""
     window = max(1, len(series) // 30) | 1
     return series.rolling(window, center=True, min_periods=1).median()
@@ -81,7 +88,7 @@ def _lines(axes: Axes, table: pd.DataFrame, column: str) -> int:
         if known.empty:
             continue
         stroke = first if len(trials) == 1 or not few else palette[i]
-        smooth = _smooth(known[column].astype(float))
+        smooth = running_median(known[column].astype(float))
         width = 1.7 if few else 0.9
         if few and len(known) >= 30:
             axes.plot(known["step"], known[column], color=stroke.colour, linewidth=0.6, alpha=0.35)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from raypipe.errors import ConfigError
+
 KEYS = ("micro_batch", "accumulation", "effective_batch")
 # where one level gives more than fits, what the result depends on stays
 _PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")
@@ -49,7 +51,7 @@ class BatchPlan:
         return -(-self.effective_batch // self.workers)
 
 
-class BatchConflict(ValueError):  # noqa: N818 - it is one, and the name says so
+class BatchConflict(ConfigError):  # noqa: N818 - it is one, and the name says so
     """Sizes of one level that no plan has; ``level`` is its index."""
 
     def __init__(self, level: int, message: str) -> None:

@@ -23,7 +23,8 @@ class TrainingJob:
     """A training run as its workers receive it.
 
     ``plan`` is for the largest number of workers; a smaller group raises the accumulation.
-    ``eval_batch`` is how many samples a worker evaluates at a time.
+    ``eval_batch`` is how many samples a worker evaluates at a time. A ``measured`` run is there
+    for its figures: it neither evaluates nor keeps a checkpoint or a model.
     """
 
     trial_id: str
@@ -34,6 +35,7 @@ class TrainingJob:
     run: RunDirectory
     attempt: int = 1
     eval_batch: int | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ class _Loop:
 
     def run(self) -> dict[str, Any]:
         total = sum(phase.steps for phase in self.phases)
-        every = self.training.checkpoint_every or max(1, total // 10)
+        save_every = self.training.checkpoint_every or max(1, total // 10)
+        eval_every = self.training.eval_every or total
         step, over = self.start, self._is_over()
         self.module.train()
         if self.settings.loader.workers == "auto" and not over:
@@ -116,7 +117,8 @@ class _Loop:
                 if over:
                     break
                 step = number + 1
-                evaluate = step == total or step % (self.training.eval_every or total) == 0
+                last = step == total
+                evaluate = last or step % eval_every == 0
                 log = evaluate or step % self.training.log_every == 0
                 self.throughput.start()
                 rate = learning_rate(self.training, phase, phase_step)
@@ -124,9 +126,11 @@ class _Loop:
                 self.throughput.count(phase.samples)
                 if log:
                     self._log(step, phase, rate, sums)
+                if self.job.measured:
+                    continue
                 if evaluate:
                     over = self._evaluate(step, phase)
-                if step % every == 0 or step == total or over:
+                if step % save_every == 0 or last or over:
                     self._save(step)
         return self._finish(step)
 
@@ -220,6 +224,8 @@ class _Loop:
         self.store_samples()
 
     def _resume(self) -> int:
+        if self.job.measured:
+            return 0
         checkpoint = self.store.newest(lambda text: self.report(f"WARNING: {text}"))
         if checkpoint is None:
             return 0
@@ -266,12 +272,13 @@ class _Loop:
         self.settings = self.settings.with_loader_workers(found.loader_workers)
 
     def _finish(self, step: int) -> dict[str, Any]:
-        weights = parallel.model_state(self.model)
-        if self.worker.rank == 0:
-            if self.training.monitor is not None:
-                weights = self.store.best()
-            content = save_tensors(on_cpu(weights), metadata=dict(self.job.task.metadata()))
-            self.job.run.write(self.job.run.model(self.job.trial_id), content)
+        if self.job.measured:
+            self.throughput.pause()
+            self.history.settle()
+            if self.worker.rank == 0:
+                self.history.store()
+        else:
+            self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         return {
             "steps": step,
@@ -283,6 +290,14 @@ class _Loop:
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **{key: value for key, value in last.items() if key.startswith("eval_")},
         }
+
+    def _store_model(self) -> None:
+        weights = parallel.model_state(self.model)
+        if self.worker.rank == 0:
+            if self.training.monitor is not None:
+                weights = self.store.best()
+            content = save_tensors(on_cpu(weights), metadata=dict(self.job.task.metadata()))
+            self.job.run.write(self.job.run.model(self.job.trial_id), content)
 
     def speed(self) -> dict[str, Any]:
         """Throughput, and what part of the devices' peak arithmetic it is."""

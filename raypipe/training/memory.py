@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
@@ -74,6 +75,14 @@ def gpu_peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
+def forget_peaks(device: torch.device) -> None:
+    """Begin to measure peaks anew: a process may have trained something else before."""
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):  # Linux alone can; elsewhere the peak is the process's
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def host_peak_bytes() -> int:
-    """The most resident memory this process had."""
+    """The most resident memory this process had since ``forget_peaks``."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -133,9 +133,9 @@ class LoaderSettings(Settings):
     pin_memory: bool | None = Field(None, description="page-locked batches; yes on a GPU")
 
     @classmethod
-    def from_word(cls, word: str) -> dict[str, Any] | None:
+    def spelled_out(cls, given: Any) -> Any:
         """``loader: auto``."""
-        return {"workers": "auto"} if word == "auto" else None
+        return {"workers": "auto"} if given == "auto" else given
 
 
 OomStep = Literal["gradient_checkpointing", "fsdp", "bf16"]
@@ -151,6 +151,7 @@ class TrainStageSettings(Settings):
     on_oom: tuple[OomStep, ...] = Field(
         (), description="what to try, in this order, when micro-batch 1 does not fit"
     )
+    from_sweep: bool = Field(False, description="take the settings that the sweep recommends")
 
     def with_gpus(self, gpus: int) -> TrainStageSettings:
         """The same with the GPUs of a worker decided, for a cluster that has so many.

@@ -61,6 +61,7 @@ class Telemetry:
         self._gpu = _Gpu(self._device) if self._device.type == "cuda" else None
         self._energy = _Energy()
         self._tree = _ProcessTree()
+        memory.forget_peaks(self._device)
         self._at = perf_counter()
         if self._gpu is not None:
             self._energy.add(self._at, self._gpu.energy_j(), self._gpu.values()["power_w"])

@@ -1,0 +1,247 @@
+"""The trials of a sweep on Ray Tune."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle, tune
+from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search import Searcher
+
+from raypipe.errors import UnitError
+from raypipe.launch.capacity import living_nodes, room
+from raypipe.launch.failures import group_failure
+from raypipe.launch.launcher import Trials
+from raypipe.launch.train import fit
+from raypipe.paths import RunDirectory
+from raypipe.sweep.settings import SweepSettings
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.memory import unit_error
+
+#: in what a trial tells Tune: rows of the table ``steps``, and how it ended
+_ROWS, _END = "rows", "end"
+_ENDLESS = 10**9
+
+
+def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+    """Run trials until there are no more.
+
+    Which trial comes next, and what becomes of one, is decided by ``trials``, in this process.
+    A trial with one worker runs in Tune's actor, which on a CPU trains one trial after the other;
+    on a GPU each has a process of its own, so that its peak memory is its own. One with several
+    workers is a Ray Train group, and Tune's actor holds no CPU beside it.
+    """
+    state = run.path(".ray-tune")
+    order = _Order(trials, settings.concurrent)
+    on_gpu = any(node.get("GPU") for node in living_nodes().values())
+    tuner = tune.Tuner(
+        tune.with_resources(_train, _resources),
+        tune_config=TuneConfig(
+            search_alg=order,
+            scheduler=_scheduler(settings),
+            num_samples=-1,
+            reuse_actors=not on_gpu,
+            trial_dirname_creator=_name,
+            trial_name_creator=_name,
+        ),
+        run_config=RunConfig(
+            name="sweep",
+            storage_path=state,
+            storage_filesystem=None if run.is_local else run.fs,
+            failure_config=FailureConfig(max_failures=0),
+            callbacks=[_Outcomes(trials, order)],
+            verbose=0,
+        ),
+    )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row of ours
+    try:
+        tuner.fit()
+    finally:
+        run.delete(state)
+
+
+class _Order(Searcher):
+    """Hands Tune the next trial when there is room for it."""
+
+    def __init__(self, trials: Trials, concurrent: int | None) -> None:
+        super().__init__()
+        self._trials = trials
+        self._concurrent = concurrent
+        self._held: TrainingJob | None = None
+        self.running: dict[str, TrainingJob] = {}
+
+    def suggest(self, trial_id: str) -> Any:
+        """The configuration of the next trial, None for later, or that there is none."""
+        job = self._held or self._trials.next()
+        while job is not None and (lack := _lacking_room(job)) is not None:
+            self._trials.ended(job.trial_id, UnitError(job.trial_id, "error", lack))
+            job = self._trials.next()
+        self._held = job
+        if job is None:
+            return Searcher.FINISHED if self._trials.is_over else None
+        if not self._has_room(job):
+            return None
+        self._held, self.running[trial_id] = None, job
+        return {"job": job}
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Nothing, see ``_Outcomes``."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: the ledger is what a run continues from."""
+        Path(checkpoint_path).touch()
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, see ``save``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune wants to keep a copy, and a sweep lives in this process."""
+        return {}
+
+    def _has_room(self, job: TrainingJob) -> bool:
+        """Whether the nodes hold this trial beside those that run; one may always run."""
+        if not self.running:
+            return True
+        if self._concurrent is not None and len(self.running) >= self._concurrent:
+            return False
+        nodes = living_nodes().values()
+        for resource, mine in _needs(job).items():
+            used = sum(_needs(other)[resource] for other in self.running.values())
+            if used + mine > sum(node.get(resource, 0.0) for node in nodes) + 1e-9:
+                return False
+        return True
+
+
+class _Outcomes(Callback):
+    """Tells the sweep what became of each trial; Tune calls it in this process."""
+
+    def __init__(self, trials: Trials, order: _Order) -> None:
+        self._trials, self._order = trials, order
+        self._nodes = set(living_nodes())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing, as ``_Order`` says."""
+        return {}
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial reported rows of the table ``steps``."""
+        del iteration, trials, info
+        job = self._order.running[trial.trial_id]
+        for row in result.get(_ROWS, ()):
+            self._trials.report(job.trial_id, row)
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """A trial came to its end, or the scheduler ended it."""
+        del iteration, trials, info
+        job = self._order.running.pop(trial.trial_id)
+        if _END in trial.last_result:
+            self._trials.ended(job.trial_id, trial.last_result[_END][0])
+        else:
+            self._trials.stopped(job.trial_id)
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+    ) -> None:
+        """A trial's process died: whatever its task raises is no error to Tune."""
+        del iteration, trials, info
+        job = self._order.running.pop(trial.trial_id)
+        # Tune's own getter reads the copy that it makes some time later
+        path = trial.pickled_error_file
+        error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("no reason")
+        self._trials.ended(job.trial_id, group_failure(job.trial_id, error, self._nodes))
+
+
+def _train(config: dict[str, Any]) -> None:
+    """One trial, in Tune's actor; how it ended is a result, too."""
+    import torch
+
+    job: TrainingJob = config["job"]
+    rows: list[dict[str, Any]] = []
+
+    def report(told: dict[str, Any] | str) -> None:
+        if isinstance(told, str):
+            return
+        if job.measured:  # telling Tune would be part of the time that is measured
+            rows.append(told)
+        else:
+            tune.report({**told, _ROWS: [told]})
+
+    scaling = job.settings.scaling
+    end: dict[str, Any] | UnitError
+    try:
+        if scaling.most_workers > 1:
+            end = fit(job, report)
+        else:
+            torch.set_num_threads(max(1, int(scaling.cpus_per_worker)))
+            device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
+            end = train(job, Worker(0, device), report)
+    except UnitError as error:
+        end = error
+    except Exception as error:  # whatever a user's task raises is this trial's outcome
+        end = unit_error(job.trial_id, error)
+    tune.report({_ROWS: rows, _END: [end]})  # in a list, or Tune would take it apart
+
+
+def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
+    """What Tune's actor of a trial holds; a worker group holds its own beside it."""
+    job: TrainingJob = config["job"]
+    if job.settings.scaling.most_workers > 1:
+        return PlacementGroupFactory([{"CPU": 0, "memory": 1}])
+    return PlacementGroupFactory([_needs(job)])
+
+
+def _needs(job: TrainingJob) -> dict[str, float]:
+    """The CPUs, those of the loader's processes too, and the GPUs of all workers.
+
+    A measured trial has its GPUs for itself.
+    """
+    cpus, gpus = _of_a_worker(job)
+    workers = job.settings.scaling.most_workers
+    return {"CPU": workers * cpus, "GPU": workers * gpus}
+
+
+def _of_a_worker(job: TrainingJob) -> tuple[float, float]:
+    scaling, processes = job.settings.scaling, job.settings.loader.workers
+    cpus = scaling.cpus_per_worker + (processes if isinstance(processes, int) else 0)
+    gpus = scaling.gpus_per_worker or 0.0
+    return cpus, max(1.0, gpus) if gpus and job.measured else gpus
+
+
+def _lacking_room(job: TrainingJob) -> str | None:
+    """Why no cluster of these nodes could run the trial; None where it could."""
+    cpus, gpus = _of_a_worker(job)
+    wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus)
+    if has >= wanted:
+        return None
+    return (
+        f"{wanted} worker(s) of {cpus:g} CPUs (with the loader's processes) and {gpus:g} GPUs "
+        f"each are asked for, and the cluster has room for {has}"
+    )
+
+
+def _scheduler(settings: SweepSettings) -> TrialScheduler | None:
+    """What ends bad trials early."""
+    metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
+    mode, grace = settings.direction, settings.grace_steps or 1
+    if settings.scheduler == "asha":
+        factor = settings.reduction_factor
+        return AsyncHyperBandScheduler("step", metric, mode, _ENDLESS, grace, factor)
+    if settings.scheduler == "median":
+        return MedianStoppingRule("step", metric, mode, grace_period=grace)
+    return None
+
+
+def _name(trial: Trial) -> str:
+    """What Tune calls a trial, and its folder."""
+    return trial.trial_id

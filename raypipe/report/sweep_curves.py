@@ -1,0 +1,171 @@
+"""How the trials of a sweep learn: the recommended one among all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from raypipe.report.figures import HEIGHT, INK, MUTED, WIDTH, Figure, finite, frame_y, rows
+from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
+from raypipe.report.training import running_median
+from raypipe.report.values import number
+
+_BLUE = "#2856cf"
+_MOST_POINTS = 100  # of a line, where there are many
+
+
+def curves(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Figure | None:
+    """Learning curves of kind quality; of kind systems how the losses differ from fp32's.
+
+    None without two curves or, of kind systems, without a trial that has a reference.
+    """
+    columns = ["trial_id", "step", "loss"]
+    steps = rows(tables, "steps", columns)
+    steps = pd.DataFrame(columns=columns) if steps is None else steps
+    steps = steps[steps["trial_id"].isin(sweep.all_trials["trial_id"])]
+    if sweep.kind == "quality":
+        return _learning(sweep, steps)
+    return _parity(sweep, steps) if finite(sweep.trials["parity"]).size else None
+
+
+def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
+    column = sweep.metric if sweep.metric in steps.columns else "loss"
+    lines = _lines(steps, column)
+    if len(lines) < 2:
+        return None
+    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    axes = figure.add_axes((0.115, 0.135, 0.85, 0.735))
+    states = sweep.trials.set_index("trial_id")["status"]
+    stopped = 0
+    for name, line in lines.items():
+        chosen = name == sweep.chosen
+        look: dict[str, Any] = {"color": _BLUE if chosen else MUTED, "zorder": 3 if chosen else 2}
+        alpha = 1.0 if chosen else (0.45 if len(lines) < 60 else 0.2)
+        axes.plot(line.index, line, linewidth=2.0 if chosen else 0.8, alpha=alpha, **look)
+        if states.get(name) != "succeeded":
+            stopped += 1
+            mark = "o" if states.get(name) == "interrupted" else "X"
+            axes.plot(line.index[-1:], line.iloc[-1:], marker=mark, markersize=3.6,
+                      markeredgewidth=0, **look)  # fmt: skip
+    _frame(axes, lines)
+    axes.set_title(_measure(column))
+    _legend(figure, sweep, lines, states)
+    caption = f"{len(lines)} trials"
+    caption += ", running median of the logged loss. " if column == "loss" else ". "
+    caption += f"{stopped} ended early, where their marks are. " if stopped else ""
+    settings = point_name(sweep)
+    caption += f"Recommended: {settings}." if settings else ""
+    chosen_line = lines.get(sweep.chosen)
+    title = f"{_measure(column).capitalize()} of all trials"
+    if chosen_line is not None:
+        end = number(float(chosen_line.iloc[-1]))
+        title = f"The recommended trial ends at {_measure(column)} {end}"
+    return _figure(sweep, title, caption.strip(), figure)
+
+
+def _measure(column: str) -> str:
+    return "training loss" if column == "loss" else column.replace("_", " ")
+
+
+def _lines(steps: pd.DataFrame, column: str) -> dict[str, pd.Series[float]]:
+    """The values of each trial by step; the loss as its running median."""
+    known = steps[np.isfinite(pd.to_numeric(steps[column], errors="coerce").astype(float))]
+    lines = {}
+    for name, trial in known.sort_values("step").groupby("trial_id", sort=False):
+        line = trial.set_index("step")[column].astype(float)
+        line = running_median(line) if column == "loss" else line
+        kept = np.unique(np.linspace(0, len(line) - 1, _MOST_POINTS).round().astype(int))
+        lines[str(name)] = line.iloc[kept]
+    return lines
+
+
+def _frame(axes: Axes, lines: Mapping[str, pd.Series[float]]) -> None:
+    """Both axes; a bad trial's highest values may leave the picture, the others' may not."""
+    ends = [float(line.max()) for line in lines.values()]
+    low = min(float(line.min()) for line in lines.values())
+    frame_y(axes, [low, float(np.quantile(ends, 0.9, method="lower"))])
+    axes.set_xlim(0, max(1.0, max(float(line.index[-1]) for line in lines.values())) * 1.01)
+    axes.set_xlabel("optimiser step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 6))))
+
+
+def _legend(
+    figure: Canvas,
+    sweep: Sweep,
+    lines: Mapping[str, pd.Series[float]],
+    states: pd.Series[str],
+) -> None:
+    keys = []
+    if sweep.chosen in lines:
+        keys.append(Line2D([], [], color=_BLUE, linewidth=2.0, label="recommended"))
+    present = {states.get(name) for name in lines if name != sweep.chosen}
+    if "succeeded" in present:
+        keys.append(Line2D([], [], color=MUTED, linewidth=0.8, label="to the end"))
+    for status, mark, label in (("interrupted", "o", "stopped early"), ("failed", "X", "failed")):
+        if status in present:
+            keys.append(Line2D([], [], color=MUTED, linewidth=0.8, marker=mark, markersize=4,
+                               markeredgewidth=0, label=label))  # fmt: skip
+    figure.legend(
+        handles=keys, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(keys), fontsize=7.5,
+        handlelength=1.6, columnspacing=1.2, handletextpad=0.5, borderaxespad=0.3,
+    )  # fmt: skip
+
+
+def _parity(sweep: Sweep, steps: pd.DataFrame) -> Figure:
+    """The logged losses by precision, and the largest difference of each trial from fp32's."""
+    trials = sweep.trials[sweep.trials["parity"].notna()]
+    names = ordered(trials["precision"])
+    colours = precision_strokes(names)
+    percent = 100 * trials["parity"]
+    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    lines = _lines(steps, "loss")
+    if lines:
+        _losses(figure.add_axes((0.115, 0.135, 0.46, 0.78)), sweep, lines)
+    axes = figure.add_axes((0.68, 0.135, 0.3, 0.78) if lines else (0.115, 0.135, 0.865, 0.78))
+    for place, name in enumerate(names):
+        mine = percent[trials["precision"] == name].to_numpy()
+        beside = place + 0.07 * (np.arange(mine.size) * 4 % 9 - 4)  # side by side, in no order
+        axes.scatter(beside, mine, s=16, marker=MARKERS.get(name, "p"),
+                     color=colours[name].colour, linewidth=0, alpha=0.8)  # fmt: skip
+    frame_y(axes, percent)
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    axes.set_xticks(range(len(names)), names)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_title("difference from fp32, %")
+    worst = ", ".join(
+        f"{name} {percent[trials['precision'] == name].max():.2g} %" for name in names
+    )
+    caption = "Left: the logged losses, coloured by precision, of fp32 references dashed. Right: "
+    caption = f"{caption}the" if lines else "The"
+    caption += " largest relative difference of a trial's losses from those of the fp32 trial"
+    caption += f" with the same other settings; at most: {worst}."
+    title = f"Losses are at most {percent.max():.2g} % from fp32's"
+    return _figure(sweep, title, caption, figure)
+
+
+def _losses(axes: Axes, sweep: Sweep, lines: Mapping[str, pd.Series[float]]) -> None:
+    precisions = sweep.trials.set_index("trial_id")["precision"]
+    colours = precision_strokes(precisions)
+    for name, line in lines.items():
+        if name in precisions.index:
+            axes.plot(line.index, line, color=colours[precisions[name]].colour, linewidth=0.9)
+        else:
+            axes.plot(line.index, line, color=INK, linewidth=0.9, linestyle="--", zorder=3)
+    _frame(axes, lines)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.set_title("loss")
+
+
+def _figure(sweep: Sweep, title: str, caption: str, figure: Canvas) -> Figure:
+    name, group = f"sweep-curves-{sweep.stage}", f"Sweep of {sweep.stage}"
+    return Figure(name, title, caption, figure, group)

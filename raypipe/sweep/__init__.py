@@ -1,0 +1,1 @@
+"""Sweeps: what to run on this machine, found by measuring."""

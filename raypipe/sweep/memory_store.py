@@ -1,0 +1,91 @@
+"""The memory measurements that are kept between runs: a JSON file for each device and group."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import PositiveInt
+
+from raypipe.identity import fingerprint
+from raypipe.paths import RunDirectory
+from raypipe.settings import Settings
+from raypipe.sweep.memory_model import Measurements
+
+log = logging.getLogger(__name__)
+
+
+class _Record(Settings):
+    """A file: what was measured, and of what, for a reader."""
+
+    device: str
+    group: str
+    torch: str
+    description: dict[str, Any]
+    peak_bytes: dict[PositiveInt, PositiveInt]
+    ran_out: tuple[PositiveInt, ...]
+
+
+def load(device: str, group: str) -> Measurements:
+    """What earlier runs measured of a group on a device, as a model's preset; nothing if none did.
+
+    A file that cannot be read is reported and left alone until it is written anew.
+    """
+    path = _path(device, group)
+    try:
+        record = _Record.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Measurements()
+    except (OSError, ValueError) as error:
+        log.warning("%s: ignored, since it is damaged: %s", path, error)
+        return Measurements()
+    return Measurements(record.peak_bytes, frozenset(record.ran_out))
+
+
+def save(device: str, group: str, measured: Measurements, description: Mapping[str, Any]) -> None:
+    """Add what a run measured (``MemoryModel.measured``) to what is kept; the newest counts.
+
+    ``description`` are plain values that tell a reader what the group is: model, precision,
+    checkpointing. A folder that cannot be written is reported and costs only the presets.
+    """
+    path = _path(device, group)
+    try:
+        with _locked(path):
+            merged = load(device, group).corrected_by(measured)
+            record = _Record(
+                device=device,
+                group=group,
+                torch=version("torch"),
+                description=dict(description),
+                peak_bytes=dict(sorted(merged.peaks.items())),
+                ran_out=tuple(sorted(merged.failed)),
+            )
+            folder = RunDirectory.at(path.parent)  # it writes whole files or nothing
+            folder.write(folder.path(path.name), record.model_dump_json(indent=2).encode())
+    except OSError as error:
+        log.warning("%s: the memory measurements cannot be kept: %s", path, error)
+
+
+def _path(device: str, group: str) -> Path:
+    """``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache; the hash keeps names apart."""
+    chosen = os.environ.get("RAYPIPE_CACHE")
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(chosen or f"{caches}/raypipe").expanduser() / "memory"
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", device)[:64].strip("-")
+    return folder / f"{readable}-{fingerprint([device, group])[:16]}.json"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Be the only one that changes the file. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

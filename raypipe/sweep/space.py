@@ -1,0 +1,55 @@
+"""The points of a sweep: every combination of the grids, with draws for the other axes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from itertools import product
+
+import numpy as np
+
+from raypipe.sweep.settings import AxisSettings, Value
+
+Point = dict[str, Value]
+
+
+def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterator[Point]:
+    """The points, each axis by its key.
+
+    Where all axes are grids these are all combinations, else ``samples`` draws for each of
+    them. A draw depends on the seed, its number and the key alone: more samples, or another
+    axis, leave it as it is.
+    """
+    grids = {key: axis.grid for key, axis in axes.items() if axis.grid is not None}
+    drawn = {key: axis for key, axis in axes.items() if axis.grid is None}
+    for values in product(*grids.values()):
+        fixed = dict(zip(grids, values, strict=True))
+        for number in range(samples if drawn else 1):
+            chosen = {key: draw(axis, key, number, seed) for key, axis in drawn.items()}
+            together = fixed | chosen
+            yield {key: together[key] for key in axes}
+
+
+def draw(axis: AxisSettings, key: str, number: int, seed: int) -> Value:
+    """The value of a choice or a range in draw ``number``."""
+    entropy = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
+    return place(axis, float(np.random.default_rng([seed, number, entropy]).random()))
+
+
+def place(axis: AxisSettings, share: float) -> Value:
+    """The value at a share in [0, 1) of a choice or a range."""
+    if axis.choice is not None:
+        return axis.choice[int(share * len(axis.choice))]
+    if axis.low is None or axis.high is None:
+        raise ValueError("a grid has no place for a draw")
+    low, high = float(axis.low), float(axis.high)
+    if axis.is_integer:  # each whole number has the room from its half to the next one
+        low, high = low - 0.5, high + 0.5
+    if axis.log:
+        value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
+    else:
+        value = low + share * (high - low)
+    if axis.is_integer:
+        return int(min(max(round(value), axis.low), axis.high))
+    return min(max(value, float(axis.low)), float(axis.high))

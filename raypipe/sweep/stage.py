@@ -1,0 +1,209 @@
+"""The stage ``sweep``, and the training stages that take what it recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from raypipe import results
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError, UnitError
+from raypipe.experiment import Stage, Unit
+from raypipe.hardware import Hardware
+from raypipe.identity import fingerprint
+from raypipe.ledger import Row
+from raypipe.runner import StageContext
+from raypipe.sweep.pareto import front, peak_bytes
+from raypipe.sweep.recommendation import recommend, snippet
+from raypipe.sweep.sweep import Sweep
+from raypipe.sweep.trials import Trial, TrialMaker, shown, training_of
+
+NAME = "sweep"
+Stages = Callable[[Configuration], Sequence[Stage]]
+
+
+def with_sweep(
+    configuration: Configuration, stages: Stages, nodes: Sequence[Hardware]
+) -> list[Stage]:
+    """The stages of a configuration with its sweep before the stages that take its winner.
+
+    Raises:
+        ConfigError: a sweep of no training stage or with values that the configuration does not
+            take, or a stage that takes its settings from a sweep of another one.
+
+    """
+    plain, sweep = list(stages(configuration)), configuration.settings.sweep
+    takers = [s.name for s in plain if s.training is not None and s.training.settings.from_sweep]
+    for name in takers:
+        if sweep is None or sweep.stage != name:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.from_sweep = true: there is no sweep of it "
+                f"(set sweep.stage: {name} and sweep.axes)"
+            )
+    if sweep is None:
+        return plain
+    training_of(plain, sweep.stage, configuration.origin)
+    maker = TrialMaker(configuration, stages, sweep, nodes)
+    trials = maker.trials()
+    units = [trial.unit for trial in trials]
+    judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
+    verdict = {**judged, "trials": [unit.slot for unit in units]}
+    last = Unit(f"{NAME}/{sweep.stage}/summary-{fingerprint(verdict)[:12]}", verdict)
+
+    def run(context: StageContext) -> None:
+        under_way = Sweep(context, sweep, trials)
+        context.session.launcher.trials(under_way, sweep, context.run)
+        _summarise(context, maker, trials, under_way)
+        if under_way.failed:
+            raise next(iter(under_way.failed.values()))
+        context.finish(last)
+
+    steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
+    cost = f"{len(trials)} trials" + (f" of {steps} steps" if steps else "")
+    needs = next(stage.needs for stage in plain if stage.name == sweep.stage)
+    stage = Stage(NAME, run, [*units, last], needs, cost)
+    together = [stage, *plain]
+    return [_taking(s, maker) if s.name in takers else s for s in together]
+
+
+def winner(context: StageContext, stage: str) -> dict[str, Any]:
+    """The settings that the sweep of a stage recommends. Raises UnitError where there are none."""
+    row = context.ledger.get("recommendations", stage)
+    if row is None:
+        raise UnitError(stage, "error", "the sweep recommends nothing: no point succeeded")
+    return dict(row["settings"])
+
+
+def _taking(stage: Stage, maker: TrialMaker) -> Stage:
+    """The training stage with the settings that the sweep found.
+
+    Its identity says that they are the sweep's, not which: a sweep that grows leaves a model that
+    was trained before as it is.
+    """
+    training, origin = stage.training, maker.configuration.origin
+    if training is None:
+        raise ValueError(f"{stage.name} is no training stage")
+    swept = {maker.key(name) for name in maker.sweep.axes}
+    own = f"{stage.name}.training."
+    decided = {
+        key: value
+        for key, value in training.settings.training.identity().items()
+        if f"{own}{key}" not in swept
+    }
+    identity = {**training.identity, stage.name: {"training": decided, "from_sweep": sorted(swept)}}
+    unit = Unit(stage.name, identity)
+
+    def run(context: StageContext) -> None:
+        values = winner(context, stage.name)
+        context.say(f"takes from the sweep {shown(values)}")
+        varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
+        found = training_of(maker.stages(varied), stage.name, origin)
+        context.train(unit, found.build_task(), found.settings)
+
+    return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
+
+
+def _summarise(
+    context: StageContext, maker: TrialMaker, trials: Sequence[Trial], sweep: Sweep
+) -> None:
+    """What follows from the trials: parity, memory fits, Pareto front, recommendation."""
+    settings = maker.sweep
+    rows = {
+        trial.unit.slot: row
+        for trial in trials
+        if (row := context.ledger.get("trials", trial.unit.slot)) is not None
+    }
+    context.ledger.put("trials", _with_parity(context, trials, rows))
+    rows = {key: row for key in rows if (row := context.ledger.get("trials", key)) is not None}
+    context.ledger.put("memory_fits", _fits(trials, rows, sweep, settings.stage))
+    best = front(list(rows.values()))
+    columns = ("trained_stage", "trial_id", "point", "samples_per_s", "energy_j_per_sample")
+    context.ledger.remove("pareto", rows)
+    context.ledger.put(
+        "pareto",
+        {
+            row["trial_id"]: {name: row.get(name) for name in columns}
+            | {"peak_bytes": peak_bytes(row)}
+            for row in best
+        },
+    )
+    sweep.keep_measurements()
+    found = recommend(
+        rows.values(),
+        settings.metric_name,
+        settings.direction,
+        settings.parity_tolerance,
+        sweep.capacity_bytes,
+    )
+    if found is None:
+        context.ledger.remove("recommendations", [settings.stage])
+        context.say("no point succeeded with losses that agree: nothing is recommended")
+        return
+    text = snippet(found.settings, found.reason)
+    row = {
+        "trained_stage": settings.stage,
+        "trial_id": found.trial_id,
+        "metric": settings.metric_name,
+        "mode": settings.direction,
+        "value": found.value,
+        "reason": found.reason,
+        "settings": found.settings,
+        "snippet": text,
+    }
+    context.ledger.put("recommendations", {settings.stage: row})
+    context.say(f"recommended: {shown(found.settings)}")
+
+
+def _fits(
+    trials: Sequence[Trial], rows: Mapping[str, Row], sweep: Sweep, stage: str
+) -> dict[str, Row]:
+    """The memory model of each group that has one."""
+    fits: dict[str, Row] = {}
+    for trial in trials:
+        model, row = sweep.models.get(trial.group), rows.get(trial.unit.slot)
+        fit = model.fit() if model is not None else None
+        if model is None or fit is None or row is None:
+            continue
+        same = ("device", "precision", "gradient_checkpointing", "compile", "strategy", "workers")
+        fits[trial.group] = {
+            "group": trial.group[:12],
+            "trained_stage": stage,
+            **{name: row.get(name) for name in same},
+            "accumulates": trial.accumulation > 1,
+            "static_bytes": round(fit.static_bytes),
+            "bytes_per_sample": round(fit.bytes_per_sample),
+            "trials": fit.trials,
+            "largest_error": fit.largest_error,
+            "capacity_bytes": model.capacity_bytes,
+            "largest_micro_batch": model.largest_micro_batch(),
+            "failed_micro_batch": model.failed_micro_batch,
+        }
+    return fits
+
+
+def _with_parity(
+    context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
+) -> dict[str, Row]:
+    """The rows with the largest relative difference of their losses to fp32's."""
+    succeeded = [t for t in trials if rows.get(t.unit.slot, {}).get("status") == "succeeded"]
+    references: dict[str, Trial] = {}
+    for trial in succeeded:
+        if trial.training.settings.training.precision == "fp32":
+            references.setdefault(trial.parity, trial)
+    compared: dict[str, Row] = {}
+    for trial in succeeded:
+        reference, slot = references.get(trial.parity), trial.unit.slot
+        if reference is None or reference is trial:
+            continue
+        exact, mine = _losses(context, reference.unit.slot), _losses(context, slot)
+        difference = ((mine - exact) / exact).abs().max()
+        compared[slot] = {**rows[slot], "parity": float(difference)}
+    return compared
+
+
+def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
+    steps = results.read_partition(context.run, "steps", trial_id)
+    return steps.set_index("step")["loss"].astype(float)

@@ -1,0 +1,209 @@
+"""The trials of a sweep: a point resolved to what is trained, and to the unit it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raypipe import hardware
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError
+from raypipe.experiment import Stage, Training, Unit
+from raypipe.hardware import Hardware
+from raypipe.identity import fingerprint
+from raypipe.sweep.settings import SweepSettings
+from raypipe.sweep.space import Point, points
+from raypipe.training.batching import BatchConflict
+from raypipe.training.settings import TrainStageSettings
+
+#: the training settings that leave the memory of a step of one micro-batch as it is
+_SAME_MEMORY = {
+    *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed", "clip_norm"),
+    *("learning_rate", "betas", "weight_decay", "warmup_steps", "schedule", "log_every"),
+    *("eval_every", "eval_batch", "monitor", "checkpoint_every", "keep_checkpoints"),
+}
+_IDENTITY_LETTERS = 12
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point of a sweep as a training run.
+
+    ``group`` names what shares a memory model (all but the micro-batch is the same),
+    ``larger_group`` what takes as much memory or more: with accumulation gradients wait beside
+    the next forward. ``parity`` names what has to have the same losses (all but the precision and
+    the cut into micro-batches).
+    ``lacks`` says why this hardware cannot run it. A ``reference`` is no point of the sweep: it
+    is there for its losses in fp32.
+    """
+
+    unit: Unit
+    point: Point
+    training: Training
+    group: str
+    larger_group: str
+    parity: str
+    lacks: str | None = None
+    reference: bool = False
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples a worker a forward."""
+        return self.training.settings.training.micro_batch or 1
+
+    @property
+    def accumulation(self) -> int:
+        """Forwards a worker a step."""
+        return self.training.settings.training.accumulation or 1
+
+
+@dataclass(frozen=True)
+class TrialMaker:
+    """Turns points into trials of one stage of a configuration."""
+
+    configuration: Configuration
+    stages: Callable[[Configuration], Sequence[Stage]]
+    sweep: SweepSettings
+    nodes: Sequence[Hardware]
+
+    def trials(self) -> list[Trial]:
+        """The trials of all points that the constraints allow, small micro-batches first.
+
+        A systems sweep without the fp32 trial that some losses are compared with has it beside
+        its points, with their smallest micro-batch.
+
+        Raises:
+            ConfigError: an axis with a key or a value that the configuration does not take, or
+                constraints that allow no point.
+
+        """
+        axes = {self.key(name): axis for name, axis in self.sweep.axes.items()}
+        found: dict[str, Trial] = {}
+        for point in points(axes, self.sweep.samples, self.sweep.seed):
+            if (trial := self.trial(point)) is None:
+                continue
+            other = found.setdefault(trial.unit.slot, trial)
+            if other.point != point:
+                keys = ", ".join(key for key in point if point[key] != other.point[key])
+                raise ConfigError(
+                    f"{self.configuration.origin}: sweep.axes: {keys}: {shown(other.point)} and "
+                    f"{shown(point)} are the same training of {self.sweep.stage}; drop the axis, "
+                    "or make its key part of the stage's identity"
+                )
+        if not found:
+            raise ConfigError(
+                f"{self.configuration.origin}: sweep: no point has training.effective_batch = "
+                f"{self.sweep.constraints.effective_batch}; give micro-batches that are at most "
+                "that over the workers"
+            )
+        ordered = sorted(found.values(), key=lambda trial: (trial.micro_batch, trial.accumulation))
+        if self.sweep.kind == "systems":
+            ordered = [*self._references(ordered), *ordered]
+        return ordered
+
+    def trial(self, point: Point) -> Trial | None:
+        """The trial of a point by full keys; None where the constraints rule it out."""
+        stage, sweep = self.sweep.stage, self.sweep
+        values: dict[str, Any] = {**point, f"{stage}.from_sweep": False}
+        if sweep.constraints.effective_batch is not None:
+            values[f"{stage}.training.effective_batch"] = sweep.constraints.effective_batch
+        if sweep.kind == "systems":
+            values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
+            values[f"{stage}.training.log_every"] = sweep.warmup_steps
+        try:
+            varied = self.configuration.with_values(
+                values, f"{self.configuration.origin}: sweep.axes"
+            )
+        except BatchConflict:
+            if sweep.constraints.effective_batch is None:
+                raise
+            return None
+        training = training_of(self.stages(varied), stage, self.configuration.origin)
+        identity = self._identity(training)
+        slot = f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
+        settings = training.settings
+        kept = settings.training.model_dump(mode="json", exclude=_SAME_MEMORY)
+        scaling = settings.scaling.model_dump(mode="json", include={"workers", "strategy"})
+        rest = dict(training.identity)
+        same = [stage, sweep.kind, rest, kept, scaling]
+        decisive = settings.training.identity()
+        del decisive["precision"]
+        return Trial(
+            Unit(slot, identity),
+            point,
+            training,
+            group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
+            larger_group=fingerprint([*same, True]),
+            parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
+            lacks=lacking(settings, self.nodes),
+        )
+
+    def key(self, name: str) -> str:
+        """The full key of an axis, which may be one of the stage's own."""
+        first = name.partition(".")[0]
+        full = first in type(self.configuration.settings).model_fields
+        return name if full else f"{self.sweep.stage}.{name}"
+
+    def _identity(self, training: Training) -> dict[str, Any]:
+        """What decides what a trial measures, its speed too."""
+        settings, sweep = training.settings, self.sweep
+        how = {
+            "training": settings.training.model_dump(mode="json"),
+            "scaling": settings.scaling.model_dump(mode="json"),
+            "loader": settings.loader.model_dump(mode="json"),
+        }
+        device = next((node.device for node in self.nodes if node.gpus), "cpu")
+        if settings.scaling.gpus_per_worker == 0:
+            device = "cpu"
+        identity = {**training.identity, sweep.stage: how, "kind": sweep.kind, "device": device}
+        if sweep.scheduler is not None:
+            ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
+            identity["sweep"] = sweep.model_dump(mode="json", include=ended)
+        return identity
+
+    def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:
+        """The fp32 trials that are missing, one for each group of equal losses."""
+        grouped: dict[str, list[Trial]] = {}
+        for trial in trials:
+            grouped.setdefault(trial.parity, []).append(trial)
+        for group in grouped.values():
+            precisions = {trial.training.settings.training.precision for trial in group}
+            if "fp32" in precisions:
+                continue
+            point = group[0].point | {f"{self.sweep.stage}.training.precision": "fp32"}
+            if (reference := self.trial(point)) is not None:
+                yield replace(reference, reference=True)
+
+
+def training_of(stages: Sequence[Stage], name: str, origin: str) -> Training:
+    """What a stage trains. Raises ConfigError where it is no training stage."""
+    trained = {stage.name: stage.training for stage in stages if stage.training is not None}
+    if name not in trained:
+        raise ConfigError(
+            f"{origin}: sweep.stage = {name!r}: must be a training stage of the experiment "
+            f"(there are: {', '.join(trained) or 'none'})"
+        )
+    return trained[name]
+
+
+def lacking(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> str | None:
+    """Why this hardware cannot train so; None where it can."""
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    each = settings.scaling.gpus_per_worker
+    on_gpu = gpus[0].compute_capability if gpus and each != 0 else None
+    allowed = hardware.supported_precisions(on_gpu)
+    if settings.training.precision not in allowed:
+        return f"this {'GPU' if on_gpu else 'CPU'} lacks {settings.training.precision}"
+    if each is None and 0 < len(gpus) < settings.scaling.fewest_workers:
+        return f"there are {len(gpus)} GPUs for {settings.scaling.fewest_workers} workers"
+    return None
+
+
+def shown(point: Mapping[str, Any]) -> str:
+    """A point in a few words: the last part of each key, and its value."""
+    words = []
+    for key, value in point.items():
+        text = f"{value:.4g}" if isinstance(value, float) else value
+        words.append(f"{key.rpartition('.')[2]}={text}")
+    return " ".join(words)

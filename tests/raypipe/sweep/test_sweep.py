@@ -1,0 +1,264 @@
+"""Sweeps of a small experiment, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raypipe import config
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError
+from raypipe.experiment import Stage
+from raypipe.hardware import Gpu, Hardware
+from raypipe.launch.inline import InlineLauncher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.results import read_table
+from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.sweep.stage import with_sweep
+
+ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
+NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
+HERE = Hardware("here", 2, 2**30)
+YAML = """
+experiment: example_sweep
+train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
+sweep:
+  stage: train
+  steps: 4
+  warmup_steps: 2
+  axes:
+    training.micro_batch: [2, 4, 8]
+    training.precision: [fp32, bf16]
+    training.accumulation: [1, 2]
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+
+
+def plain(configuration: Configuration) -> list[Stage]:
+    return list(configuration.experiment.stages(configuration.settings))
+
+
+def stages_of(*overrides: str, node: Hardware = HERE, text: str = YAML) -> list[Stage]:
+    configuration = config.resolve(config.parse(text, "c.yaml"), overrides, "auto", [node])
+    return with_sweep(configuration, plain, [node])
+
+
+def run(folder: Path, *overrides: str, node: Hardware = HERE, text: str = YAML) -> str | None:
+    run = RunDirectory.at(folder)
+    stages, ledger = stages_of(*overrides, node=node, text=text), Ledger(run)
+    refuse_changes(ledger, stages, "here")
+    return run_stages(stages, Session(run, "r", ledger, InlineLauncher(), Display(), [node]))
+
+
+def trials(folder: Path) -> pd.DataFrame:
+    table = read_table(RunDirectory.at(folder), "trials")
+    table = table[table["stage"] == "sweep"].astype({"reference": bool})
+    keys = ["micro_batch", "precision", "accumulation"]
+    return table.sort_values(keys).set_index(keys)
+
+
+def row_of(folder: Path, table: str) -> Mapping[str, Any]:
+    rows = Ledger(RunDirectory.at(folder), writable=False).rows(table)
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
+    assert run(tmp_path) is None
+    table = trials(tmp_path)
+    assert len(table) == 12
+    assert set(table["status"]) == {"succeeded"}
+    assert set(table["steps"]) == {6}
+    assert (table["effective_batch"] == [m * a for m, _, a in table.index]).all()
+    best = row_of(tmp_path, "recommendations")
+    assert best["trial_id"] == table.loc[table["samples_per_s"].idxmax(), "trial_id"] or (
+        best["value"] >= 0.98 * table["samples_per_s"].max()
+    )
+    assert best["settings"].keys() == {
+        f"train.training.{key}"
+        for key in ("micro_batch", "precision", "accumulation", "effective_batch")
+    }
+    run_directory = RunDirectory.at(tmp_path)
+    assert not run_directory.exists(run_directory.model(table["trial_id"].iloc[0]))
+    assert not run_directory.list(run_directory.path("checkpoints", "sweep"))
+    front = read_table(run_directory, "pareto")
+    assert set(front["trial_id"]) <= set(table["trial_id"])
+
+
+def test_losses_are_compared_with_those_in_fp32(tmp_path):
+    run(tmp_path)
+    table = trials(tmp_path)
+    same = table.xs("fp32", level="precision")["parity"]
+    # 16 samples a step are 4 x 4 and 8 x 2, and so on: one of each kind is what others are
+    # compared with
+    assert (same.dropna() < 1e-5).all()
+    assert 0 < len(same.dropna()) < len(same)
+    half = table.xs("bf16", level="precision")["parity"]
+    assert ((half > 1e-5) & (half < 0.1)).all()
+
+
+def test_without_fp32_among_the_points_a_reference_is_run(tmp_path):
+    run(tmp_path, "sweep.axes.training.precision=[bf16]", "sweep.axes.training.accumulation=[2]")
+    table = trials(tmp_path)
+    references = table[table["reference"]]
+    assert sorted(references["effective_batch"]) == [4, 8, 16]
+    assert set(references.index.get_level_values("precision")) == {"fp32"}
+    assert table[~table["reference"]]["parity"].notna().all()
+    assert row_of(tmp_path, "recommendations")["settings"]["train.training.precision"] == "bf16"
+
+
+def test_what_ran_out_of_memory_is_a_result_and_rules_out_more(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
+    assert run(tmp_path, "sweep.axes.training.micro_batch=[2,4,8,16]") is None
+    status = trials(tmp_path)["status"]
+    assert set(status.loc[:4]) == {"succeeded"}
+    assert status.loc[(8, "fp32", 1)] == status.loc[(8, "bf16", 1)] == "out_of_memory"
+    assert status.loc[(8, "fp32", 2)] == status.loc[(8, "bf16", 2)] == "skipped"
+    assert set(status.loc[16]) == {"skipped"}
+    reasons = trials(tmp_path)["reason"].loc[16]
+    assert reasons.str.contains("micro-batch 8 with the same settings ran out of memory").all()
+    failures = read_table(RunDirectory.at(tmp_path), "failures").query("stage == 'sweep'")
+    assert list(failures["kind"]) == ["out_of_memory"] * 2
+    assert row_of(tmp_path, "recommendations")["settings"]["train.training.micro_batch"] == 4
+
+
+def test_a_second_run_repeats_nothing_and_new_values_add_their_points(tmp_path):
+    run(tmp_path)
+    before = trials(tmp_path)
+    ledger = Ledger(RunDirectory.at(tmp_path), writable=False)
+    assert all(is_done(ledger, unit) for unit in stages_of()[0].units)
+    run(tmp_path, "sweep.axes.training.micro_batch=[1,2,4,8]")
+    after = trials(tmp_path)
+    assert len(after) == 16
+    pd.testing.assert_frame_equal(
+        after.loc[2:].drop(columns="parity"), before.drop(columns="parity")
+    )
+
+
+def test_a_failed_trial_is_a_row_and_is_run_again(tmp_path):
+    failed = run(tmp_path, "sweep.axes.fail=[false, true]", "sweep.axes.training.micro_batch=[4]")
+    assert failed is not None
+    assert "the machine went away" in failed
+    table = trials(tmp_path)
+    assert sorted(table["status"]) == ["failed"] * 4 + ["succeeded"] * 4
+    again = run(tmp_path, "sweep.axes.fail=[false, true]", "sweep.axes.training.micro_batch=[4]")
+    assert again is not None
+    failures = read_table(RunDirectory.at(tmp_path), "failures")
+    assert len(failures) == 8
+
+
+def test_a_loss_that_is_no_number_is_a_result(tmp_path):
+    given = ("sweep.kind=quality", *NONE, "sweep.axes.training.learning_rate=[0.01,1e38]")
+    assert run(tmp_path, *given) is None
+    status = read_table(RunDirectory.at(tmp_path), "trials").set_index("status")
+    assert set(status.index) >= {"succeeded", "failed"}
+    assert "the loss is" in status.loc["failed", "reason"]
+    chosen = row_of(tmp_path, "recommendations")["settings"]
+    assert chosen == {"train.training.learning_rate": 0.01}
+
+
+def test_a_precision_that_the_device_lacks_is_skipped(tmp_path):
+    run(tmp_path, "sweep.axes.training.precision=[fp32, tf32]")
+    table = trials(tmp_path).xs("tf32", level="precision")
+    assert set(table["status"]) == {"skipped"}
+    assert set(table["reason"]) == {"this CPU lacks tf32"}
+
+
+def test_a_constraint_keeps_the_effective_batch(tmp_path):
+    kept = "sweep.constraints.effective_batch=8"
+    run(tmp_path, *ONLY, "sweep.axes.training.micro_batch=[2,4,8,16]", kept)
+    table = trials(tmp_path)
+    assert set(table["effective_batch"]) == {8}
+    assert [(micro, accumulation) for micro, _, accumulation in table.index] == [
+        (2, 4),
+        (4, 2),
+        (8, 1),
+    ]
+    both = stages_of(kept)[0]
+    assert len(both.units) - 1 == 2 * 2  # (4, 2) and (8, 1), each in two precisions
+    with pytest.raises(ConfigError, match=r"no point has training\.effective_batch = 1"):
+        stages_of(
+            *ONLY, "sweep.axes.training.micro_batch=[2,4]", "sweep.constraints.effective_batch=1"
+        )
+
+
+def test_a_quality_sweep_trains_in_full_and_keeps_the_models(tmp_path):
+    rate = "sweep.axes.training.learning_rate={low: 1e-4, high: 0.1, log: true}"
+    given = ("sweep.kind=quality", "sweep.metric=eval_loss", "sweep.samples=2", *NONE, rate)
+    assert run(tmp_path, *given, "sweep.axes.width=[2, 8]") is None
+    table = read_table(RunDirectory.at(tmp_path), "trials").query("stage == 'sweep'")
+    assert len(table) == 4
+    assert set(table["steps"]) == {40}
+    best = row_of(tmp_path, "recommendations")
+    assert best["value"] == table["eval_loss"].min()
+    assert best["settings"].keys() == {"train.training.learning_rate", "width"}
+    where = RunDirectory.at(tmp_path)
+    assert all(where.exists(where.model(trial)) for trial in table["trial_id"])
+
+
+def test_seeds_are_an_axis(tmp_path):
+    axes = ("sweep.axes.training.seed=[0,1,2]", "sweep.axes.training.learning_rate=[1e-5,0.05]")
+    assert run(tmp_path, "sweep.kind=quality", *NONE, *axes) is None
+    table = read_table(RunDirectory.at(tmp_path), "trials").query("stage == 'sweep'")
+    assert len(table) == table["loss_final"].nunique() == 6
+    best = row_of(tmp_path, "recommendations")
+    assert best["settings"] == {"train.training.learning_rate": 0.05}
+    assert "mean of 3 seeds" in best["reason"]
+
+
+def test_a_training_stage_takes_what_the_sweep_found(tmp_path):
+    given = (
+        "train.from_sweep=true",
+        "train.training.steps=8",
+        "sweep.constraints.effective_batch=8",
+    )
+    assert run(tmp_path, *given) is None
+    found = row_of(tmp_path, "recommendations")["settings"]
+    row = read_table(RunDirectory.at(tmp_path), "trials").set_index("trial_id").loc["train"]
+    assert row["steps"] == 8
+    for key in ("micro_batch", "accumulation", "effective_batch", "precision"):
+        assert row[key] == found[f"train.training.{key}"]
+    # a sweep that grows adds its points and leaves the model as it is
+    before = row["samples_per_s"]
+    assert run(tmp_path, *given, "sweep.axes.training.micro_batch=[1,2,4,8]") is None
+    row = read_table(RunDirectory.at(tmp_path), "trials").set_index("trial_id").loc["train"]
+    assert row["samples_per_s"] == before
+    with pytest.raises(ConfigError, match=r"train\.training\.learning_rate"):
+        run(tmp_path, *given, "train.training.learning_rate=0.5")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sweep.stage=trian"], "must be a training stage of the experiment"),
+        (["sweep.axes.training.precision=[fp8]"], "sweep.axes: train.training.precision = 'fp8'"),
+        (["sweep.axes.training.lerning_rate=[1]"], "did you mean train.training.learning_rate"),
+        (["sweep.axes.training.precision=bf16"], "must be a list of values"),
+        (["sweep.axes.train.max_restarts=[1, 2]"], "are the same training of train"),
+        (["sweep=null", "train.from_sweep=true"], "there is no sweep of it"),
+    ],
+)
+def test_mistakes_are_found_before_anything_starts(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        stages_of(*overrides)
+
+
+def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
+    card = Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0")
+    node = Hardware("there", 8, 2**35, (card,))
+    stage = stages_of("sweep.axes.training.micro_batch=[4,8,16,64]", node=node)[0]
+    devices = {unit.identity.get("device") for unit in stage.units[:-1]}
+    assert devices == {"Card"}
+    assert {unit.slot for unit in stage.units[:-1]}.isdisjoint(
+        unit.slot for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
+    )
