@@ -32,6 +32,12 @@ Examples:
     --run-dir runs/mine --write configs/mine.yaml
 """
 
+_FIT_EXAMPLES = """\b
+Examples:
+  raypipe fit configs/pabbo_lda.yaml
+  raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
+"""
+
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
 Overrides = Annotated[
     list[str] | None,
@@ -99,6 +105,31 @@ def sweep(
     raise typer.Exit(commands.sweep(request))
 
 
+@app.command(epilog=_FIT_EXAMPLES)
+def fit(
+    config: Config,
+    overrides: Overrides = None,
+    profile: Profile = "auto",
+    address: Address = None,
+    stage: Annotated[
+        str | None, typer.Option(help="The training stage. [default: each of them]")
+    ] = None,
+) -> None:
+    """Find the largest micro-batch of each precision that fits, by a few real steps each.
+
+    The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned
+    of the memory is kept for later sweeps and fits on the same card.
+    """
+    import pandas as pd
+
+    from raypipe import commands
+
+    request = commands.Request("fit", config, overrides or [], None, profile, address=address)
+    rows = pd.DataFrame(commands.fit(request, stage))
+    _show(rows.drop(columns="failed").convert_dtypes())
+    raise typer.Exit(int(rows["failed"].any()))
+
+
 @app.command()
 def plan(
     config: Config,
@@ -107,9 +138,9 @@ def plan(
     profile: Profile = "auto",
 ) -> None:
     """Show what would run, what is already done and what it should cost; start nothing."""
-    from raypipe import commands
+    from raypipe import inspection
 
-    _show(commands.plan(config, overrides or [], run_dir=run_dir, profile=profile))
+    _show(inspection.plan(config, overrides or [], run_dir=run_dir, profile=profile))
 
 
 @app.command()
@@ -117,9 +148,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster."""
-    from raypipe import commands
+    from raypipe import inspection
 
-    found = commands.doctor()
+    found = inspection.doctor()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -146,17 +177,17 @@ def results(
     ] = None,
 ) -> None:
     """Print a results table, or without TABLE the tables there are."""
-    from raypipe import commands
+    from raypipe import inspection
 
-    _show(commands.table(run_dir, table))
+    _show(inspection.table(run_dir, table))
 
 
 @app.command()
 def report(run_dir: Existing) -> None:
     """Write report/index.html (one self-contained page) and the figures again."""
-    from raypipe import commands
+    from raypipe import inspection
 
-    typer.echo(commands.report(run_dir))
+    typer.echo(inspection.report(run_dir))
 
 
 def _show(frame: Any) -> None:
@@ -182,3 +213,5 @@ def main() -> None:
     except ConfigError as error:
         print(f"raypipe: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

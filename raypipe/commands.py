@@ -11,27 +11,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import yaml
 
-from raypipe import config, faults, hardware, results
+from raypipe import config, faults, hardware, tracking
 from raypipe.config import Configuration
 from raypipe.errors import ConfigError
-from raypipe.experiment import Experiment, Stage, in_order, with_needs
+from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
-from raypipe.ledger import Ledger
+from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.recommendation import snippet
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
+from raypipe.tracking import open_trackers
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from raypipe.launch.launcher import Launcher
 
 RUNS = "RAYPIPE_RUNS"
@@ -66,13 +67,16 @@ def run(request: Request) -> int:
     """``raypipe run``: 0 when all is done, 1 when a stage failed, 130 when interrupted."""
     document = config.read(request.path)
     faults.from_environment()
+    from raypipe.report.build import build
+
     with ExitStack() as stack:
         launcher = _attach(request.address, stack)
         nodes = launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
         configuration = config.resolve(document, request.overrides, request.profile, nodes)
-        stages = _stages(configuration, request.only, nodes)
+        stages = stages_of(configuration, request.only, nodes)
         _check_training(configuration, nodes)
         run = _run_directory(request.run_dir, configuration)
+        tracking.check(configuration.settings.tracking, run)
         fresh = not run.exists(run.ledger)
         if not fresh:
             refuse_changes(Ledger(run, writable=False), stages, run.location)
@@ -91,10 +95,16 @@ def run(request: Request) -> int:
             if launcher is None:
                 launcher = _start(stack)
             _interrupt_on_sigterm()
-            session = Session(run, _run_id(ledger, configuration), ledger, launcher, display, nodes)
+            run_id, name = _run_id(ledger, configuration), configuration.experiment.name
+            trackers = stack.enter_context(
+                open_trackers(
+                    configuration.settings.tracking, run, run_id, name, configuration.resolved()
+                )
+            )
+            session = Session(run, run_id, ledger, launcher, display, nodes, trackers)
             failed = run_stages(stages, session)
             if ledger.rows("stages"):
-                _report(run, configuration.experiment, again)
+                build(run, configuration.experiment, again)
         except KeyboardInterrupt:
             display.say(f"interrupted; what is finished is kept. Continue with: {again}")
             return 130
@@ -111,6 +121,29 @@ def sweep(request: Request) -> int:
     if request.write is not None and Path(request.write).exists():
         raise ConfigError(f"--write {request.write}: exists already; choose another name")
     return run(replace(request, only=[SWEEP]))
+
+
+def fit(request: Request, stage: str | None) -> list[Row]:
+    """``raypipe fit``: a row for each training stage and precision."""
+    document = config.read(request.path)
+    faults.from_environment()
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        launcher = _attach(request.address, stack)
+        nodes = launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]
+        configuration = config.resolve(document, request.overrides, request.profile, nodes)
+        makers = fitting(configuration, stage, nodes)
+        folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
+        run, name = RunDirectory.at(folder), configuration.experiment.name
+        display = stack.enter_context(Display())
+        _announce(display, configuration, nodes)
+        launcher = launcher or _start(stack)
+        _interrupt_on_sigterm()
+        trackers = stack.enter_context(open_trackers((), run, "fit", name, {}))
+        session = Session(run, "fit", Ledger(run), launcher, display, nodes, trackers)
+        for maker in makers:
+            rows += fit_stage(maker, session)
+    return rows
 
 
 def _recommend(request: Request, configuration: Configuration, ledger: Ledger) -> None:
@@ -132,92 +165,6 @@ def _recommend(request: Request, configuration: Configuration, ledger: Ledger) -
             raise ConfigError(f"--write {request.write}: cannot be written: {error}") from error
 
 
-def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: str) -> pd.DataFrame:
-    """``raypipe plan``: a row a stage, what is to do, what is done, what it costs."""
-    import pandas as pd
-
-    document = config.read(path)
-    nodes = [hardware.detect()]
-    configuration = config.resolve(document, overrides, profile, nodes)
-    stages = _stages(configuration, (), nodes)
-    ledger = None
-    if run_dir is not None:
-        run = RunDirectory.at(run_dir)
-        ledger = Ledger(run, writable=False)
-        refuse_changes(ledger, stages, run.location)
-    rows = []
-    for stage in stages:
-        done = [unit for unit in stage.units if ledger is not None and is_done(ledger, unit)]
-        rows.append(
-            {
-                "stage": stage.name,
-                "needs": ", ".join(stage.needs),
-                "units": len(stage.units),
-                "done": len(done),
-                "to do": len(stage.units) - len(done),
-                "cost": stage.cost,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def doctor() -> dict[str, Any]:
-    """``raypipe doctor``: this machine, the packages, and the Ray cluster if there is one."""
-    from raypipe.launch.cluster import RayLauncher
-    from raypipe.provenance import environment_row, git_commit
-
-    report: dict[str, Any] = {
-        **environment_row(),
-        "git_commit": git_commit(),
-        "hardware": hardware.detect().as_dict(),
-        "cluster": None,
-    }
-    if in_cluster():
-        launcher = RayLauncher()
-        try:
-            nodes = launcher.on_every_node(hardware.detect)
-            report["cluster"] = [node.as_dict() for node in nodes]
-        finally:
-            launcher.close()
-    return report
-
-
-def table(run_dir: str, name: str | None) -> pd.DataFrame:
-    """``raypipe results``: a table, or without a name the tables with their numbers of rows."""
-    import pandas as pd
-
-    run = _existing(run_dir)
-    names = run.list(run.path("results"))
-    if name is None:
-        rows = [{"table": each, "rows": len(results.read_table(run, each))} for each in names]
-        return pd.DataFrame(rows, columns=["table", "rows"])
-    if name not in names and name not in results.SCHEMAS:
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"{run.location}: no table {name!r}{hint} (there are: {', '.join(names)})"
-        )
-    return results.read_table(run, name)
-
-
-def report(run_dir: str) -> str:
-    """``raypipe report``: write the page and the figures again from the tables."""
-    run = _existing(run_dir)
-    try:
-        text = run.read(run.config).decode()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{run.location}: has no config.yaml; is it a run directory?") from error
-    document = config.parse(text, f"{run.location}/config.yaml")
-    experiment = config.load_experiment(document.experiment, run.config)
-    return _report(run, experiment, f"raypipe run {run.config} --run-dir {run.location}")
-
-
-def _report(run: RunDirectory, experiment: Experiment, command: str) -> str:
-    from raypipe.report.build import build
-
-    return build(run, experiment, command)
-
-
 def _attach(address: str | None, stack: ExitStack) -> Launcher | None:
     """The launcher of a cluster that is already there; None on a plain machine."""
     if address is None and not in_cluster():
@@ -237,18 +184,11 @@ def _start(stack: ExitStack) -> Launcher:
     return launcher
 
 
-def _plain_stages(configuration: Configuration) -> Sequence[Stage]:
-    """The stages that the experiment itself has."""
-    try:
-        return configuration.experiment.stages(configuration.settings)
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{configuration.origin}: {error}") from error
-
-
-def _stages(
+def stages_of(
     configuration: Configuration, only: Sequence[str], nodes: Sequence[Hardware]
 ) -> list[Stage]:
-    stages = in_order(with_sweep(configuration, _plain_stages, nodes))
+    """What a command runs: the wanted stages and what they need, the sweep too."""
+    stages = in_order(with_sweep(configuration, nodes))
     names = [stage.name for stage in stages]
     for name in only:
         if name not in names:
@@ -370,10 +310,3 @@ def _interrupt_on_sigterm() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-
-
-def _existing(run_dir: str) -> RunDirectory:
-    run = RunDirectory.at(run_dir)
-    if not run.exists(run.path("results")):
-        raise ConfigError(f"{run_dir}: no run directory (it has no results/)")
-    return run

@@ -17,10 +17,11 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from raypipe.errors import ConfigError
-from raypipe.experiment import Experiment
+from raypipe.experiment import Experiment, Stage
 from raypipe.hardware import Hardware, pick_profile
 from raypipe.settings import Settings
 from raypipe.sweep.settings import SweepSettings
+from raypipe.tracking import TrackerName
 from raypipe.training import batching
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.validation import Level, check_sections, did_you_mean, dig, section_of, validate
@@ -34,6 +35,7 @@ class CommonSettings(Settings):
     """The sections that every experiment has beside its own."""
 
     sweep: SweepSettings | None = Field(None, description="what to try, and what is best")
+    tracking: tuple[TrackerName, ...] = Field((), description="trackers that get metrics, too")
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class Configuration:
             section[last] = value
         levels = [Level(origin, sections), *self.levels]
         return _configuration(self.origin, self.experiment, self.module, self.profile, levels)
+
+    def stages(self) -> Sequence[Stage]:
+        """The experiment's stages with these settings. Raises ConfigError."""
+        try:
+            return self.experiment.stages(self.settings)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"{self.origin}: {error}") from error
 
     def resolved(self) -> dict[str, Any]:
         """Every key with its final value, as a configuration file of its own."""

@@ -22,6 +22,7 @@ from raypipe.provenance import now
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
     from raypipe.launch.launcher import Launcher, TaskPool, TaskResult
+    from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
@@ -39,6 +40,7 @@ class Session:
     launcher: Launcher
     display: Display
     nodes: Sequence[Hardware]
+    trackers: Trackers
 
 
 class StageContext:
@@ -157,6 +159,7 @@ class StageContext:
             if isinstance(row, str):
                 self.say(row)
                 return
+            self.session.trackers.log(unit.slot, row)
             note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
             self.advance(row["step"], note)
 
@@ -211,6 +214,7 @@ class StageContext:
             **outcome,
         }
         self.ledger.put("trials", {job.trial_id: row})
+        self.session.trackers.end(job.trial_id, row)
 
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:

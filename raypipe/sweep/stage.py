@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +16,16 @@ from raypipe.hardware import Hardware
 from raypipe.identity import fingerprint
 from raypipe.ledger import Row
 from raypipe.runner import StageContext
+from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.recommendation import recommend, snippet
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import Trial, TrialMaker, shown, training_of
 
 NAME = "sweep"
-Stages = Callable[[Configuration], Sequence[Stage]]
 
 
-def with_sweep(
-    configuration: Configuration, stages: Stages, nodes: Sequence[Hardware]
-) -> list[Stage]:
+def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
     """The stages of a configuration with its sweep before the stages that take its winner.
 
     Raises:
@@ -35,7 +33,7 @@ def with_sweep(
             take, or a stage that takes its settings from a sweep of another one.
 
     """
-    plain, sweep = list(stages(configuration)), configuration.settings.sweep
+    plain, sweep = list(configuration.stages()), configuration.settings.sweep
     takers = [s.name for s in plain if s.training is not None and s.training.settings.from_sweep]
     for name in takers:
         if sweep is None or sweep.stage != name:
@@ -45,8 +43,8 @@ def with_sweep(
             )
     if sweep is None:
         return plain
-    training_of(plain, sweep.stage, configuration.origin)
-    maker = TrialMaker(configuration, stages, sweep, nodes)
+    training_of(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    maker = TrialMaker(configuration, sweep, nodes)
     trials = maker.trials()
     units = [trial.unit for trial in trials]
     judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
@@ -54,9 +52,10 @@ def with_sweep(
     last = Unit(f"{NAME}/{sweep.stage}/summary-{fingerprint(verdict)[:12]}", verdict)
 
     def run(context: StageContext) -> None:
-        under_way = Sweep(context, sweep, trials)
+        memory = Memory(*maker.device)
+        under_way = Sweep(context, sweep, trials, memory)
         context.session.launcher.trials(under_way, sweep, context.run)
-        _summarise(context, maker, trials, under_way)
+        _summarise(context, maker, trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last)
@@ -65,7 +64,8 @@ def with_sweep(
     cost = f"{len(trials)} trials" + (f" of {steps} steps" if steps else "")
     needs = next(stage.needs for stage in plain if stage.name == sweep.stage)
     stage = Stage(NAME, run, [*units, last], needs, cost)
-    together = [stage, *plain]
+    place = [each.name for each in plain].index(sweep.stage)
+    together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
 
 
@@ -100,14 +100,14 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         values = winner(context, stage.name)
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
-        found = training_of(maker.stages(varied), stage.name, origin)
+        found = training_of(varied.stages(), stage.name, "sweep.stage")
         context.train(unit, found.build_task(), found.settings)
 
     return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
 
 
 def _summarise(
-    context: StageContext, maker: TrialMaker, trials: Sequence[Trial], sweep: Sweep
+    context: StageContext, maker: TrialMaker, trials: Sequence[Trial], memory: Memory
 ) -> None:
     """What follows from the trials: parity, memory fits, Pareto front, recommendation."""
     settings = maker.sweep
@@ -118,7 +118,7 @@ def _summarise(
     }
     context.ledger.put("trials", _with_parity(context, trials, rows))
     rows = {key: row for key in rows if (row := context.ledger.get("trials", key)) is not None}
-    context.ledger.put("memory_fits", _fits(trials, rows, sweep, settings.stage))
+    context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     best = front(list(rows.values()))
     columns = ("trained_stage", "trial_id", "point", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
@@ -130,13 +130,13 @@ def _summarise(
             for row in best
         },
     )
-    sweep.keep_measurements()
+    memory.keep(trials, maker.configuration.experiment.name, settings.stage)
     found = recommend(
         rows.values(),
         settings.metric_name,
         settings.direction,
         settings.parity_tolerance,
-        sweep.capacity_bytes,
+        memory.capacity_bytes,
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
@@ -158,14 +158,14 @@ def _summarise(
 
 
 def _fits(
-    trials: Sequence[Trial], rows: Mapping[str, Row], sweep: Sweep, stage: str
+    trials: Sequence[Trial], rows: Mapping[str, Row], memory: Memory, stage: str
 ) -> dict[str, Row]:
     """The memory model of each group that has one."""
     fits: dict[str, Row] = {}
     for trial in trials:
-        model, row = sweep.models.get(trial.group), rows.get(trial.unit.slot)
-        fit = model.fit() if model is not None else None
-        if model is None or fit is None or row is None:
+        model, row = memory.model(trial.group), rows.get(trial.unit.slot)
+        fit = model.fit()
+        if fit is None or row is None:
             continue
         same = ("device", "precision", "gradient_checkpointing", "compile", "strategy", "workers")
         fits[trial.group] = {

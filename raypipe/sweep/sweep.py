@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raypipe import faults
 from raypipe.errors import UnitError
 from raypipe.ledger import Row
 from raypipe.runner import StageContext, first_line, status_of
-from raypipe.sweep import memory_store
-from raypipe.sweep.memory_model import MemoryModel
+from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.trials import Trial, shown
@@ -31,17 +29,20 @@ class Sweep:
     """
 
     def __init__(
-        self, context: StageContext, settings: SweepSettings, trials: Sequence[Trial]
+        self,
+        context: StageContext,
+        settings: SweepSettings,
+        trials: Sequence[Trial],
+        memory: Memory,
     ) -> None:
         self._context, self._settings = context, settings
         self._all = {trial.unit.slot: trial for trial in trials}
-        self._device = str(trials[0].unit.identity["device"])
+        self.memory = memory
         todo = {unit.slot for unit in context.todo()}
         # new trials may show that an earlier prediction was wrong
         self._waiting = [t for t in trials if t.unit.slot in todo or self._was_predicted(t)]
         self._running: dict[str, TrainingJob] = {}
         self._attempts: dict[str, int] = {}
-        self.models: dict[str, MemoryModel] = {}
         self.failed: dict[str, UnitError] = {}
         for trial in trials:
             self._remember(trial, context.ledger.get("trials", trial.unit.slot))
@@ -53,14 +54,14 @@ class Sweep:
             if trial.lacks is not None:
                 self._skip(trial, trial.lacks)
                 continue
-            verdict = self._model(trial.group).verdict(trial.micro_batch)
+            verdict = self.memory.verdict(trial)
             if verdict.outcome == "does_not_fit":
                 continue
             self._waiting.remove(trial)
             return self._start(trial)
         if not self._running:
             for trial in list(self._waiting):
-                self._skip(trial, self._model(trial.group).verdict(trial.micro_batch).reason)
+                self._skip(trial, self.memory.verdict(trial).reason)
         return None
 
     @property
@@ -70,7 +71,7 @@ class Sweep:
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """A logged step of a trial."""
-        del trial_id, row
+        self._context.session.trackers.log(trial_id, row)
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
         """Record how a trial ended."""
@@ -102,24 +103,6 @@ class Sweep:
         )
         self._say(trial, "stopped early")
 
-    def keep_measurements(self) -> None:
-        """Add what was learned of memory to what later runs begin with."""
-        if self._device == "cpu" or faults.from_environment().oom_above is not None:
-            return  # no limit is known, or what ran out did so on purpose
-        for group, trial in {trial.group: trial for trial in self._all.values()}.items():
-            measured = self.models[group].measured if group in self.models else None
-            if measured is not None and (measured.peaks or measured.failed):
-                training = trial.training.settings.training
-                about = {
-                    "experiment": self._context.session.run_id.rpartition("-")[0],
-                    "stage": self._settings.stage,
-                    "precision": training.precision,
-                    "gradient_checkpointing": training.gradient_checkpointing,
-                    "compile": training.compile,
-                    "strategy": trial.training.settings.scaling.strategy,
-                }
-                memory_store.save(self._device, group, measured, about)
-
     def _was_predicted(self, trial: Trial) -> bool:
         row = self._context.ledger.get("trials", trial.unit.slot)
         return row is not None and row["status"] == "skipped" and trial.lacks is None
@@ -149,7 +132,7 @@ class Sweep:
         *,
         finished: bool = True,
     ) -> None:
-        predicted = self._model(trial.group).predict(trial.micro_batch)
+        predicted = self.memory.model(trial.group).predict(trial.micro_batch)
         row = {
             "reason": None,
             **outcome,
@@ -167,27 +150,10 @@ class Sweep:
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
         """Let the memory model learn from a trial that is recorded."""
-        if row is None:
-            return
-        if row["status"] == "succeeded" and (peak := peak_bytes(row)):
-            self._model(trial.group).observe(trial.micro_batch, peak)
-        elif row["status"] == "out_of_memory":
-            for group in {trial.group, trial.larger_group}:
-                self._model(group).ran_out(trial.micro_batch)
-
-    def _model(self, group: str) -> MemoryModel:
-        if group not in self.models:
-            preset = memory_store.load(self._device, group)
-            self.models[group] = MemoryModel(self.capacity_bytes, preset=preset)
-        return self.models[group]
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """The memory of the smallest GPU; None on a CPU, where nothing is predicted not to fit."""
-        if self._device == "cpu":
-            return None
-        nodes = self._context.session.nodes
-        return min(gpu.memory_bytes for node in nodes for gpu in node.gpus)
+        if row is not None and row["status"] == "succeeded":
+            self.memory.observe(trial, peak_bytes(row))
+        elif row is not None and row["status"] == "out_of_memory":
+            self.memory.ran_out(trial)
 
     def _say(self, trial: Trial, text: str) -> None:
         done = len(self._all) - len(self._waiting) - len(self._running)

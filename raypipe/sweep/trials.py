@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,7 +63,6 @@ class TrialMaker:
     """Turns points into trials of one stage of a configuration."""
 
     configuration: Configuration
-    stages: Callable[[Configuration], Sequence[Stage]]
     sweep: SweepSettings
     nodes: Sequence[Hardware]
 
@@ -119,7 +118,7 @@ class TrialMaker:
             if sweep.constraints.effective_batch is None:
                 raise
             return None
-        training = training_of(self.stages(varied), stage, self.configuration.origin)
+        training = training_of(varied.stages(), stage, "sweep.stage")
         identity = self._identity(training)
         slot = f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
         settings = training.settings
@@ -139,6 +138,16 @@ class TrialMaker:
             lacks=lacking(settings, self.nodes),
         )
 
+    @property
+    def device(self) -> tuple[str, int | None]:
+        """The name and the memory in bytes of the smallest GPU; without one ("cpu", None)."""
+        section = getattr(self.configuration.settings, self.sweep.stage)
+        gpus = [gpu for node in self.nodes for gpu in node.gpus]
+        if not gpus or section.scaling.gpus_per_worker == 0:
+            return "cpu", None
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        return smallest.name, smallest.memory_bytes
+
     def key(self, name: str) -> str:
         """The full key of an axis, which may be one of the stage's own."""
         first = name.partition(".")[0]
@@ -153,10 +162,8 @@ class TrialMaker:
             "scaling": settings.scaling.model_dump(mode="json"),
             "loader": settings.loader.model_dump(mode="json"),
         }
-        device = next((node.device for node in self.nodes if node.gpus), "cpu")
-        if settings.scaling.gpus_per_worker == 0:
-            device = "cpu"
-        identity = {**training.identity, sweep.stage: how, "kind": sweep.kind, "device": device}
+        identity = {**training.identity, sweep.stage: how, "kind": sweep.kind}
+        identity["device"] = self.device[0]
         if sweep.scheduler is not None:
             ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
             identity["sweep"] = sweep.model_dump(mode="json", include=ended)
@@ -176,12 +183,12 @@ class TrialMaker:
                 yield replace(reference, reference=True)
 
 
-def training_of(stages: Sequence[Stage], name: str, origin: str) -> Training:
-    """What a stage trains. Raises ConfigError where it is no training stage."""
+def training_of(stages: Sequence[Stage], name: str, where: str) -> Training:
+    """What a stage trains, which is named at ``where``. Raises ConfigError if it trains nothing."""
     trained = {stage.name: stage.training for stage in stages if stage.training is not None}
     if name not in trained:
         raise ConfigError(
-            f"{origin}: sweep.stage = {name!r}: must be a training stage of the experiment "
+            f"{where} = {name!r}: must be a training stage of the experiment "
             f"(there are: {', '.join(trained) or 'none'})"
         )
     return trained[name]

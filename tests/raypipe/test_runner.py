@@ -14,6 +14,7 @@ from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import SCHEMAS, read_table
 from raypipe.runner import Session, StageContext, is_done, refuse_changes, run_stages
+from raypipe.tracking import Target, Trackers
 
 Do = Callable[[StageContext], None]
 
@@ -36,7 +37,8 @@ def session(tmp_path: Path) -> Session:
 def open_session(folder: Path) -> Session:
     run = RunDirectory.at(folder)
     node = Hardware("here", 2, 2**30)
-    return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node])
+    none = Trackers((), Target(run, "r", "example", {}))
+    return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node], none)
 
 
 def statuses(session: Session) -> dict[str, str]:

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from raypipe import config
-from raypipe.config import Configuration
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage
 from raypipe.hardware import Gpu, Hardware
@@ -21,6 +20,7 @@ from raypipe.progress import Display
 from raypipe.results import read_table
 from raypipe.runner import Session, is_done, refuse_changes, run_stages
 from raypipe.sweep.stage import with_sweep
+from raypipe.tracking import Target, Trackers
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
@@ -44,20 +44,18 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
-def plain(configuration: Configuration) -> list[Stage]:
-    return list(configuration.experiment.stages(configuration.settings))
-
-
 def stages_of(*overrides: str, node: Hardware = HERE, text: str = YAML) -> list[Stage]:
     configuration = config.resolve(config.parse(text, "c.yaml"), overrides, "auto", [node])
-    return with_sweep(configuration, plain, [node])
+    return with_sweep(configuration, [node])
 
 
 def run(folder: Path, *overrides: str, node: Hardware = HERE, text: str = YAML) -> str | None:
     run = RunDirectory.at(folder)
     stages, ledger = stages_of(*overrides, node=node, text=text), Ledger(run)
     refuse_changes(ledger, stages, "here")
-    return run_stages(stages, Session(run, "r", ledger, InlineLauncher(), Display(), [node]))
+    none = Trackers((), Target(run, "r", "swept", {}))
+    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none)
+    return run_stages(stages, session)
 
 
 def trials(folder: Path) -> pd.DataFrame:

@@ -1,0 +1,234 @@
+"""The largest micro-batch of each precision that fits a device: doubling, then bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from raypipe.config import Configuration
+from raypipe.errors import UnitError
+from raypipe.experiment import Stage
+from raypipe.hardware import Hardware, Precision
+from raypipe.ledger import Row
+from raypipe.runner import Session, StageContext, first_line
+from raypipe.sweep.memory import Memory
+from raypipe.sweep.memory_model import bytes_text
+from raypipe.sweep.pareto import peak_bytes
+from raypipe.sweep.settings import AxisSettings, ConstraintSettings, SweepSettings
+from raypipe.sweep.trials import Trial, TrialMaker, training_of
+
+if TYPE_CHECKING:
+    from raypipe.training.job import TrainingJob
+
+#: the share of the memory that is to stay free: fragments, longer samples, other processes
+MARGIN = 0.05
+#: a search ends where what fits and what does not are closer than this share
+_RESOLUTION = 1 / 16
+_WARMUP_STEPS, _STEPS = 2, 4
+
+
+def next_micro_batch(
+    fitting: Collection[int], too_large: int | None, most: int, guess: int | None = None
+) -> int | None:
+    """The micro-batch to try next; None where the largest that fits is known.
+
+    Args:
+        fitting: those that fit.
+        too_large: the smallest that does not.
+        most: the largest there is any use for.
+        guess: where an earlier run's memory model puts the largest, to begin with.
+
+    """
+    best = max(fitting, default=0)
+    if best >= most or too_large == 1:
+        return None
+    if not best:
+        start = min(guess or 1, most)
+        return start if too_large is None else min(start, too_large // 2)
+    if too_large is None:
+        return min(2 * best, most)
+    if too_large - best <= max(1, int(best * _RESOLUTION)):
+        return None
+    return (best + too_large) // 2
+
+
+@dataclass
+class _Search:
+    """One precision: what its trials found, by micro-batch."""
+
+    precision: str
+    found: dict[int, Row] = field(default_factory=dict)
+    too_large: int | None = None
+    note: str = ""
+    failed: bool = False
+    trial: Trial | None = None
+
+
+class Fit:
+    """The trials of ``raypipe fit``: one after the other, one precision after the other."""
+
+    def __init__(
+        self, context: StageContext, maker: TrialMaker, precisions: Sequence[str], most: int
+    ) -> None:
+        self._context, self._maker, self._most = context, maker, most
+        self.memory = Memory(*maker.device)
+        self.searches = [_Search(precision) for precision in precisions]
+        self._left = list(self.searches)
+        self._running: TrainingJob | None = None
+
+    def next(self) -> TrainingJob | None:
+        """The next trial, once the one before has ended."""
+        while self._running is None and self._left:
+            search = self._left[0]
+            size = self._size(search)
+            trial = self._trial(search, size) if size is not None else None
+            if trial is None or trial.lacks is not None:
+                search.note = search.note or (trial.lacks if trial and trial.lacks else "")
+                self._left.pop(0)
+                continue
+            search.trial = trial
+            job = self._context.job(
+                trial.unit, trial.training.build_task(), trial.training.settings
+            )
+            self._running = replace(job, measured=True)
+            return self._running
+        return None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every precision's largest micro-batch is known."""
+        return not self._left and self._running is None
+
+    def report(self, trial_id: str, row: dict[str, Any]) -> None:
+        """Its steps are of no interest."""
+        del trial_id, row
+
+    def stopped(self, trial_id: str) -> None:
+        """No scheduler ends a trial of a fit."""
+        raise RuntimeError(f"{trial_id} was stopped, and nothing stops the trials of a fit")
+
+    def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
+        """Learn from a trial."""
+        del trial_id
+        search, self._running = self._left[0], None
+        trial = search.trial
+        if trial is None:
+            raise RuntimeError("a trial ended that was not begun")
+        size = trial.micro_batch
+        if not isinstance(outcome, UnitError):
+            search.found[size] = outcome
+            self.memory.observe(trial, peak_bytes(outcome))
+            peak = peak_bytes(outcome)
+            said = f"{outcome['samples_per_s']:.4g} samples/s"
+            said += f", peak memory {bytes_text(peak)}" if peak else ""
+        elif outcome.kind == "out_of_memory":
+            search.too_large = size
+            self.memory.ran_out(trial)
+            said = "out of memory"
+        else:
+            search.note = said = f"{outcome.kind}: {first_line(outcome.message)}"
+            search.failed = True
+            self._left.pop(0)
+        self._context.say(f"{search.precision}, micro-batch {size}: {said}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each precision: the largest micro-batch with the margin, and its speed."""
+        return [self._row(search) for search in self.searches]
+
+    def _row(self, search: _Search) -> dict[str, Any]:
+        size = self._chosen(search)
+        row: dict[str, Any] = {"precision": search.precision, "micro_batch": size}
+        if size is not None:
+            outcome = search.found[size]
+            for name in ("accumulation", "workers", "samples_per_s"):
+                row[name] = outcome.get(name)
+            row["peak_bytes"] = peak_bytes(outcome)
+        row["too_large"] = search.too_large
+        if not search.note and size == self._most:
+            search.note = "all of a worker's share of training.effective_batch"
+        return row | {"failed": search.failed, "note": search.note}
+
+    def _size(self, search: _Search) -> int | None:
+        """The next micro-batch: the largest that fits, then one that leaves the margin free."""
+        if search.note:
+            return None
+        guess = None
+        if not search.found and (trial := self._trial(search, 1)) is not None:
+            guess = self.memory.model(trial.group).largest_micro_batch()
+        size = next_micro_batch(search.found, search.too_large, self._most, guess)
+        if size is not None or not search.found:
+            search.note = "" if size is not None else "micro-batch 1 does not fit"
+            return size
+        if self._chosen(search) is not None or search.trial is None:
+            return None
+        fit, room = self.memory.model(search.trial.group).fit(), self._room
+        slope = fit.bytes_per_sample if fit is not None else 0.0
+        if fit is None or room is None or not slope:
+            return None
+        smaller = max(1, min(int((room - fit.static_bytes) / slope), max(search.found) - 1))
+        return None if smaller in search.found else smaller
+
+    def _chosen(self, search: _Search) -> int | None:
+        """The largest that was measured to leave the margin free."""
+        room = self._room
+        fitting = [
+            size
+            for size, outcome in search.found.items()
+            if room is None or (peak_bytes(outcome) or 0) <= room
+        ]
+        return max(fitting, default=None)
+
+    @property
+    def _room(self) -> float | None:
+        capacity = self.memory.capacity_bytes
+        return None if capacity is None else (1 - MARGIN) * capacity
+
+    def _trial(self, search: _Search, size: int) -> Trial | None:
+        own = f"{self._maker.sweep.stage}.training"
+        return self._maker.trial({f"{own}.micro_batch": size, f"{own}.precision": search.precision})
+
+
+def fitting(
+    configuration: Configuration, stage: str | None, nodes: Sequence[Hardware]
+) -> list[TrialMaker]:
+    """What makes the trials of each training stage, or of one.
+
+    Raises:
+        ConfigError: there is no such training stage.
+
+    """
+    stages = configuration.stages()
+    names = [each.name for each in stages if each.training is not None]
+    makers = []
+    for name in names if stage is None else [stage]:
+        settings = training_of(stages, name, "command line: --stage").settings
+        axis = AxisSettings(grid=get_args(Precision))
+        sweep = SweepSettings(
+            stage=name,
+            axes={f"{name}.training.precision": axis},
+            constraints=ConstraintSettings(effective_batch=settings.training.effective_batch),
+            warmup_steps=_WARMUP_STEPS,
+            steps=_STEPS,
+            concurrent=1,
+        )
+        makers.append(TrialMaker(configuration, sweep, nodes))
+    return makers
+
+
+def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
+    """Find the largest micro-batch of each precision by training a few steps at a time."""
+    name = maker.sweep.stage
+    training = training_of(maker.configuration.stages(), name, "--stage")
+    scaling, effective = training.settings.scaling, maker.sweep.constraints.effective_batch or 1
+    context = StageContext(Stage(name, _nothing, []), session)
+    fit = Fit(context, maker, get_args(Precision), -(-effective // scaling.most_workers))
+    session.launcher.trials(fit, maker.sweep, session.run)
+    trials = [search.trial for search in fit.searches if search.trial is not None]
+    fit.memory.keep(trials, maker.configuration.experiment.name, name)
+    return [{"stage": name, **row} for row in fit.rows()]
+
+
+def _nothing(context: StageContext) -> None:
+    """A fit is no stage of a run: it only has the name of one."""
+    del context

@@ -1,0 +1,62 @@
+"""The memory models of a sweep's groups: from earlier runs, through this one, to later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from raypipe import faults
+from raypipe.sweep import memory_store
+from raypipe.sweep.memory_model import MemoryModel, Verdict
+from raypipe.sweep.trials import Trial
+
+
+class Memory:
+    """A memory model for each group of trials on a device.
+
+    ``capacity_bytes`` is the memory of the smallest GPU. On a CPU it is None: nothing is
+    predicted not to fit there, and nothing is kept for later runs.
+    """
+
+    def __init__(self, device: str, capacity_bytes: int | None) -> None:
+        self.device, self.capacity_bytes = device, capacity_bytes
+        self._models: dict[str, MemoryModel] = {}
+
+    def model(self, group: str) -> MemoryModel:
+        """The model of a group; a new one begins with what earlier runs measured."""
+        if group not in self._models:
+            preset = memory_store.load(self.device, group)
+            self._models[group] = MemoryModel(self.capacity_bytes, preset=preset)
+        return self._models[group]
+
+    def verdict(self, trial: Trial) -> Verdict:
+        """Whether a trial would fit."""
+        return self.model(trial.group).verdict(trial.micro_batch)
+
+    def observe(self, trial: Trial, peak_bytes: int | None) -> None:
+        """A trial succeeded; its peak may be unknown."""
+        if peak_bytes:
+            self.model(trial.group).observe(trial.micro_batch, peak_bytes)
+
+    def ran_out(self, trial: Trial) -> None:
+        """A trial ran out of memory."""
+        for group in {trial.group, trial.larger_group}:
+            self.model(group).ran_out(trial.micro_batch)
+
+    def keep(self, trials: Iterable[Trial], experiment: str, stage: str) -> None:
+        """Add what these trials showed to what later runs begin with."""
+        if self.device == "cpu" or faults.from_environment().oom_above is not None:
+            return  # no limit is known, or what ran out did so on purpose
+        for group, trial in {trial.group: trial for trial in trials}.items():
+            measured = self.model(group).measured
+            if not (measured.peaks or measured.failed):
+                continue
+            training = trial.training.settings.training
+            about = {
+                "experiment": experiment,
+                "stage": stage,
+                "precision": training.precision,
+                "gradient_checkpointing": training.gradient_checkpointing,
+                "compile": training.compile,
+                "strategy": trial.training.settings.scaling.strategy,
+            }
+            memory_store.save(self.device, group, measured, about)

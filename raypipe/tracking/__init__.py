@@ -1,0 +1,258 @@
+"""Training curves and settings copied to TensorBoard, MLflow and Weights & Biases.
+
+The tables of the run directory are the record. A tracker is a copy for people who compare their
+runs there: it has a run for each trial, found again when the run directory is continued.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from raypipe.errors import ConfigError
+
+if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
+    from raypipe.paths import RunDirectory
+
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+Setting = str | bool | int | float
+
+log = logging.getLogger(__name__)
+
+_PACKAGES: Mapping[TrackerName, Sequence[str]] = {
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+}
+# The packages read these when they are imported. Nothing is sent to their makers, and a server
+# that is down holds a training up for seconds, not for the minutes that MLflow would try.
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "WANDB_ERROR_REPORTING": "false",
+}
+#: the columns of the table ``trials`` that were set, not measured
+_SETTINGS = (
+    *("stage", "trained_stage", "kind", "reference", "device", "workers", "strategy"),
+    *("micro_batch", "accumulation", "effective_batch"),
+    *("precision", "gradient_checkpointing", "compile"),
+)
+_SECRET = re.compile(
+    r"(^|_)(password|passwd|passphrase|secrets?|token|credentials?|"
+    r"(api|access|private|secret|encryption)_?key)(_|$)",
+    re.IGNORECASE,
+)
+_USER_OF_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tracker's run belongs to; ``configuration`` is flat and free of secrets."""
+
+    run: RunDirectory
+    run_id: str
+    experiment: str
+    configuration: Mapping[str, Setting]
+
+
+class TrialTracker(Protocol):
+    """A tracker's run for one trial, made or found when this object is."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A training step. After a restart steps come again; each is shown once."""
+
+    def end(
+        self,
+        status: str,
+        settings: Mapping[str, Setting],
+        metrics: Mapping[str, float],
+        steps: int,
+    ) -> None:
+        """The outcome, after which this object is dropped; ``metrics`` are of all ``steps``."""
+
+
+class Trackers:
+    """Hands what is logged to every tracker; a trial that has ended may go on."""
+
+    def __init__(self, names: Sequence[TrackerName], target: Target) -> None:
+        self._target = target
+        self._lock = Lock()
+        self._kinds: dict[TrackerName, Callable[[Target, str], TrialTracker]] = {}
+        self._trials: dict[tuple[TrackerName, str], TrialTracker] = {}
+        for name in names:
+            with self._sparing_the_training(name):
+                self._kinds[name] = _load(name)
+
+    def log(self, trial_id: str, row: Mapping[str, Any]) -> None:
+        """A row of the table ``steps``; its finite numbers are the metrics."""
+        metrics = finite_numbers(row)
+        step = int(metrics.pop("step"))
+        with self._lock:
+            for name in list(self._kinds):
+                with self._sparing_the_training(name):
+                    self._trial(name, trial_id).log(step, metrics)
+
+    def end(self, trial_id: str, row: Mapping[str, Any]) -> None:
+        """A row of the table ``trials``: settings, status, and what was measured as ``final/``."""
+        chosen = {name: row[name] for name in _SETTINGS if name in row}
+        settings = flat({**chosen, **(row.get("point") or {})})
+        measured = {name: value for name, value in row.items() if name not in _SETTINGS}
+        metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
+        steps = int(metrics.get("final/steps", 0))
+        with self._lock:
+            for name in list(self._kinds):
+                with self._sparing_the_training(name):
+                    self._trial(name, trial_id).end(str(row["status"]), settings, metrics, steps)
+                    del self._trials[name, trial_id]
+
+    def close(self) -> None:
+        """Write everything out; trials that did not end were interrupted."""
+        for trial_id in {trial_id for _, trial_id in self._trials}:
+            self.end(trial_id, {"status": "interrupted"})
+
+    def _trial(self, name: TrackerName, trial_id: str) -> TrialTracker:
+        if (name, trial_id) not in self._trials:
+            self._trials[name, trial_id] = self._kinds[name](self._target, trial_id)
+        return self._trials[name, trial_id]
+
+    @contextmanager
+    def _sparing_the_training(self, name: TrackerName) -> Iterator[None]:
+        """A tracker that fails is given up.
+
+        Its package may raise anything (full disk, server down, a bug of its own), and hours of
+        training must not end for a copy of what the run directory holds: the one place where
+        every exception is caught.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._kinds.pop(name, None)
+            self._trials = {key: trial for key, trial in self._trials.items() if key[0] != name}
+            log.warning(
+                "tracking: %s failed and gets nothing more from this command; the tables of the "
+                "run are complete: %s: %s",
+                *(name, type(error).__name__, _USER_OF_URL.sub("***", str(error))),
+            )
+
+
+def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
+    """Refuse trackers that cannot work here, before anything starts; loads no package.
+
+    Raises:
+        ConfigError: a package is missing, or a tracker's files cannot lie in this run directory.
+
+    """
+    for name in names:
+        if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
+            raise ConfigError(
+                f"tracking: {name} needs {', '.join(missing)}, not installed here: "
+                "pip install 'raypipe[tracking]', or take it out of tracking"
+            )
+        server = {
+            "tensorboard": (False, ""),
+            "mlflow": (mlflow_server() is not None, ", or a server: set MLFLOW_TRACKING_URI"),
+            "wandb": (not wandb_is_offline(), ", or its server: set WANDB_MODE=online"),
+        }
+        used, hint = server[name]
+        if not (used or run.is_local):
+            raise ConfigError(
+                f"tracking: {name} needs a local run directory, not {run.location}{hint}"
+            )
+
+
+@contextmanager
+def open_trackers(
+    names: Sequence[TrackerName],
+    run: RunDirectory,
+    run_id: str,
+    experiment: str,
+    configuration: Mapping[str, Any],
+) -> Iterator[Trackers]:
+    """The trackers of a command, closed at its end. What looks like a secret is not logged.
+
+    Raises:
+        ConfigError: as ``check``.
+
+    """
+    check(names, run)
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
+    trackers = Trackers(names, Target(run, run_id, experiment, flat(configuration)))
+    try:
+        yield trackers
+    finally:
+        trackers.close()
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
+    """Nested sections by dotted key, lists as JSON, secrets as ``***``; nulls are left out.
+
+    ``{"a": {"b": [1, 2], "api_key": "x"}}`` -> ``{"a.b": "[1, 2]", "a.api_key": "***"}``
+    """
+    result: dict[str, Setting] = {}
+    for key, value in values.items():
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            value = {str(number): item for number, item in enumerate(value)}
+        if value is None:
+            continue
+        if _SECRET.search(key.rpartition(".")[2]):
+            result[key] = "***"
+        elif isinstance(value, Mapping):
+            result |= {f"{key}.{inner}": item for inner, item in flat(value).items()}
+        elif isinstance(value, bool | int | float):
+            result[key] = value
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            result[key] = _USER_OF_URL.sub("***", text)
+    return result
+
+
+def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
+    """What of a row is a metric."""
+    return {
+        name: float(value)
+        for name, value in row.items()
+        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def mlflow_server() -> str | None:
+    """The server the user's environment names."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def wandb_is_offline() -> bool:
+    """Whether W&B keeps its files here: unless the user's environment says otherwise."""
+    return (os.environ.get("WANDB_MODE") or "offline") in ("offline", "dryrun")
+
+
+def _load(name: TrackerName) -> Callable[[Target, str], TrialTracker]:
+    if name == "tensorboard":
+        from raypipe.tracking.tensorboard import TensorBoardTrial
+
+        return TensorBoardTrial
+    if name == "mlflow":
+        from raypipe.tracking.mlflow import MlflowTrial
+
+        return MlflowTrial
+    from raypipe.tracking.wandb import WandbTrial
+
+    return WandbTrial
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    # a folder ./wandb, left by earlier runs, looks like a package without a file
+    return spec is not None and spec.origin is not None
