@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, MedianStoppingRule, Tri
 from ray.tune.search import Searcher
 
 from raypipe.errors import UnitError
+from raypipe.faults import VARIABLE
 from raypipe.launch.capacity import living_nodes, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.launcher import Trials
@@ -87,7 +89,7 @@ class _Order(Searcher):
         if not self._has_room(job):
             return None
         self._held, self.running[trial_id] = None, job
-        return {"job": job}
+        return {"job": job, "faults": os.environ.get(VARIABLE, "")}
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -166,6 +168,7 @@ def _train(config: dict[str, Any]) -> None:
     """One trial, in Tune's actor; how it ended is a result, too."""
     import torch
 
+    os.environ[VARIABLE] = config["faults"]  # a cluster that was there before does not have them
     job: TrainingJob = config["job"]
     rows: list[dict[str, Any]] = []
 

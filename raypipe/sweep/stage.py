@@ -19,6 +19,7 @@ from raypipe.runner import StageContext
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.recommendation import recommend, snippet
+from raypipe.sweep.search import Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import Trial, TrialMaker, shown, training_of
 
@@ -43,30 +44,51 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             )
     if sweep is None:
         return plain
-    training_of(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    swept = training_of(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    if sweep.grace_steps is None:
+        tenth = max(1, (swept.settings.training.steps or 1) // 10)
+        sweep = sweep.model_copy(update={"grace_steps": tenth})
     maker = TrialMaker(configuration, sweep, nodes)
-    trials = maker.trials()
-    units = [trial.unit for trial in trials]
-    judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
-    verdict = {**judged, "trials": [unit.slot for unit in units]}
-    last = Unit(f"{NAME}/{sweep.stage}/summary-{fingerprint(verdict)[:12]}", verdict)
+    given = maker.trials() if sweep.search == "random" else []
+    units = [trial.unit for trial in given]
+    last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        memory = Memory(*maker.device)
-        under_way = Sweep(context, sweep, trials, memory)
+        memory, search, trials = Memory(*maker.device), None, given
+        if sweep.search == "optuna":
+            rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.slot]
+            search = Search(maker, last.slot, rows)
+            trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
+        under_way = Sweep(context, sweep, trials, memory, search)
         context.session.launcher.trials(under_way, sweep, context.run)
-        _summarise(context, maker, trials, memory)
+        _summarise(context, maker, under_way.trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last)
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
-    cost = f"{len(trials)} trials" + (f" of {steps} steps" if steps else "")
+    number = sweep.samples if sweep.search == "optuna" else len(given)
+    cost = f"{number} trials" + (f" of {steps} steps" if steps else "")
     needs = next(stage.needs for stage in plain if stage.name == sweep.stage)
     stage = Stage(NAME, run, [*units, last], needs, cost)
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
+
+
+def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
+    """The unit that is finished when a sweep is: its verdict on its trials, or its search."""
+    sweep = maker.sweep
+    if sweep.search == "random":
+        judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
+        identity = {**judged, "trials": [unit.slot for unit in units]}
+        return Unit(f"{NAME}/{sweep.stage}/verdict-{fingerprint(identity)[:12]}", identity)
+    identity = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
+    training = training_of(maker.configuration.stages(), sweep.stage, "sweep.stage")
+    own = {"training": training.settings.training.identity(), **training.identity}
+    identity |= {"of": own, "device": maker.device[0]}
+    slot = f"{NAME}/{sweep.stage}/search-{fingerprint(identity)[:12]}"
+    return Unit(slot, identity, sweep.samples, "sweep.samples")
 
 
 def winner(context: StageContext, stage: str) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import UnitError
 from raypipe.ledger import Row
-from raypipe.runner import StageContext, first_line, status_of
+from raypipe.runner import StageContext, first_line, is_done, status_of
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
+from raypipe.sweep.search import Search
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.trials import Trial, shown
 
@@ -25,7 +26,8 @@ class Sweep:
 
     A trial that is predicted not to fit waits: what the others show may correct the prediction.
     Those that still wait when nothing runs any more are skipped. Out of memory is a result; a
-    trial whose process died is tried again, ``max_restarts`` times.
+    trial whose process died is tried again, ``max_restarts`` times. A search adds its own trials
+    to the ones that are given, each when there is room for it.
     """
 
     def __init__(
@@ -34,19 +36,26 @@ class Sweep:
         settings: SweepSettings,
         trials: Sequence[Trial],
         memory: Memory,
+        search: Search | None = None,
     ) -> None:
         self._context, self._settings = context, settings
         self._all = {trial.unit.slot: trial for trial in trials}
-        self.memory = memory
-        todo = {unit.slot for unit in context.todo()}
+        self._memory, self._search = memory, search
         # new trials may show that an earlier prediction was wrong
-        self._waiting = [t for t in trials if t.unit.slot in todo or self._was_predicted(t)]
+        self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
         self._running: dict[str, TrainingJob] = {}
+        self._last_rows: dict[str, Row] = {}
         self._attempts: dict[str, int] = {}
         self.failed: dict[str, UnitError] = {}
         for trial in trials:
             self._remember(trial, context.ledger.get("trials", trial.unit.slot))
-        context.begin(len(trials), len(trials) - len(self._waiting))
+        total = len(trials) if search is None else settings.samples
+        context.begin(total, len(trials) - len(self._waiting))
+
+    @property
+    def trials(self) -> list[Trial]:
+        """Those that were given, and those of the search so far."""
+        return list(self._all.values())
 
     def next(self) -> TrainingJob | None:
         """The next trial that may fit; None while that hangs on those that run."""
@@ -54,23 +63,47 @@ class Sweep:
             if trial.lacks is not None:
                 self._skip(trial, trial.lacks)
                 continue
-            verdict = self.memory.verdict(trial)
+            verdict = self._memory.verdict(trial)
             if verdict.outcome == "does_not_fit":
                 continue
             self._waiting.remove(trial)
             return self._start(trial)
+        if (found := self._found()) is not None:
+            return self._start(found)
         if not self._running:
             for trial in list(self._waiting):
-                self._skip(trial, self.memory.verdict(trial).reason)
+                self._skip(trial, self._memory.verdict(trial).reason)
         return None
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has run or was skipped."""
-        return not self._waiting and not self._running
+        return not self._waiting and not self._running and not self._may_search
+
+    @property
+    def _may_search(self) -> bool:
+        return self._search is not None and self._search.asked < self._settings.samples
+
+    def _found(self) -> Trial | None:
+        """The next trial of the search that may fit; None where it has no more."""
+        while self._search is not None and self._may_search:
+            trial = self._search.ask()
+            if trial is None:
+                continue
+            self._all[trial.unit.slot] = trial
+            if not self._is_new(trial):  # another sweep's, in the same run directory
+                self._search.tell(trial, self._context.ledger.get("trials", trial.unit.slot))
+            elif trial.lacks is not None:
+                self._skip(trial, trial.lacks)
+            elif (verdict := self._memory.verdict(trial)).outcome == "does_not_fit":
+                self._skip(trial, verdict.reason)
+            else:
+                return trial
+        return None
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """A logged step of a trial."""
+        self._last_rows[trial_id] = row
         self._context.session.trackers.log(trial_id, row)
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
@@ -78,7 +111,8 @@ class Sweep:
         job, trial = self._running.pop(trial_id), self._all[trial_id]
         if not isinstance(outcome, UnitError):
             self._record(trial, job, "succeeded", outcome)
-            self._say(trial, f"{outcome['samples_per_s']:.4g} samples/s")
+            metric = self._settings.metric_name
+            self._say(trial, f"{metric} {outcome.get(metric, float('nan')):.4g}")
             return
         again = outcome.kind in _WORTH_A_RESTART and job.attempt <= job.settings.max_restarts
         self._context.fail(
@@ -98,10 +132,15 @@ class Sweep:
     def stopped(self, trial_id: str) -> None:
         """Record that the scheduler ended a trial early."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
-        self._record(
-            trial, job, "interrupted", {"reason": f"stopped early by {self._settings.scheduler}"}
-        )
-        self._say(trial, "stopped early")
+        row = self._last_rows.get(trial_id, {})
+        seen = {key: value for key, value in row.items() if key.startswith("eval_")}
+        seen |= {"steps": row.get("step"), "loss_final": row.get("loss")}
+        reason = f"stopped early by {self._settings.scheduler}"
+        self._record(trial, job, "interrupted", {**seen, "reason": reason})
+        self._say(trial, f"{reason} after {row.get('step', 0)} steps")
+
+    def _is_new(self, trial: Trial) -> bool:
+        return not is_done(self._context.ledger, trial.unit)
 
     def _was_predicted(self, trial: Trial) -> bool:
         row = self._context.ledger.get("trials", trial.unit.slot)
@@ -118,7 +157,8 @@ class Sweep:
         return job
 
     def _skip(self, trial: Trial, reason: str) -> None:
-        self._waiting.remove(trial)
+        if trial in self._waiting:
+            self._waiting.remove(trial)
         job = self._context.job(trial.unit, trial.training.build_task(), trial.training.settings)
         self._record(trial, replace(job, attempt=0), "skipped", {"reason": reason})
         self._say(trial, f"skipped: {reason}")
@@ -132,10 +172,11 @@ class Sweep:
         *,
         finished: bool = True,
     ) -> None:
-        predicted = self.memory.model(trial.group).predict(trial.micro_batch)
+        predicted = self._memory.model(trial.group).predict(trial.micro_batch)
         row = {
             "reason": None,
             **outcome,
+            **(self._search.about(trial) if self._search is not None else {}),
             "trained_stage": self._settings.stage,
             "kind": self._settings.kind,
             "point": trial.point,
@@ -146,14 +187,17 @@ class Sweep:
         if finished:
             self._context.finish(trial.unit)
             self._context.run.delete(self._context.run.checkpoints(trial.unit.slot))
-        self._remember(trial, self._context.ledger.get("trials", trial.unit.slot))
+        recorded = self._context.ledger.get("trials", trial.unit.slot)
+        self._remember(trial, recorded)
+        if self._search is not None:
+            self._search.tell(trial, recorded)
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
         """Let the memory model learn from a trial that is recorded."""
         if row is not None and row["status"] == "succeeded":
-            self.memory.observe(trial, peak_bytes(row))
+            self._memory.observe(trial, peak_bytes(row))
         elif row is not None and row["status"] == "out_of_memory":
-            self.memory.ran_out(trial)
+            self._memory.ran_out(trial)
 
     def _say(self, trial: Trial, text: str) -> None:
         done = len(self._all) - len(self._waiting) - len(self._running)

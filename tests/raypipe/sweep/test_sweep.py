@@ -19,6 +19,7 @@ from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table
 from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.stage import with_sweep
 from raypipe.tracking import Target, Trackers
 
@@ -260,3 +261,65 @@ def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
     assert {unit.slot for unit in stage.units[:-1]}.isdisjoint(
         unit.slot for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
     )
+
+
+SEARCH = (
+    *("sweep.kind=quality", "sweep.search=optuna", "sweep.metric=eval_loss", *NONE),
+    *("sweep.axes.training.learning_rate={low: 1e-4, high: 0.1, log: true}",),
+    *("sweep.axes.width={choice: [2, 8]}", "train.training.steps=10"),
+)
+
+
+def searched(folder: Path) -> pd.DataFrame:
+    table = read_table(RunDirectory.at(folder), "trials").query("stage == 'sweep'")
+    return table.sort_values("number").set_index("number")[["point", "eval_loss", "status"]]
+
+
+def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
+    assert run(tmp_path / "whole", *SEARCH, "sweep.samples=14") is None
+    for samples in (5, 12, 14):
+        assert run(tmp_path / "parts", *SEARCH, f"sweep.samples={samples}") is None
+        assert len(searched(tmp_path / "parts")) == samples
+    pd.testing.assert_frame_equal(searched(tmp_path / "parts"), searched(tmp_path / "whole"))
+    ledger = Ledger(RunDirectory.at(tmp_path / "whole"), writable=False)
+    done = stages_of(*SEARCH, "sweep.samples=14")[0].units
+    more = stages_of(*SEARCH, "sweep.samples=15")[0].units
+    assert [is_done(ledger, unit) for unit in [*done, *more]] == [True, False]
+    with pytest.raises(ConfigError, match=r"sweep\.samples: stored 14, now 3"):
+        run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
+
+
+def test_a_search_goes_where_the_values_are_good(tmp_path):
+    run(tmp_path, *SEARCH, "sweep.samples=30")
+    table = searched(tmp_path)
+    assert set(table["status"]) == {"succeeded"}
+    assert table["eval_loss"].iloc[15:].median() < table["eval_loss"].iloc[:10].median()
+    best = row_of(tmp_path, "recommendations")
+    assert best["value"] == table["eval_loss"].min()
+
+
+def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>5")
+    where = RunDirectory.at(tmp_path)
+    none = Trackers((), Target(where, "r", "swept", {}))
+    session = Session(where, "r", Ledger(where), InlineLauncher(), Display(), [HERE], none)
+    configuration = config.resolve(config.parse(YAML, "c.yaml"), (), "auto", [HERE])
+    (maker,) = fitting(configuration, None, [HERE])
+    rows = {row["precision"]: row for row in fit_stage(maker, session)}
+    assert list(rows) == ["fp32", "tf32", "bf16", "fp16"]
+    for precision in ("fp32", "bf16", "fp16"):
+        row = rows[precision]
+        assert (row["micro_batch"], row["too_large"], row["accumulation"]) == (5, 6, 4)
+        assert row["samples_per_s"] > 0
+    assert rows["tf32"]["micro_batch"] is None
+    assert rows["tf32"]["note"] == "this CPU lacks tf32"
+    monkeypatch.setenv("RAYPIPE_FAULTS", "")
+    rows = {row["precision"]: row for row in fit_stage(maker, session)}
+    assert (rows["fp32"]["micro_batch"], rows["fp32"]["accumulation"]) == (16, 1)
+    assert "share of training.effective_batch" in rows["fp32"]["note"]
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>0")
+    rows = {row["precision"]: row for row in fit_stage(maker, session)}
+    assert rows["fp32"]["micro_batch"] is None
+    assert rows["fp32"]["note"] == "micro-batch 1 does not fit"
+    with pytest.raises(ConfigError, match="--stage = 'x': must be a training stage"):
+        fitting(configuration, "x", [HERE])

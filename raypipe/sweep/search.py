@@ -1,0 +1,100 @@
+"""Points that Optuna chooses by what those before showed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState, create_trial
+
+from raypipe.ledger import Row
+from raypipe.sweep.settings import AxisSettings
+from raypipe.sweep.trials import Trial, TrialMaker
+
+
+class Search:
+    """Asks Optuna's tree-structured Parzen estimator for trials, and tells it their values.
+
+    Which point comes next depends on the seed, its number and the values told so far: a search
+    that is continued goes on as if it had not been interrupted, where trials end in the same
+    order. ``name`` marks its rows, and ``rows`` are those of an earlier command.
+    """
+
+    def __init__(self, maker: TrialMaker, name: str, rows: Iterable[Row]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._maker, self._name = maker, name
+        self._distributions = {
+            maker.key(key): _distribution(axis) for key, axis in maker.sweep.axes.items()
+        }
+        self._study = optuna.create_study(
+            direction="maximize" if maker.sweep.direction == "max" else "minimize"
+        )
+        self._numbers: dict[str, int] = {}
+        mine = [row for row in rows if row.get("search") == name]
+        for row in sorted(mine, key=lambda row: (row["number"], row["trial_id"])):
+            value = self._value(row)
+            self._numbers[row["trial_id"]] = self.asked
+            self._study.add_trial(
+                create_trial(
+                    params=row["point"],
+                    distributions=self._distributions,
+                    value=value,
+                    state=_state(value),
+                )
+            )
+
+    @property
+    def asked(self) -> int:
+        """How many points there are so far, those of earlier commands too."""
+        return len(self._study.get_trials(deepcopy=False))
+
+    def ask(self) -> Trial | None:
+        """The next trial; None where the constraints rule the point out."""
+        seed = np.random.SeedSequence([self._maker.sweep.seed, self.asked]).generate_state(1)
+        self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]), constant_liar=True)
+        asked = self._study.ask(self._distributions)
+        trial = self._maker.trial(dict(asked.params))
+        if trial is None or trial.unit.slot in self._numbers:
+            again = None if trial is None else self._numbers[trial.unit.slot]
+            known = None if again is None else self._study.get_trials(deepcopy=False)[again].value
+            self._study.tell(asked.number, known, _state(known))
+            return None
+        self._numbers[trial.unit.slot] = asked.number
+        return trial
+
+    def tell(self, trial: Trial, row: Row | None) -> None:
+        """What became of a trial."""
+        value = None if row is None else self._value(row)
+        self._study.tell(self._numbers[trial.unit.slot], value, _state(value))
+
+    def about(self, trial: Trial) -> dict[str, Any]:
+        """The columns that say which point of the search a trial is."""
+        return {"search": self._name, "number": self._numbers[trial.unit.slot]}
+
+    def _value(self, row: Row) -> float | None:
+        value = row.get(self._maker.sweep.metric_name)
+        if row["status"] not in ("succeeded", "interrupted") or value is None:
+            return None
+        return float(value) if math.isfinite(value) else None
+
+
+def _state(value: float | None) -> TrialState:
+    return TrialState.FAIL if value is None else TrialState.COMPLETE
+
+
+def _distribution(axis: AxisSettings) -> BaseDistribution:
+    values: Any = axis.grid if axis.grid is not None else axis.choice
+    if values is not None:
+        return CategoricalDistribution(values)
+    if axis.is_integer:
+        return IntDistribution(int(axis.low or 0), int(axis.high or 0), log=axis.log)
+    return FloatDistribution(float(axis.low or 0), float(axis.high or 0), log=axis.log)

@@ -1,0 +1,52 @@
+"""The search for the largest micro-batch."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.sweep.fit import next_micro_batch
+
+
+@given(
+    limit=st.integers(0, 5000),
+    most=st.integers(1, 5000),
+    guess=st.none() | st.integers(1, 5000),
+)
+def test_it_finds_the_largest_that_fits(limit, most, guess):
+    fitting, too_large, trials = set(), None, 0
+    while (size := next_micro_batch(fitting, too_large, most, guess)) is not None:
+        trials += 1
+        assert 1 <= size <= most
+        assert size not in fitting
+        assert too_large is None or size < too_large
+        if size <= limit:
+            fitting.add(size)
+        else:
+            too_large = size
+    best = max(fitting, default=0)
+    if limit >= most:
+        assert best == most
+    else:
+        assert best <= limit
+        assert limit - best <= max(1, limit / 16)
+        assert (best == 0) == (limit == 0)
+    assert trials <= 2 * math.log2(max(most, 2)) + 6
+
+
+def test_it_doubles_and_then_halves_the_gap():
+    assert next_micro_batch([], None, 64) == 1
+    assert next_micro_batch([1, 2], None, 64) == 4
+    assert next_micro_batch([1, 2, 4], None, 6) == 6
+    assert next_micro_batch([1, 2, 4, 8], 16, 64) == 12
+    assert next_micro_batch([8], 9, 64) is None
+    assert next_micro_batch([], 1, 64) is None
+    assert next_micro_batch([64], None, 64) is None
+
+
+def test_it_begins_where_an_earlier_run_ended():
+    assert next_micro_batch([], None, 64, guess=40) == 40
+    assert next_micro_batch([], 40, 64, guess=40) == 20
+    assert next_micro_batch([40], None, 64, guess=40) == 64
