@@ -65,7 +65,7 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
         try:
             outcome = loop.run()
         finally:
-            loop.store_samples()
+            loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     columns = outcome | loop.speed() | telemetry.combine(summaries)
     energy, samples = columns["energy_j"], loop.throughput.samples
@@ -217,11 +217,10 @@ class _Loop:
         self.history.settle()  # a loss that is no number ends the run before it is saved
         weights = parallel.model_state(self.model)
         optimizer = parallel.optimizer_state(self.model, self.update.optimizer)
+        self.store_rows()  # before the checkpoint: a run that resumes there has them
         if self.worker.rank == 0:
-            self.history.store()
             state = self.update.scaler_state()
             self.store.save(Checkpoint(step, weights, optimizer, state))
-        self.store_samples()
 
     def _resume(self) -> int:
         if self.job.measured:
@@ -275,8 +274,6 @@ class _Loop:
         if self.job.measured:
             self.throughput.pause()
             self.history.settle()
-            if self.worker.rank == 0:
-                self.history.store()
         else:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
@@ -317,8 +314,10 @@ class _Loop:
             "bound": self.diagnosis.bound if self.diagnosis else None,
         }
 
-    def store_samples(self) -> None:
-        """Write what the sampler of this worker saw to ``gpu_samples``."""
+    def store_rows(self) -> None:
+        """Write the logged steps, and what the sampler of this worker saw."""
+        if self.worker.rank == 0 and self.history.rows:
+            self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
         if rows := self.sampler.rows():
             results.write_table(job.run, "gpu_samples", rows, job.run_id, name)
