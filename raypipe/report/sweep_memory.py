@@ -217,7 +217,8 @@ def _words(groups: Sequence[_Group], ran_out: int) -> tuple[str, str]:
     title = "Peak memory by micro-batch"
     fits = pd.concat([group.fits for group in groups])
     # a line through two points is never off
-    errors = finite(fits.loc[fits["trials"] > 2, "largest_error"])
+    exact = fits.reindex(columns=["trials"])["trials"].astype(float) <= 2
+    errors = finite(fits.loc[~exact, "largest_error"])
     if len(fits):
         caption += "Lines: a fixed part and a part for each sample of the micro-batch, fitted to"
         caption += " the points of one setting, faint where nothing was measured. "
