@@ -27,6 +27,7 @@ from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.runner import Session, is_done, refuse_changes, run_stages
 from raypipe.sweep.fit import fit_stage, fitting
+from raypipe.sweep.presets import published
 from raypipe.sweep.recommendation import snippet
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
@@ -143,6 +144,8 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         session = Session(run, "fit", Ledger(run), launcher, display, nodes, trackers)
         for maker in makers:
             rows += fit_stage(maker, session)
+        memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
+        rows += published(configuration.experiment.presets, min(memories, default=None))
     return rows
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from raypipe.report.figures import Figure
     from raypipe.runner import StageContext
+    from raypipe.sweep.presets import Preset
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
 
@@ -77,6 +78,7 @@ class Experiment:
 
     ``version`` is part of every unit's identity; raise it when results change. ``stages`` may
     read data and raises ``ConfigError`` (or any ``ValueError``) for settings that cannot work.
+    ``presets`` are batch sizes published for some cards, which ``raypipe fit`` shows, too.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Experiment:
     settings: type[BaseModel]
     stages: Callable[[Any], Sequence[Stage]]
     figures: Callable[[Mapping[str, pd.DataFrame]], Sequence[Figure]] | None = None
+    presets: tuple[Preset, ...] = ()
 
 
 def in_order(stages: Sequence[Stage]) -> list[Stage]:

@@ -1,0 +1,1 @@
+"""Summarisation with T5 and mT5."""
