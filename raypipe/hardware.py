@@ -118,8 +118,7 @@ def pick_profile(profiles: Mapping[str, Mapping[str, Any]], nodes: Sequence[Hard
     memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
     if not memories:
         return "cpu"
-    # the memory a card reports is a little under its name: 24 GB cards report 23.6 GiB
-    smallest = min(memories) / 2**30 * 1.03
+    smallest = min(memories) / 1e9  # what is sold as 24 GB is 24e9 bytes, or a little more
     fitting = {
         name: float(profile.get("min_gpu_memory_gb", 0))
         for name, profile in profiles.items()

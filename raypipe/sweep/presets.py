@@ -26,8 +26,7 @@ def published(presets: Iterable[Preset], memory_bytes: int | None) -> list[Row]:
 
     Without a GPU, or on one smaller than every card, there are none.
     """
-    # the memory a card reports is a little under its name: 24 GB cards report 23.6 GiB
-    gigabytes = 0.0 if memory_bytes is None else memory_bytes / 2**30 * 1.03
+    gigabytes = 0.0 if memory_bytes is None else memory_bytes / 1e9
     fitting = [preset for preset in presets if preset.gpu_memory_gb <= gigabytes]
     largest = max((preset.gpu_memory_gb for preset in fitting), default=None)
     return [

@@ -20,6 +20,8 @@ from raypipe.training.batching import KEYS
 
 #: figures that differ by this share are equal
 _TIE = 0.02
+#: a speed that varies by more within a trial was disturbed
+_CALM = 0.1
 _CLOSE = f"within {100 * _TIE:g} %"
 
 
@@ -102,6 +104,7 @@ def recommend(
         + words.comparison(winner, accepted[-1], min(plain, key=cost, default=None)),
         _memory_and_outcomes(winner, swept, capacity_bytes),
         words.rejection(winner, better, parity_tolerance),
+        words.caution(winner, accepted),
     ]
     reason = " ".join(f"{sentence}." for sentence in sentences if sentence)
     return Recommendation(str(winner.trial["trial_id"]), winner.value, _settings(winner), reason)
@@ -270,6 +273,25 @@ class _Words:
             f"{which} not recommended: the loss differs from fp32's {off}, "
             f"and {100 * tolerance:.3g} % are allowed"
         )
+
+    def caution(self, winner: _Point, points: Sequence[_Point]) -> str:
+        """What makes a comparison of speeds weak."""
+        if self.metric != "samples_per_s":
+            return ""
+        doubts = []
+        spread = winner.trial.get("speed_spread")
+        if spread is not None and spread > _CALM:
+            doubts.append(
+                f"its speed varied by {100 * spread:.0f} % while it was measured (other work on "
+                "the machine, or too few steps: sweep.steps)"
+            )
+        if len({point.trial.get("effective_batch") for point in points}) > 1:
+            doubts.append(
+                "the points differ in the effective batch, which changes the training "
+                "(sweep.constraints.effective_batch keeps it)"
+            )
+        text = "; ".join(doubts)
+        return f"Mind that {text}" if text else ""
 
 
 def _memory_and_outcomes(winner: _Point, swept: Sequence[Row], capacity: int | None) -> str:

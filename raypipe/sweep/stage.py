@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from raypipe import results
@@ -209,21 +210,28 @@ def _fits(
 def _with_parity(
     context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
 ) -> dict[str, Row]:
-    """The rows with the largest relative difference of their losses to fp32's."""
+    """The rows with the relative difference of the trial's logged losses to those in fp32.
+
+    What is compared has the same cut into micro-batches, which decides what dropout draws. A
+    trial without such a partner has the largest difference of its precision at other cuts.
+    """
     succeeded = [t for t in trials if rows.get(t.unit.slot, {}).get("status") == "succeeded"]
-    references: dict[str, Trial] = {}
-    for trial in succeeded:
-        if trial.training.settings.training.precision == "fp32":
-            references.setdefault(trial.parity, trial)
-    compared: dict[str, Row] = {}
-    for trial in succeeded:
-        reference, slot = references.get(trial.parity), trial.unit.slot
-        if reference is None or reference is trial:
-            continue
-        exact, mine = _losses(context, reference.unit.slot), _losses(context, slot)
-        difference = ((mine - exact) / exact).abs().max()
-        compared[slot] = {**rows[slot], "parity": float(difference)}
-    return compared
+    exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
+    others = [trial for trial in succeeded if trial.precision != "fp32"]
+    found: dict[str, float] = {}
+    of_precision: dict[tuple[str, str], float] = {}
+    for trial in others:
+        if (partner := exact.get((trial.parity, *trial.cut))) is not None:
+            reference = _losses(context, partner.unit.slot)
+            difference = _losses(context, trial.unit.slot) - reference
+            parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
+            found[trial.unit.slot] = parity
+            kind = trial.parity, trial.precision
+            of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
+    for trial in others:
+        if (known := of_precision.get((trial.parity, trial.precision))) is not None:
+            found.setdefault(trial.unit.slot, known)
+    return {slot: {**rows[slot], "parity": parity} for slot, parity in found.items()}
 
 
 def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:

@@ -33,7 +33,7 @@ class Trial:
     ``group`` names what shares a memory model (all but the micro-batch is the same),
     ``larger_group`` what takes as much memory or more: with accumulation gradients wait beside
     the next forward. ``parity`` names what has to have the same losses (all but the precision and
-    the cut into micro-batches).
+    the cut into micro-batches), ``cut`` the latter.
     ``lacks`` says why this hardware cannot run it. A ``reference`` is no point of the sweep: it
     is there for its losses in fp32.
     """
@@ -51,6 +51,16 @@ class Trial:
     def micro_batch(self) -> int:
         """Samples a worker a forward."""
         return self.training.settings.training.micro_batch or 1
+
+    @property
+    def precision(self) -> str:
+        """The arithmetic of the forward and backward."""
+        return self.training.settings.training.precision
+
+    @property
+    def cut(self) -> tuple[int, int, int]:
+        """Micro-batch, accumulation and workers."""
+        return self.micro_batch, self.accumulation, self.training.settings.scaling.most_workers
 
     @property
     def accumulation(self) -> int:
@@ -175,7 +185,7 @@ class TrialMaker:
         for trial in trials:
             grouped.setdefault(trial.parity, []).append(trial)
         for group in grouped.values():
-            precisions = {trial.training.settings.training.precision for trial in group}
+            precisions = {trial.precision for trial in group}
             if "fp32" in precisions:
                 continue
             point = group[0].point | {f"{self.sweep.stage}.training.precision": "fp32"}

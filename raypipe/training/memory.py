@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,7 +81,9 @@ def forget_peaks(device: torch.device) -> None:
     """Begin to measure peaks anew: a process may have trained something else before."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):  # Linux alone can; elsewhere the peak is the process's
+    gc.collect()
+    with suppress(OSError, AttributeError):  # Linux alone can; elsewhere the peak is the process's
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
 
 

@@ -78,14 +78,21 @@ class Throughput:
         return sum(interval.samples for interval in self.intervals)
 
     def summary(self) -> dict[str, float | None]:
-        """Means over all intervals but the first: samples a second, seconds a step, waiting."""
+        """Means over all intervals but the first: samples a second, seconds a step, waiting.
+
+        ``speed_spread`` is how far the intervals' speeds lie apart, as a share of the mean.
+        """
         counted = self.intervals[1:] or self.intervals
         seconds = sum(interval.seconds for interval in counted)
         steps = sum(interval.steps for interval in counted)
         if not steps:
-            return {"samples_per_s": None, "step_time_s": None, "loader_wait_share": None}
+            names = ("samples_per_s", "speed_spread", "step_time_s", "loader_wait_share")
+            return dict.fromkeys(names)
+        speed = sum(interval.samples for interval in counted) / seconds
+        speeds = [each.samples / each.seconds for each in counted if each.steps]
         return {
-            "samples_per_s": sum(interval.samples for interval in counted) / seconds,
+            "samples_per_s": speed,
+            "speed_spread": (max(speeds) - min(speeds)) / speed if len(speeds) > 1 else None,
             "step_time_s": seconds / steps,
             "loader_wait_share": sum(interval.waited_s for interval in counted) / seconds,
         }

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -97,13 +98,24 @@ def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
 def test_losses_are_compared_with_those_in_fp32(tmp_path):
     run(tmp_path)
     table = trials(tmp_path)
-    same = table.xs("fp32", level="precision")["parity"]
-    # 16 samples a step are 4 x 4 and 8 x 2, and so on: one of each kind is what others are
-    # compared with
-    assert (same.dropna() < 1e-5).all()
-    assert 0 < len(same.dropna()) < len(same)
+    assert table.xs("fp32", level="precision")["parity"].isna().all()
     half = table.xs("bf16", level="precision")["parity"]
     assert ((half > 1e-5) & (half < 0.1)).all()
+
+
+def test_losses_are_compared_at_the_same_cut(tmp_path):
+    """A precision without an fp32 trial of its cut has the difference that it has elsewhere."""
+    kept = ("sweep.constraints.effective_batch=8", "sweep.axes.training.accumulation=null")
+    assert run(tmp_path, *kept, "sweep.axes.training.precision=[bf16]") is None
+    table = trials(tmp_path)
+    losses = read_table(RunDirectory.at(tmp_path), "steps").set_index("trial_id")["loss"]
+    (exact,) = table[table["reference"]]["trial_id"]
+    mine = table.loc[(2, "bf16", 4)]
+    reference = losses[exact].to_numpy()
+    difference = losses[mine["trial_id"]].to_numpy() - reference
+    expected = np.linalg.norm(difference) / np.linalg.norm(reference)
+    assert mine["parity"] == pytest.approx(expected)
+    assert set(table.xs("bf16", level="precision")["parity"]) == {mine["parity"]}
 
 
 def test_without_fp32_among_the_points_a_reference_is_run(tmp_path):

@@ -30,7 +30,9 @@ def test_what_is_no_training_and_the_warm_up_count_apart(monkeypatch: pytest.Mon
             now += 0.5  # another stretch of the same interval
             found.pause()
             now += 1000.0
+    speeds = [16 * 3 / 6.0, 16 * 4 / 12.5]
     assert found.summary() == {
+        "speed_spread": pytest.approx((max(speeds) - min(speeds)) / (16 * 7 / 18.5)),
         "samples_per_s": pytest.approx(16 * 7 / 18.5),
         "step_time_s": pytest.approx(18.5 / 7),
         "loader_wait_share": pytest.approx((6.0 + 12.0) / 4 / 18.5),

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.lm_pretrain.model import large, medium, tiny
+from experiments.lm_pretrain.pipeline import stages
+from raypipe import commands, config, results
+from raypipe.commands import Request
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError
+from raypipe.experiment import Unit
+from raypipe.hardware import Gpu, Hardware
+from raypipe.identity import fingerprint
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.sweep.stage import with_sweep
+
+PROJECT = Path(__file__).resolve().parents[3]
+PLAIN, SWEEP = PROJECT / "configs/lm_pretrain.yaml", PROJECT / "configs/sweeps/lm_pretrain.yaml"
+#: GiB that cards of 8, 12, 24, 40, 48 and 80 GB report
+CARDS = (7.99, 12.0, 23.69, 39.4, 47.5, 79.2)
+SMALL = ["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"]
+
+
+def machine(gib: float | None) -> Hardware:
+    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), "8.9"),)
+    return Hardware("here", 2, 2**34, gpu)
+
+
+def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configuration:
+    return config.resolve(config.read(path), overrides, "auto", [machine(gib)])
+
+
+def unit(*overrides: str) -> Unit:
+    _, train = stages(resolved(PLAIN, *overrides).settings)
+    return train.units[0]
+
+
+def points(gib: float | None) -> list[dict[str, Any]]:
+    """The training settings of each point of the sweep."""
+    everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
+    *each, _ = next(stage for stage in everything if stage.name == "sweep").units
+    return [unit.identity["train"]["training"] for unit in each]
+
+
+@pytest.mark.parametrize(
+    ("gib", "batches"),
+    list(zip(CARDS, [(2, 64), (4, 32), (8, 16), (16, 8), (16, 8), (16, 8)], strict=True)),
+)
+def test_the_effective_batch_is_128_on_every_card(gib, batches):
+    settings = resolved(PLAIN, gib=gib).settings
+    training = settings.train.training
+    assert (training.micro_batch, training.accumulation) == batches
+    assert training.effective_batch == 128
+    assert settings.model.model_dump() == medium().model_dump()
+    assert (training.steps, training.warmup_steps, training.betas) == (100_000, 4000, (0.9, 0.95))
+
+
+def test_more_workers_keep_the_effective_batch():
+    training = resolved(PLAIN, "train.scaling.workers=4", gib=79.2).settings.train.training
+    sizes = (training.micro_batch, training.accumulation, training.effective_batch)
+    assert sizes == (16, 2, 128)
+
+
+def test_a_cpu_trains_the_tiny_model():
+    settings = resolved(PLAIN).settings
+    assert settings.model.model_dump() == tiny().model_dump()
+    assert settings.train.training.effective_batch == 12
+
+
+def test_a_model_is_a_size_or_its_parts():
+    assert resolved(PLAIN, "model=large").settings.model.model_dump() == large().model_dump()
+    tied = resolved(PLAIN, "model.tied=true", gib=24).settings.model
+    assert tied.model_dump() == medium().model_copy(update={"tied": True}).model_dump()
+    with pytest.raises(ConfigError, match=r"model = 'medum': must be a size \(tiny, medium, large"):
+        resolved(PLAIN, "model=medum")
+
+
+@pytest.mark.parametrize("gib", [None, *CARDS])
+def test_the_swept_configuration_is_the_plain_one(gib):
+    swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, gib=gib)
+    assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
+
+
+@pytest.mark.parametrize(("gib", "number", "batch"), [(None, 12, 12), (79.2, 56, 128)])
+def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
+    found = points(gib)
+    cells = {(t["micro_batch"], t["precision"], t["gradient_checkpointing"]) for t in found}
+    assert len(found) == len(cells) == number
+    assert all(t["effective_batch"] == max(batch, t["micro_batch"]) for t in found)
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("model.layers=2", True),
+        ("model=medium", True),
+        ("model=tiny", False),
+        ("data.samples=100", True),
+        ("data.seed=1", True),
+        ("train.training.gradient_checkpointing=true", False),
+        ("train.training.micro_batch=4", False),
+    ],
+)
+def test_what_decides_the_result_is_the_identity(override, changes):
+    differ = fingerprint(unit(override).identity) != fingerprint(unit().identity)
+    assert differ == changes
+
+
+def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    overrides = [*SMALL, "train.training.steps=40", "data.held_out=64"]
+    request = Request("run", str(PLAIN), overrides, str(tmp_path / "run"), profile="cpu")
+    assert commands.run(request) == 0
+    row = results.read_table(RunDirectory.at(tmp_path / "run"), "trials").iloc[0]
+    assert (row["status"], row["steps"]) == ("succeeded", 40)
+    assert row["eval_loss"] == pytest.approx(math.log(256), abs=0.02)
+
+
+def test_it_can_be_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
+    assert commands.sweep(request) == 0
+    rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
+    assert (len(rows), set(rows["status"])) == (12, {"succeeded"})
+    assert rows["parity"].max() < 1e-3

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.transformer.pipeline import stages
+from raypipe import commands, config, results
+from raypipe.commands import Request
+from raypipe.config import Configuration
+from raypipe.experiment import Unit
+from raypipe.hardware import Gpu, Hardware
+from raypipe.identity import fingerprint
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.sweep.stage import with_sweep
+
+PROJECT = Path(__file__).resolve().parents[3]
+PLAIN, SWEEP = PROJECT / "configs/transformer.yaml", PROJECT / "configs/sweeps/transformer.yaml"
+#: GiB that cards of 8, 10, 12, 20, 24 (an L4), 24 and 48 GB report
+CARDS = (7.99, 10.0, 12.0, 19.7, 22.49, 23.69, 47.5)
+SMALL = ["model.hidden=16", "model.layers=2", "data.samples=256", "data.held_out=64"]
+SEQUENCES = ["model.numeric=0", "model.categories=[]", "model.vocabulary=40", "model.length=12"]
+
+
+def machine(gib: float | None) -> Hardware:
+    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), "8.9"),)
+    return Hardware("here", 2, 2**34, gpu)
+
+
+def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configuration:
+    return config.resolve(config.read(path), overrides, "auto", [machine(gib)])
+
+
+def unit(*overrides: str) -> Unit:
+    _, train = stages(resolved(PLAIN, *overrides).settings)
+    return train.units[0]
+
+
+def points(gib: float | None) -> list[dict[str, Any]]:
+    """The training settings of each point of the sweep."""
+    everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
+    *each, _ = next(stage for stage in everything if stage.name == "sweep").units
+    return [unit.identity["train"]["training"] for unit in each]
+
+
+@pytest.mark.parametrize(
+    ("gib", "profile", "sizes"),
+    [
+        (None, "cpu", (512, 6, 4, 8, "fp32")),
+        *zip(
+            CARDS,
+            ["gpu_small", "gpu", "gpu", "gpu", "gpu_large", "gpu_large", "gpu_large"],
+            [
+                (128, 2, 8, 4, "fp16"),
+                *[(256, 3, 16, 2, "fp16")] * 3,
+                *[(512, 6, 32, 1, "fp16")] * 3,
+            ],
+            strict=True,
+        ),
+    ],
+)
+def test_each_profile_has_its_sizes_and_the_same_effective_batch(gib, profile, sizes):
+    found = resolved(PLAIN, gib=gib)
+    model, training = found.settings.model, found.settings.train.training
+    assert found.profile == profile
+    assert sizes == (
+        *(model.hidden, model.layers),
+        *(training.micro_batch, training.accumulation, training.precision),
+    )
+    assert training.effective_batch == 32
+
+
+@pytest.mark.parametrize("gib", [None, *CARDS])
+def test_the_swept_configuration_is_the_plain_one(gib):
+    swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, gib=gib)
+    assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
+
+
+@pytest.mark.parametrize(("gib", "number"), [(None, 12), (24.0, 56)])
+def test_the_sweep_has_every_combination(gib, number):
+    found = points(gib)
+    cells = {(t["micro_batch"], t["accumulation"], t["precision"]) for t in found}
+    assert len(found) == len(cells) == number
+    assert all(t["effective_batch"] == t["micro_batch"] * t["accumulation"] for t in found)
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("model.layers=2", True),
+        ("model.heads=4", True),
+        ("data.samples=100", True),
+        ("data.seed=1", True),
+        ("train.training.precision=bf16", True),
+        ("train.training.micro_batch=8", False),
+        ("train.loader.workers=1", False),
+    ],
+)
+def test_what_decides_the_result_is_the_identity(override, changes):
+    differ = fingerprint(unit(override).identity) != fingerprint(unit().identity)
+    assert differ == changes
+
+
+def test_samples_are_evaluated_that_were_not_trained_on():
+    _, train = stages(resolved(PLAIN, *SMALL).settings)
+    assert train.training is not None
+    task = train.training.build_task()
+    rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
+    held_out = task.build_eval_dataset()
+    assert held_out is not None
+    assert len(rows) == 256
+    assert all(tuple(sample[0].tolist()) not in rows for sample in held_out)
+
+
+@pytest.mark.parametrize("inputs", [[], SEQUENCES], ids=["table", "sequences"])
+def test_it_learns(tmp_path, monkeypatch, inputs):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
+    request = Request(
+        "run", str(PLAIN), [*SMALL, *inputs, *training], str(tmp_path / "run"), profile="cpu"
+    )
+    assert commands.run(request) == 0
+    run = RunDirectory.at(tmp_path / "run")
+    steps = results.read_table(run, "steps")
+    row = results.read_table(run, "trials").iloc[0]
+    assert (row["status"], row["steps"], len(steps)) == ("succeeded", 64, 7)
+    assert row["eval_accuracy"] > 0.6
+    assert steps["loss"].iloc[-1] < 0.9 * steps["loss"].iloc[0]
+
+
+def test_it_can_be_swept(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
+    assert commands.sweep(request) == 0
+    rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
+    assert set(rows["status"]) == {"succeeded"}
+    assert len(rows) == 12
