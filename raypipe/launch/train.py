@@ -15,6 +15,7 @@ import ray
 import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
@@ -29,6 +30,8 @@ _START_ATTEMPTS = 60
 _GROW_S = 30.0
 # spot machines come back in minutes or not at all
 _WAIT_FOR_NODES_S = 600.0
+_END_S = 20.0
+_END_POLL_S = 0.05
 
 
 def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
@@ -53,17 +56,24 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
             "num_workers": (scaling.fewest_workers, scaling.most_workers),
             "elastic_resize_monitor_interval_s": _GROW_S,
         }
-    state = job.run.path(".ray")
+    name = f"{job.trial_id.replace('/', '-')}-{job.attempt}"
+    state = job.run.path(f".ray-{name}")
     nodes = set(living_nodes())
     # beside the driver, where no lost node and no hungry neighbour takes it along for good
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     relay: Any = (
         ray.remote(_Relay)
-        .options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+        .options(
+            name=_relay_name(job),
+            num_cpus=0,
+            scheduling_strategy=here,
+            max_restarts=-1,
+            max_task_retries=-1,
+        )
         .remote()
     )
     attempt: dict[str, Any] = {  # Ray's own state, which nothing of ours depends on
-        "name": f"{job.trial_id.replace('/', '-')}-{job.attempt}",
+        "name": name,
         "storage_path": state,
         "storage_filesystem": None if job.run.is_local else job.run.fs,
         "worker_runtime_env": fault_environment() or None,
@@ -83,7 +93,9 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
         run_config=RunConfig(failure_config=FailureConfig(**failures), **attempt),
     )
     running: Future[Any] = Future()
-    threading.Thread(target=_settle, args=(running, trainer), name="fit", daemon=True).start()
+    threading.Thread(
+        target=_settle, args=(running, trainer, relay), name="fit", daemon=True
+    ).start()
     try:
         while not wait([running], timeout=_POLL_S).done:
             _pass_on(relay, report)
@@ -92,18 +104,46 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
         raise group_failure(job.trial_id, error, nodes) from error
     finally:
+        if not running.done():
+            end(job)
         ray.kill(relay)
         job.run.delete(state)
     outcome: dict[str, Any] = result.return_value
     return outcome
 
 
-def _settle(running: Future[Any], trainer: TorchTrainer) -> None:
+def end(job: TrainingJob) -> None:
+    """End the worker group of a job that trains on though its ``fit`` is not waited for.
+
+    Any process may call it: what Tune stops goes on in the trial's own process.
+    """
+    deadline = time.monotonic() + _END_S
+    group: Any
+    over: bool
+    try:
+        relay = ray.get_actor(_relay_name(job))
+        group, over = ray.get(relay.group.remote())
+        if group is not None and not over:
+            remove_placement_group(group)
+        # Ray Train, which sees its workers gone, is to put its own things away
+        while group is not None and not over and time.monotonic() < deadline:
+            time.sleep(_END_POLL_S)
+            group, over = ray.get(relay.group.remote())
+    except (ValueError, ray.exceptions.RayActorError):
+        return  # there is no such actor: it ended by itself
+
+
+def _relay_name(job: TrainingJob) -> str:
+    return f"{job.run.location}/{job.trial_id}-{job.attempt}"
+
+
+def _settle(running: Future[Any], trainer: TorchTrainer, relay: Any) -> None:
     """Run the group. Not in the main thread, where Ray Train would keep the handler of Ctrl-C."""
     try:
         running.set_result(trainer.fit())
     except BaseException as error:  # whatever it is, the main thread raises it
         running.set_exception(error)
+    relay.settle.remote()
 
 
 def _pass_on(relay: Any, report: Report) -> None:
@@ -122,6 +162,7 @@ def _worker(config: dict[Any, Any]) -> Any:
     torch.set_num_threads(max(1, int(job.settings.scaling.cpus_per_worker)))
     rank = context.get_world_rank()
     _log_to_file(job, rank)
+    ray.get(config["relay"].join.remote(get_current_placement_group()))  # or nobody waits for it
 
     def post(told: dict[str, Any] | str) -> None:
         config["relay"].post.remote(told)
@@ -160,10 +201,21 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> N
 
 
 class _Relay:
-    """Holds what the workers tell until the driver takes it."""
+    """Holds what the workers tell until the driver takes it, and where they are."""
 
     def __init__(self) -> None:
         self._told: list[dict[str, Any] | str] = []
+        self._group: Any = None
+        self._over = False
+
+    def join(self, group: Any) -> None:
+        self._group = group
+
+    def settle(self) -> None:
+        self._over = True
+
+    def group(self) -> tuple[Any, bool]:
+        return self._group, self._over
 
     def post(self, told: dict[str, Any] | str) -> None:
         self._told.append(told)

@@ -18,7 +18,7 @@ from raypipe.faults import VARIABLE
 from raypipe.launch.capacity import living_nodes, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.launcher import Trials
-from raypipe.launch.train import fit
+from raypipe.launch.train import end, fit
 from raypipe.paths import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import TrainingJob, Worker
@@ -114,6 +114,9 @@ class _Order(Searcher):
         if self._concurrent is not None and len(self.running) >= self._concurrent:
             return False
         nodes = living_nodes().values()
+        # on a CPU they would share caches and memory bandwidth: one a node
+        if job.measured and not _needs(job)["GPU"] and len(self.running) >= len(nodes):
+            return False
         for resource, mine in _needs(job).items():
             used = sum(_needs(other)[resource] for other in self.running.values())
             if used + mine > sum(node.get(resource, 0.0) for node in nodes) + 1e-9:
@@ -150,6 +153,7 @@ class _Outcomes(Callback):
         if _END in trial.last_result:
             self._trials.ended(job.trial_id, trial.last_result[_END][0])
         else:
+            end(job)  # before its checkpoints are deleted
             self._trials.stopped(job.trial_id)
 
     def on_trial_error(
@@ -175,25 +179,29 @@ def _train(config: dict[str, Any]) -> None:
     def report(told: dict[str, Any] | str) -> None:
         if isinstance(told, str):
             return
-        if job.measured:  # telling Tune would be part of the time that is measured
+        # telling Tune would be part of the time that is measured, and what is at its end is not
+        # to be ended early
+        if job.measured or told["step"] == last:
             rows.append(told)
         else:
             tune.report({**told, _ROWS: [told]})
 
     scaling = job.settings.scaling
-    end: dict[str, Any] | UnitError
+    outcome: dict[str, Any] | UnitError
     try:
+        phases = job.task.phases(job.settings.training, job.plan.effective_batch)
+        last = sum(phase.steps for phase in phases)
         if scaling.most_workers > 1:
-            end = fit(job, report)
+            outcome = fit(job, report)
         else:
             torch.set_num_threads(max(1, int(scaling.cpus_per_worker)))
             device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
-            end = train(job, Worker(0, device), report)
+            outcome = train(job, Worker(0, device), report)
     except UnitError as error:
-        end = error
+        outcome = error
     except Exception as error:  # whatever a user's task raises is this trial's outcome
-        end = unit_error(job.trial_id, error)
-    tune.report({_ROWS: rows, _END: [end]})  # in a list, or Tune would take it apart
+        outcome = unit_error(job.trial_id, error)
+    tune.report({_ROWS: rows, _END: [outcome]})  # in a list, or Tune would take it apart
 
 
 def _resources(config: dict[str, Any]) -> PlacementGroupFactory:

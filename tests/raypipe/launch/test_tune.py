@@ -1,0 +1,256 @@
+"""Sweeps on Ray Tune: the trials of a small experiment, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+import ray
+import torch
+from torch import nn
+
+from raypipe.experiment import Experiment, Stage
+from raypipe.faults import VARIABLE
+from raypipe.launch.inline import InlineLauncher
+from raypipe.launch.launcher import Launcher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.results import read_table
+from raypipe.runner import Session, run_stages
+from raypipe.stages import train_stage
+from raypipe.tracking import Target, Trackers
+from tests.raypipe.examples.example_sweep import Line, SweptSettings
+from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
+
+COMPANY_S = 60
+LEFT_S = 20
+ASHA = ("sweep.kind=quality", "sweep.scheduler=asha", "sweep.reduction_factor=2")
+
+
+class Noted(Line):
+    """Notes each process that builds the model, and waits for ``together`` of them."""
+
+    def __init__(self, settings: NotedSettings) -> None:
+        super().__init__(settings.width, settings.fail)
+        self.settings = settings
+
+    def build_model(self) -> nn.Module:
+        notes = self.settings.notes
+        with notes.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        wait_until(lambda: len(set(processes(notes))) >= self.settings.together, COMPANY_S)
+        if self.settings.exhaust:
+            raise torch.OutOfMemoryError("CUDA out of memory, rehearsed")
+        return super().build_model()
+
+    def loss(self, model, batch, context):
+        time.sleep(self.settings.pause_s)
+        return super().loss(model, batch, context)
+
+
+class NotedSettings(SweptSettings):
+    notes: Path
+    together: int = 1
+    exhaust: bool = False
+    pause_s: float = 0.0
+
+
+def stages(settings: NotedSettings) -> Sequence[Stage]:
+    identity = settings.model_dump(mode="json", include={"width", "fail", "exhaust"})
+    return [train_stage("train", settings.train, lambda: Noted(settings), identity)]
+
+
+EXPERIMENT = Experiment("noted", 1, NotedSettings, stages)
+
+
+def sweep(folder: Path, launcher: Launcher, *overrides: str) -> str | None:
+    """Run the sweep alone; None, or what failed."""
+    text = YAML.replace("example_sweep", __name__) + f"notes: {folder / 'notes'}\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    [stage, _], run = stages_of(*overrides, text=text), RunDirectory.at(folder)
+    none = Trackers((), Target(run, "r", "noted", {}))
+    return run_stages([stage], Session(run, "r", Ledger(run), launcher, Display(), [HERE], none))
+
+
+def processes(notes: Path) -> list[int]:
+    """Those that built a model, once for each model."""
+    return [int(line) for line in notes.read_text().splitlines()]
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder), name)
+
+
+def by_point(folder: Path, *axes: str) -> pd.DataFrame:
+    """The trials by their values of these axes."""
+    rows = table(folder, "trials")
+    points = [json.loads(point) for point in rows["point"]]
+    rows.index = pd.MultiIndex.from_tuples([tuple(p[axis] for axis in axes) for p in points])
+    return rows.sort_index()
+
+
+def curves(folder: Path) -> pd.DataFrame:
+    """The loss of each logged step by trial; fails where a step is there twice."""
+    return table(folder, "steps").pivot(index="step", columns="trial_id", values="loss")
+
+
+def wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    assert sweep(inline, InlineLauncher()) is None
+    assert sweep(tuned, launcher) is None
+    same = [
+        *("trial_id", "status", "steps", "loss_final", "parity", "reference", "device"),
+        *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "point"),
+    ]
+    assert len(trials(tuned)) == 12
+    pd.testing.assert_frame_equal(trials(tuned)[same], trials(inline)[same])
+    pd.testing.assert_frame_equal(curves(tuned), curves(inline))
+    assert (trials(tuned)["samples_per_s"] > 0).all()
+    assert len(processes(tuned / "notes")) == 12
+    assert len(set(processes(tuned / "notes"))) == 1  # what is measured has the node to itself
+    assert not list(tuned.glob(".ray*"))
+
+
+def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "oom:micro_batch>4")
+    larger = "sweep.axes.training.micro_batch=[4,8,16]"
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    assert sweep(inline, InlineLauncher(), larger) is None
+    assert sweep(tuned, launcher, larger) is None
+    expected, found = trials(inline)["status"], trials(tuned)["status"]
+    assert set(found.loc[16]) == {"skipped"}
+    # the next trial is chosen while one runs: what that one rules out is too late for it
+    other = found[found != expected]
+    assert len(other) <= 1
+    assert set(other) <= {"out_of_memory"}
+    assert set(expected[other.index]) <= {"skipped"}
+    assert row_of(tuned, "recommendations")["settings"]["train.training.micro_batch"] == 4
+
+
+def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
+    axes = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.axes.fail=[true, false]")
+    axes += ("sweep.axes.exhaust=[true, false]", "sweep.axes.scaling.cpus_per_worker=[512, 1]")
+    assert sweep(tmp_path, launcher, *axes, "sweep.concurrent=1") is not None
+    rows = by_point(tmp_path, "train.scaling.cpus_per_worker", "exhaust", "fail")
+    assert set(rows.loc[512, "status"]) == {"failed"}
+    assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* has room for 0").all()
+    assert set(rows.loc[(1, True), "status"]) == {"out_of_memory"}
+    assert rows.loc[(1, False, True), "status"] == "failed"
+    assert rows.loc[(1, False, True), "reason"] == "the machine went away"
+    assert rows.loc[(1, False, False), "status"] == "succeeded"
+    # one process ran out of memory, failed, and went on
+    assert len(processes(tmp_path / "notes")) == 4
+    assert len(set(processes(tmp_path / "notes"))) == 1
+    kinds = table(tmp_path, "failures")["kind"].value_counts()
+    assert kinds.to_dict() == {"error": 5, "out_of_memory": 2}
+
+
+def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    points = ("sweep.axes.training.micro_batch=[4]", *ONLY)
+    assert sweep(inline, InlineLauncher(), *points) is None
+    monkeypatch.setenv(VARIABLE, "kill_worker:step=3")
+    assert sweep(tuned, launcher, *points) is None
+    assert set(trials(tuned)["status"]) == {"succeeded"}
+    assert set(trials(tuned)["attempts"]) == {2}
+    pd.testing.assert_frame_equal(curves(tuned), curves(inline))
+    failures = table(tuned, "failures")
+    assert sorted(failures["unit"]) == sorted(trials(tuned)["trial_id"])
+    assert set(failures["kind"]) == {"worker_died"}
+    assert set(failures["outcome"]) == {"again"}
+
+
+@pytest.mark.slow
+def test_two_workers_have_the_losses_of_one(launcher, tmp_path):
+    points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.axes.scaling.workers=[1, 2]")
+    assert sweep(tmp_path, launcher, *points, "sweep.constraints.effective_batch=8") is None
+    rows = table(tmp_path, "trials").set_index("workers")
+    assert set(rows["status"]) == {"succeeded"}
+    assert rows["accumulation"].to_dict() == {1: 2, 2: 1}
+    found = curves(tmp_path)
+    assert list(found.index) == [2, 4, 6]
+    one, two = found[rows.loc[1, "trial_id"]], found[rows.loc[2, "trial_id"]]
+    pd.testing.assert_series_equal(one, two, rtol=1e-5, check_names=False)
+
+
+def test_asha_ends_bad_trials_early(launcher, tmp_path):
+    rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
+    assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.grace_steps=10") is None
+    rows = by_point(tmp_path, "train.training.learning_rate")
+    assert rows["status"].iloc[-1] == "succeeded"
+    assert rows["steps"].iloc[-1] == 40
+    stopped = rows[rows["status"] == "interrupted"]
+    assert len(stopped) >= 1
+    assert (stopped["steps"] < 40).all()
+    assert set(stopped["reason"]) == {"stopped early by asha"}
+    found = curves(tmp_path)
+    assert {id: found[id].last_valid_index() for id in stopped["trial_id"]} == {
+        row["trial_id"]: row["steps"] for _, row in stopped.iterrows()
+    }
+    assert not list((tmp_path / "checkpoints").iterdir())
+    best = row_of(tmp_path, "recommendations")
+    assert best["settings"] == {"train.training.learning_rate": 0.05}
+
+
+def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launcher, tmp_path):
+    """Its model would be thrown away: here the held-out loss comes with the last step alone."""
+    rate = "sweep.axes.training.learning_rate=[0.05, 1e-5, 1e-6, 1e-7]"
+    given = (*NONE, rate, *ASHA, "sweep.metric=eval_loss", "sweep.concurrent=2", "together=2")
+    inline, tuned = tmp_path / "inline", tmp_path / "tuned"
+    assert sweep(inline, InlineLauncher(), *given, "together=1") is None
+    assert sweep(tuned, launcher, *given) is None
+    assert set(table(tuned, "trials")["status"]) == {"succeeded"}
+    same = ["trial_id", "status", "steps", "loss_final", "eval_loss"]
+    rate = "train.training.learning_rate"
+    pd.testing.assert_frame_equal(by_point(tuned, rate)[same], by_point(inline, rate)[same])
+    pd.testing.assert_frame_equal(curves(tuned), curves(inline))
+    assert len(processes(tuned / "notes")) == 4
+    assert len(set(processes(tuned / "notes"))) == 2
+    assert len(list((tuned / "models").iterdir())) == 4
+
+
+@pytest.mark.slow
+def test_asha_ends_the_whole_worker_group(launcher, tmp_path):
+    """A group trains on in processes of its own when Tune ends its trial."""
+    rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7]"
+    given = (*NONE, rate, *ASHA, "sweep.grace_steps=10", "train.scaling.workers=2")
+    long = ("pause_s=0.05", "train.training.steps=200", "train.training.checkpoint_every=2")
+    assert sweep(tmp_path, launcher, *given, *long) is None
+    cpus = ray.cluster_resources()["CPU"]
+    wait_until(lambda: ray.available_resources().get("CPU") == cpus, LEFT_S)
+    rows = by_point(tmp_path, "train.training.learning_rate")
+    assert list(rows["status"]) == ["interrupted", "interrupted", "succeeded"]
+    stopped = list(rows["trial_id"].iloc[:2])
+    assert curves(tmp_path)[stopped].last_valid_index() < 100
+    workers = processes(tmp_path / "notes")
+    assert len(workers) == 2 * 3
+    assert not any(psutil.pid_exists(worker) and is_running(worker) for worker in workers)
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert len(list((tmp_path / "models").iterdir())) == 1
+    assert not list(tmp_path.glob(".ray*"))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
