@@ -18,3 +18,4 @@ test-all:
 bench:
 	$(PYTHON) -m benchmarks.tabular_study
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
+	$(PYTHON) -m benchmarks.sweep

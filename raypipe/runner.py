@@ -152,8 +152,7 @@ class StageContext:
         from raypipe.training.recovery import train_to_the_end
 
         job = self.job(unit, task, settings)
-        phases = task.phases(settings.training, job.plan.effective_batch)
-        self.begin(sum(phase.steps for phase in phases))
+        self.begin(job.steps)
 
         def report(row: dict[str, Any] | str) -> None:
             if isinstance(row, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -64,6 +64,10 @@ class Trials(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether no further trial will come."""
+        ...
+
+    def history(self) -> Iterable[tuple[str, dict[str, Any]]]:
+        """The logged steps of earlier trials by their id, for a scheduler that is made anew."""
         ...
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:

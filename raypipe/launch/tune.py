@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ray import cloudpickle, tune
 from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig
@@ -45,7 +46,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> No
         tune.with_resources(_train, _resources),
         tune_config=TuneConfig(
             search_alg=order,
-            scheduler=_scheduler(settings),
+            scheduler=scheduler_of(settings, trials),
             num_samples=-1,
             reuse_actors=not on_gpu,
             trial_dirname_creator=_name,
@@ -189,8 +190,7 @@ def _train(config: dict[str, Any]) -> None:
     scaling = job.settings.scaling
     outcome: dict[str, Any] | UnitError
     try:
-        phases = job.task.phases(job.settings.training, job.plan.effective_batch)
-        last = sum(phase.steps for phase in phases)
+        last = job.steps
         if scaling.most_workers > 1:
             outcome = fit(job, report)
         else:
@@ -241,16 +241,38 @@ def _lacking_room(job: TrainingJob) -> str | None:
     )
 
 
-def _scheduler(settings: SweepSettings) -> TrialScheduler | None:
-    """What ends bad trials early."""
+def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
+    """What ends bad trials early, with what it was told by an earlier command."""
     metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
     mode, grace = settings.direction, settings.grace_steps or 1
+    scheduler: TrialScheduler
     if settings.scheduler == "asha":
         factor = settings.reduction_factor
-        return AsyncHyperBandScheduler("step", metric, mode, _ENDLESS, grace, factor)
-    if settings.scheduler == "median":
-        return MedianStoppingRule("step", metric, mode, grace_period=grace)
-    return None
+        scheduler = AsyncHyperBandScheduler("step", metric, mode, _ENDLESS, grace, factor)
+    elif settings.scheduler == "median":
+        scheduler = MedianStoppingRule(
+            "step",
+            metric,
+            mode,
+            grace_period=grace,
+            min_time_slice=cast("int", math.inf),  # it would pause trials to start others
+        )
+    else:
+        return None
+    earlier: dict[str, Any] = {}
+    for trial_id, row in trials.history():
+        if trial_id not in earlier:
+            earlier[trial_id] = _Earlier(trial_id)
+            scheduler.on_trial_add(cast("Any", None), earlier[trial_id])
+        scheduler.on_trial_result(cast("Any", None), earlier[trial_id], row)
+    return scheduler
+
+
+class _Earlier:
+    """As much of a trial of an earlier command as a scheduler looks at."""
+
+    def __init__(self, trial_id: str) -> None:
+        self.trial_id = trial_id
 
 
 def _name(trial: Trial) -> str:

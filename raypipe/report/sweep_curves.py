@@ -36,13 +36,16 @@ def curves(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Figure | None:
 
 
 def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
+    states = sweep.trials.set_index("trial_id")["status"]
+    population = "parent" in sweep.trials and sweep.trials["parent"].notna().any()
+    if population:
+        steps, states = _with_ancestors(steps, sweep.trials)
     column = sweep.metric if sweep.metric in steps.columns else "loss"
     lines = _lines(steps, column)
     if len(lines) < 2:
         return None
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.115, 0.135, 0.85, 0.735))
-    states = sweep.trials.set_index("trial_id")["status"]
     stopped = 0
     for name, line in lines.items():
         chosen = name == sweep.chosen
@@ -60,6 +63,8 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
     caption = f"{len(lines)} trials"
     caption += ", running median of the logged loss. " if column == "loss" else ". "
     caption += f"{stopped} ended early, where their marks are. " if stopped else ""
+    if population:
+        caption += "Each goes back through those of the population whose weights it went on with. "
     settings = point_name(sweep)
     caption += f"Recommended: {settings}." if settings else ""
     chosen_line = lines.get(sweep.chosen)
@@ -68,6 +73,26 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
         end = number(float(chosen_line.iloc[-1]))
         title = f"The recommended trial ends at {_measure(column)} {end}"
     return _figure(sweep, title, caption.strip(), figure)
+
+
+def _with_ancestors(
+    steps: pd.DataFrame, trials: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.Series[str]]:
+    """The steps of each trial of a population that none went on from, with all before them.
+
+    Also how each ended: one that was given up before the end counts as stopped.
+    """
+    named = trials.set_index("trial_id")
+    parents = named["parent"].dropna().to_dict()
+    leaves = named.index.difference(pd.Index(list(parents.values())))
+    found = []
+    for leaf in leaves:
+        line = [leaf]
+        while line[-1] in parents:
+            line.append(parents[line[-1]])
+        found.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
+    early = (named["status"] == "succeeded") & (named["until"] < named["until"].max())
+    return pd.concat(found), named["status"].mask(early, "interrupted").loc[leaves]
 
 
 def _measure(column: str) -> str:

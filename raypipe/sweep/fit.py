@@ -100,6 +100,10 @@ class Fit:
         """Whether every precision's largest micro-batch is known."""
         return not self._left and self._running is None
 
+    def history(self) -> tuple[()]:
+        """Nothing: no scheduler ends a trial."""
+        return ()
+
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """Its steps are of no interest."""
         del trial_id, row

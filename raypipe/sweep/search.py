@@ -1,10 +1,10 @@
-"""Points that Optuna chooses by what those before showed."""
+"""Trials that follow from how those before did: the interface, and points that Optuna chooses."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import optuna
@@ -21,7 +21,37 @@ from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.trials import Trial, TrialMaker
 
 
-class Search:
+class Search(Protocol):
+    """Where the trials of a sweep come from that are not known before it starts."""
+
+    @property
+    def total(self) -> int:
+        """How many trials there will be."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last trial was asked for."""
+        ...
+
+    def ask(self) -> Trial | None:
+        """The next trial; None where there is none, or none yet."""
+        ...
+
+    def tell(self, trial: Trial, row: Row | None) -> None:
+        """What became of a trial."""
+        ...
+
+    def about(self, trial: Trial) -> dict[str, Any]:
+        """The columns that say which part of the search a trial is; ``search`` names it."""
+        ...
+
+    def spent(self, trial: Trial) -> list[str]:
+        """The trials whose checkpoints nobody needs any more, now that this one is told."""
+        ...
+
+
+class OptunaSearch:
     """Asks Optuna's tree-structured Parzen estimator for trials, and tells it their values.
 
     Which point comes next depends on the seed, its number and the values told so far: a search
@@ -39,10 +69,9 @@ class Search:
             direction="maximize" if maker.sweep.direction == "max" else "minimize"
         )
         self._numbers: dict[str, int] = {}
-        mine = [row for row in rows if row.get("search") == name]
-        for row in sorted(mine, key=lambda row: (row["number"], row["trial_id"])):
+        for row in sorted(rows, key=lambda row: (row["number"], row["trial_id"])):
             value = self._value(row)
-            self._numbers[row["trial_id"]] = self.asked
+            self._numbers[row["trial_id"]] = self._asked
             self._study.add_trial(
                 create_trial(
                     params=row["point"],
@@ -53,13 +82,28 @@ class Search:
             )
 
     @property
-    def asked(self) -> int:
-        """How many points there are so far, those of earlier commands too."""
-        return len(self._study.get_trials(deepcopy=False))
+    def total(self) -> int:
+        """How many points are asked for, those of earlier commands too."""
+        return self._maker.sweep.samples
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last one was asked for."""
+        return self._asked >= self.total
 
     def ask(self) -> Trial | None:
-        """The next trial; None where the constraints rule the point out."""
-        seed = np.random.SeedSequence([self._maker.sweep.seed, self.asked]).generate_state(1)
+        """The next trial that the constraints allow; None where there are no more."""
+        while not self.is_over:
+            if (trial := self._ask()) is not None:
+                return trial
+        return None
+
+    @property
+    def _asked(self) -> int:
+        return len(self._study.get_trials(deepcopy=False))
+
+    def _ask(self) -> Trial | None:
+        seed = np.random.SeedSequence([self._maker.sweep.seed, self._asked]).generate_state(1)
         self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]), constant_liar=True)
         asked = self._study.ask(self._distributions)
         trial = self._maker.trial(dict(asked.params))
@@ -79,6 +123,10 @@ class Search:
     def about(self, trial: Trial) -> dict[str, Any]:
         """The columns that say which point of the search a trial is."""
         return {"search": self._name, "number": self._numbers[trial.unit.slot]}
+
+    def spent(self, trial: Trial) -> list[str]:
+        """The trial itself: none goes on from another."""
+        return [trial.unit.slot]
 
     def _value(self, row: Row) -> float | None:
         value = row.get(self._maker.sweep.metric_name)

@@ -63,7 +63,17 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping) and value and not set(value) & set(AxisSettings.model_fields):
             yield from _dotted(value, f"{key}.")
         else:
-            yield key, {"grid": value} if isinstance(value, list | tuple) else value
+            yield key, _alone({"grid": value} if isinstance(value, list | tuple) else value)
+
+
+def _alone(axis: Any) -> Any:
+    """An axis that takes the place of one of another kind at a lower level."""
+    if not isinstance(axis, Mapping):
+        return axis
+    others: dict[str, Any] = {"grid": None, "choice": None}
+    if axis.get("grid") is not None or axis.get("choice") is not None:
+        others |= {"low": None, "high": None, "log": False}
+    return others | dict(axis)
 
 
 class ConstraintSettings(Settings):
@@ -90,7 +100,9 @@ class SweepSettings(Settings):
         None, description="a column of `trials`: samples_per_s, or loss_final for kind quality"
     )
     mode: Literal["min", "max"] | None = Field(None, description="whether less or more is better")
-    samples: PositiveInt = Field(16, description="draws, where an axis is no grid")
+    samples: PositiveInt = Field(
+        16, description="draws, where an axis is no grid; the members of a population"
+    )
     search: Literal["random", "optuna"] = Field("random", description="how they are drawn")
     seed: int = Field(0, ge=0, lt=2**32, description="seed of the draws")
     scheduler: Scheduler | None = Field(
@@ -122,9 +134,9 @@ class SweepSettings(Settings):
         return "max" if self.metric_name.endswith("_per_s") or self.metric_name == "mfu" else "min"
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether some axis is no grid."""
-        return not all(axis.is_grid for axis in self.axes.values())
+    def is_searched(self) -> bool:
+        """Whether which trials there are follows from how the first ones do."""
+        return self.search == "optuna" or self.scheduler == "pbt"
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -153,6 +165,9 @@ class SweepSettings(Settings):
                 )
         if self.search == "optuna" and self.scheduler == "pbt":
             raise ValueError("search = optuna: a population (scheduler = pbt) draws at random")
-        if self.scheduler == "pbt" and not self.is_drawn:
-            raise ValueError("scheduler = pbt: needs an axis with choice, or low and high")
+        grids = [name for name, axis in self.axes.items() if axis.is_grid]
+        if self.scheduler == "pbt" and grids:
+            raise ValueError(
+                f"scheduler = pbt: the axis {grids[0]} is a grid; give choice, or low and high"
+            )
         return self

@@ -19,10 +19,11 @@ from raypipe.ledger import Row
 from raypipe.runner import StageContext
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
+from raypipe.sweep.population import Population, check_changeable, lineage
 from raypipe.sweep.recommendation import recommend, snippet
-from raypipe.sweep.search import Search
+from raypipe.sweep.search import OptunaSearch, Search
 from raypipe.sweep.sweep import Sweep
-from raypipe.sweep.trials import Trial, TrialMaker, shown, training_of
+from raypipe.sweep.trials import Trial, TrialMaker, shown, total_steps, training_of
 
 NAME = "sweep"
 
@@ -46,29 +47,34 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     if sweep is None:
         return plain
     swept = training_of(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
-    if sweep.grace_steps is None:
-        tenth = max(1, (swept.settings.training.steps or 1) // 10)
-        sweep = sweep.model_copy(update={"grace_steps": tenth})
     maker = TrialMaker(configuration, sweep, nodes)
-    given = maker.trials() if sweep.search == "random" else []
+    if sweep.scheduler == "pbt":
+        check_changeable(maker, swept)
+    given = [] if sweep.is_searched else maker.trials()
     units = [trial.unit for trial in given]
     last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        memory, search, trials = Memory(*maker.device), None, given
-        if sweep.search == "optuna":
+        memory, trials = Memory(*maker.device), given
+        search: Search | None = None
+        steps = total_steps(swept)
+        grace = sweep.grace_steps or max(1, steps // 10)
+        if sweep.scheduler == "pbt":
+            search = Population(maker, last.slot, grace, steps)
+        elif sweep.search == "optuna":
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.slot]
-            search = Search(maker, last.slot, rows)
+            search = OptunaSearch(maker, last.slot, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, memory, search)
-        context.session.launcher.trials(under_way, sweep, context.run)
+        settings = sweep.model_copy(update={"grace_steps": grace})
+        context.session.launcher.trials(under_way, settings, context.run)
         _summarise(context, maker, under_way.trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last)
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
-    number = sweep.samples if sweep.search == "optuna" else len(given)
+    number = sweep.samples if sweep.is_searched else len(given)
     cost = f"{number} trials" + (f" of {steps} steps" if steps else "")
     needs = next(stage.needs for stage in plain if stage.name == sweep.stage)
     stage = Stage(NAME, run, [*units, last], needs, cost)
@@ -80,7 +86,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     """The unit that is finished when a sweep is: its verdict on its trials, or its search."""
     sweep = maker.sweep
-    if sweep.search == "random":
+    if not sweep.is_searched:
         judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
         identity = {**judged, "trials": [unit.slot for unit in units]}
         return Unit(f"{NAME}/{sweep.stage}/verdict-{fingerprint(identity)[:12]}", identity)
@@ -154,8 +160,11 @@ def _summarise(
         },
     )
     memory.keep(trials, maker.configuration.experiment.name, settings.stage)
+    # of a population those count that were trained to the end
+    end = max((trial.until or 0 for trial in trials), default=0)
+    whole = [t.unit.slot for t in trials if (t.until or 0) == end and t.unit.slot in rows]
     found = recommend(
-        rows.values(),
+        [rows[slot] for slot in whole],
         settings.metric_name,
         settings.direction,
         settings.parity_tolerance,
@@ -165,6 +174,8 @@ def _summarise(
         context.ledger.remove("recommendations", [settings.stage])
         context.say("no point succeeded with losses that agree: nothing is recommended")
         return
+    if remark := lineage(rows[found.trial_id], rows):
+        found = replace(found, reason=f"{found.reason} {remark}.")
     text = snippet(found.settings, found.reason)
     row = {
         "trained_stage": settings.stage,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from raypipe import results
 from raypipe.errors import UnitError
 from raypipe.ledger import Row
 from raypipe.runner import StageContext, first_line, is_done, status_of
@@ -27,7 +28,8 @@ class Sweep:
     A trial that is predicted not to fit waits: what the others show may correct the prediction.
     Those that still wait when nothing runs any more are skipped. Out of memory is a result; a
     trial whose process died is tried again, ``max_restarts`` times. A search adds its own trials
-    to the ones that are given, each when there is room for it.
+    to the ones that are given, each when there is room for it. With a scheduler, ``history`` has
+    the logged steps of the trials that ended before, so that it goes on from what it had seen.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Sweep:
         self.failed: dict[str, UnitError] = {}
         for trial in trials:
             self._remember(trial, context.ledger.get("trials", trial.unit.slot))
-        total = len(trials) if search is None else settings.samples
+        total = len(trials) if search is None else search.total
         context.begin(total, len(trials) - len(self._waiting))
 
     @property
@@ -68,31 +70,27 @@ class Sweep:
                 continue
             self._waiting.remove(trial)
             return self._start(trial)
-        if (found := self._found()) is not None:
-            return self._start(found)
-        if not self._running:
+        found = self._found()
+        if found is None and not self._running:
             for trial in list(self._waiting):
                 self._skip(trial, self._memory.verdict(trial).reason)
-        return None
+            found = self._found()
+        return None if found is None else self._start(found)
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has run or was skipped."""
-        return not self._waiting and not self._running and not self._may_search
-
-    @property
-    def _may_search(self) -> bool:
-        return self._search is not None and self._search.asked < self._settings.samples
+        searched = self._search is None or self._search.is_over
+        return searched and not self._waiting and not self._running
 
     def _found(self) -> Trial | None:
-        """The next trial of the search that may fit; None where it has no more."""
-        while self._search is not None and self._may_search:
-            trial = self._search.ask()
-            if trial is None:
-                continue
+        """The next trial of the search that may fit; None where it has none, or none yet."""
+        while self._search is not None and (trial := self._search.ask()) is not None:
             self._all[trial.unit.slot] = trial
-            if not self._is_new(trial):  # another sweep's, in the same run directory
-                self._search.tell(trial, self._context.ledger.get("trials", trial.unit.slot))
+            if not self._is_new(trial):  # an earlier command's, or another sweep's
+                recorded = self._context.ledger.get("trials", trial.unit.slot)
+                self._remember(trial, recorded)
+                self._tell(trial, recorded)
             elif trial.lacks is not None:
                 self._skip(trial, trial.lacks)
             elif (verdict := self._memory.verdict(trial)).outcome == "does_not_fit":
@@ -100,6 +98,24 @@ class Sweep:
             else:
                 return trial
         return None
+
+    def history(self) -> Iterator[tuple[str, Row]]:
+        """What a scheduler was told of the trials that ended before this command, in that order.
+
+        It is not told the last step of a trial that comes to its end.
+        """
+        ledger = self._context.ledger
+        done = [slot for slot, trial in self._all.items() if is_done(ledger, trial.unit)]
+        for slot in sorted(
+            done, key=lambda slot: str((ledger.get("units", slot) or {})["finished_at"])
+        ):
+            row = ledger.get("trials", slot)
+            if row is None or row["status"] not in ("succeeded", "interrupted"):
+                continue
+            steps = results.read_partition(self._context.run, "steps", slot)
+            seen = steps["step"] < row["steps"] + (row["status"] == "interrupted")
+            for _, step in steps[seen].iterrows():
+                yield slot, step.dropna().to_dict()
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """A logged step of a trial."""
@@ -152,6 +168,8 @@ class Sweep:
             job,
             attempt=self._attempts.get(trial.unit.slot, 1),
             measured=self._settings.kind == "systems",
+            parent=trial.parent,
+            until=trial.until,
         )
         self._running[trial.unit.slot] = job
         return job
@@ -186,11 +204,18 @@ class Sweep:
         self._context.record_trial(job, status, row)
         if finished:
             self._context.finish(trial.unit)
-            self._context.run.delete(self._context.run.checkpoints(trial.unit.slot))
         recorded = self._context.ledger.get("trials", trial.unit.slot)
         self._remember(trial, recorded)
+        self._tell(trial, recorded)
+
+    def _tell(self, trial: Trial, row: Row | None) -> None:
+        """Let the search know, and drop the checkpoints that nobody needs any more."""
+        spent = [trial.unit.slot] if is_done(self._context.ledger, trial.unit) else []
         if self._search is not None:
-            self._search.tell(trial, recorded)
+            self._search.tell(trial, row)
+            spent = self._search.spent(trial)
+        for trial_id in spent:
+            self._context.run.delete(self._context.run.checkpoints(trial_id))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
         """Let the memory model learn from a trial that is recorded."""

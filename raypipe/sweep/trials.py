@@ -35,7 +35,8 @@ class Trial:
     the next forward. ``parity`` names what has to have the same losses (all but the precision and
     the cut into micro-batches), ``cut`` the latter.
     ``lacks`` says why this hardware cannot run it. A ``reference`` is no point of the sweep: it
-    is there for its losses in fp32.
+    is there for its losses in fp32. One of a population trains from the last checkpoint of the
+    trial ``parent`` to the step ``until``.
     """
 
     unit: Unit
@@ -46,6 +47,8 @@ class Trial:
     parity: str
     lacks: str | None = None
     reference: bool = False
+    parent: str | None = None
+    until: int | None = None
 
     @property
     def micro_batch(self) -> int:
@@ -130,7 +133,6 @@ class TrialMaker:
             return None
         training = training_of(varied.stages(), stage, "sweep.stage")
         identity = self._identity(training)
-        slot = f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
         settings = training.settings
         kept = settings.training.model_dump(mode="json", exclude=_SAME_MEMORY)
         scaling = settings.scaling.model_dump(mode="json", include={"workers", "strategy"})
@@ -139,7 +141,7 @@ class TrialMaker:
         decisive = settings.training.identity()
         del decisive["precision"]
         return Trial(
-            Unit(slot, identity),
+            Unit(slot_of(stage, identity), identity),
             point,
             training,
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
@@ -174,7 +176,7 @@ class TrialMaker:
         }
         identity = {**training.identity, sweep.stage: how, "kind": sweep.kind}
         identity["device"] = self.device[0]
-        if sweep.scheduler is not None:
+        if sweep.scheduler in ("asha", "median"):
             ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
             identity["sweep"] = sweep.model_dump(mode="json", include=ended)
         return identity
@@ -191,6 +193,19 @@ class TrialMaker:
             point = group[0].point | {f"{self.sweep.stage}.training.precision": "fp32"}
             if (reference := self.trial(point)) is not None:
                 yield replace(reference, reference=True)
+
+
+def slot_of(stage: str, identity: Mapping[str, Any]) -> str:
+    """The place of a trial in the run."""
+    return f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
+
+
+def total_steps(training: Training) -> int:
+    """The optimiser steps of a training whose batch sizes are resolved."""
+    settings, workers = training.settings.training, training.settings.scaling.most_workers
+    cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
+    phases = training.build_task().phases(settings, settings.effective_batch or cut)
+    return sum(phase.steps for phase in phases)
 
 
 def training_of(stages: Sequence[Stage], name: str, where: str) -> Training:

@@ -36,6 +36,19 @@ class TrainingJob:
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False
+    parent: str | None = None
+    until: int | None = None
+
+    @property
+    def whole(self) -> int:
+        """The optimiser steps of the training."""
+        phases = self.task.phases(self.settings.training, self.plan.effective_batch)
+        return sum(phase.steps for phase in phases)
+
+    @property
+    def steps(self) -> int:
+        """The step after which this run ends."""
+        return self.whole if self.until is None else min(self.until, self.whole)
 
 
 @dataclass(frozen=True)

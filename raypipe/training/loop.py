@@ -105,7 +105,7 @@ class _Loop:
         self.start = self._resume()
 
     def run(self) -> dict[str, Any]:
-        total = sum(phase.steps for phase in self.phases)
+        total = self.job.steps
         save_every = self.training.checkpoint_every or max(1, total // 10)
         eval_every = self.training.eval_every or total
         step, over = self.start, self._is_over()
@@ -114,7 +114,7 @@ class _Loop:
             self._choose_loader_workers()
         with closing(self._batches()) as batches:
             for number, phase, phase_step in steps(self.phases, self.start):
-                if over:
+                if over or number == total:
                     break
                 step = number + 1
                 last = step == total
@@ -225,7 +225,15 @@ class _Loop:
     def _resume(self) -> int:
         if self.job.measured:
             return 0
-        checkpoint = self.store.newest(lambda text: self.report(f"WARNING: {text}"))
+
+        def warn(text: str) -> None:
+            self.report(f"WARNING: {text}")
+
+        checkpoint = self.store.newest(warn)
+        if checkpoint is None and self.job.parent is not None:
+            checkpoint = CheckpointStore(self.job.run, self.job.parent).newest(warn)
+            if checkpoint is None:
+                raise ValueError(f"{self.job.trial_id}: {self.job.parent} has no checkpoint left")
         if checkpoint is None:
             return 0
         optimizer = self.update.optimizer
@@ -248,7 +256,7 @@ class _Loop:
         """``loader: auto``: measure before the run what bounds its speed."""
         numbers = bottleneck.candidates(loader.cores(), self.worker.workers_on_node)
         prefetch, phase = self.settings.loader.prefetch, self.phases[0]
-        left = sum(phase.steps for phase in self.phases) - self.start
+        left = self.job.steps - self.start
         a_step = max(1, phase.samples // self.plan.workers // self.plan.micro_batch)
         if left * a_step < bottleneck.needed(numbers, prefetch):
             self.report("loader: auto needs a longer run to measure; the default is taken")
@@ -274,7 +282,7 @@ class _Loop:
         if self.job.measured:
             self.throughput.pause()
             self.history.settle()
-        else:
+        elif self.job.steps == self.job.whole:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         return {

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import sweeping
+from sweeping import HERE
 
 from raypipe import config
 from raypipe.errors import ConfigError
@@ -19,14 +21,12 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table
-from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.runner import Session, is_done
 from raypipe.sweep.fit import fit_stage, fitting
-from raypipe.sweep.stage import with_sweep
 from raypipe.tracking import Target, Trackers
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
-HERE = Hardware("here", 2, 2**30)
 YAML = """
 experiment: example_sweep
 train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
@@ -47,17 +47,11 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def stages_of(*overrides: str, node: Hardware = HERE, text: str = YAML) -> list[Stage]:
-    configuration = config.resolve(config.parse(text, "c.yaml"), overrides, "auto", [node])
-    return with_sweep(configuration, [node])
+    return sweeping.stages_of(text, overrides, node)
 
 
 def run(folder: Path, *overrides: str, node: Hardware = HERE, text: str = YAML) -> str | None:
-    run = RunDirectory.at(folder)
-    stages, ledger = stages_of(*overrides, node=node, text=text), Ledger(run)
-    refuse_changes(ledger, stages, "here")
-    none = Trackers((), Target(run, "r", "swept", {}))
-    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none)
-    return run_stages(stages, session)
+    return sweeping.sweep(text, folder, overrides, node)
 
 
 def trials(folder: Path) -> pd.DataFrame:
@@ -183,6 +177,37 @@ def test_a_precision_that_the_device_lacks_is_skipped(tmp_path):
     table = trials(tmp_path).xs("tf32", level="precision")
     assert set(table["status"]) == {"skipped"}
     assert set(table["reason"]) == {"this CPU lacks tf32"}
+
+
+def test_a_scheduler_is_told_what_earlier_trials_logged(tmp_path, monkeypatch):
+    asha = (*ONLY, "sweep.kind=quality", "sweep.scheduler=asha", "train.training.steps=12")
+    told: list[Any] = []
+    trials_of = InlineLauncher.trials
+
+    def listen(self, trials, settings, run):
+        told.append(list(trials.history()))
+        trials_of(self, trials, settings, run)
+
+    monkeypatch.setattr(InlineLauncher, "trials", listen)
+    run(tmp_path, *asha)
+    run(tmp_path, *asha, "sweep.axes.training.micro_batch=[2,4,8,16]")
+    steps = read_table(RunDirectory.at(tmp_path), "steps")
+    before, after = told
+    assert not before
+    assert [row["step"] for _, row in after] == [5, 10] * 3  # not the last, 12
+    for trial_id, row in after:
+        mine = steps[(steps["trial_id"] == trial_id) & (steps["step"] == row["step"])]
+        assert mine["loss"].item() == row["loss"]
+
+
+def test_an_axis_of_another_kind_takes_the_place_of_a_lower_levels():
+    ranged = "sweep.axes.training.learning_rate={low: 1.0e-3, high: 0.1, log: true}"
+    chosen = "sweep.axes.training.learning_rate={choice: [0.1, 0.2]}"
+    grid = "sweep.axes.training.learning_rate=[0.5]"
+    for text, override in ((ranged, chosen), (chosen, grid), (grid, ranged)):
+        key, _, value = text.partition("=")
+        file = YAML + f"    {key.removeprefix('sweep.axes.')}: {value}\n"
+        assert len(stages_of(*ONLY, override, text=file)[0].units) > 3
 
 
 def test_a_constraint_keeps_the_effective_batch(tmp_path):

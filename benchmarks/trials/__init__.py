@@ -1,0 +1,1 @@
+"""The contenders of benchmarks.sweep: the same trials, run two ways."""

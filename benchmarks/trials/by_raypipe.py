@@ -1,0 +1,65 @@
+"""The trials as a sweep of raypipe, by what its command calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.trials.plan import Plan
+from raypipe import config, hardware
+from raypipe.experiment import with_needs
+from raypipe.launch.launcher import Launcher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.runner import Session, run_stages
+from raypipe.sweep.stage import NAME, with_sweep
+from raypipe.tracking import open_trackers
+
+_YAML = """
+experiment: benchmarks.trials.experiment
+steps: {plan.steps}
+clock: {clock}
+train:
+  training:
+    micro_batch: {plan.micro_batch}
+    accumulation: 1
+    learning_rate: {plan.learning_rate}
+    clip_norm: {plan.clip_norm}
+    optimizer: adamw
+    schedule: constant
+  scaling: {{workers: {plan.workers}, gpus_per_worker: 0}}
+  loader: {{workers: 0}}
+sweep:
+  stage: train
+  kind: systems
+  concurrent: 1
+  warmup_steps: {warmup}
+  steps: {measured}
+  axes: {{training.seed: {seeds}}}
+"""
+
+
+def run(plan: Plan, launcher: Launcher, clock: Path, folder: Path) -> list[float]:
+    """Run the sweep; the last loss of each seed.
+
+    Raises:
+        RuntimeError: a trial failed.
+
+    """
+    warmup = plan.steps // 5
+    text = _YAML.format(
+        plan=plan, clock=clock, warmup=warmup, measured=plan.steps - warmup, seeds=plan.seeds
+    )
+    nodes = launcher.on_every_node(hardware.detect)
+    configuration = config.resolve(config.parse(text, "benchmark"), (), "auto", nodes)
+    stages = with_needs(with_sweep(configuration, nodes), [NAME])
+    run = RunDirectory.at(folder)
+    ledger = Ledger(run)
+    tracked = open_trackers((), run, "benchmark", configuration.experiment.name, {})
+    with Display() as display, tracked as trackers:
+        session = Session(run, "benchmark", ledger, launcher, display, nodes, trackers)
+        failed = run_stages(stages, session)
+    if failed is not None:
+        raise RuntimeError(failed)
+    rows = {row["point"]["train.training.seed"]: row for row in ledger.rows("trials")}
+    return [float(rows[seed]["loss_final"]) for seed in plan.seeds]

@@ -1,0 +1,100 @@
+"""What every trial trains: a small language model, with a clock around its steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from experiments.lm_pretrain.model import LanguageModel, tiny
+from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
+from raypipe.experiment import Experiment, Stage
+from raypipe.settings import Settings
+from raypipe.stages import train_stage
+from raypipe.training.settings import TrainStageSettings
+
+
+class Span(NamedTuple):
+    """From the first step of a training to the end of its last, on the machine's clock."""
+
+    begin_s: float
+    end_s: float
+
+
+class TrialSettings(Settings):
+    """The settings of the benchmark's experiment."""
+
+    steps: int
+    clock: str
+    train: TrainStageSettings = TrainStageSettings()
+
+
+class TimedTask(LanguageModelTask):
+    """A training whose rank 0 leaves a file in a folder that says when its steps began and ended.
+
+    The begin is the first forward, the end that of the last update: the same moments in whatever
+    loop calls them. Linux's monotonic clock is the same for all processes.
+    """
+
+    shuffle = False
+
+    def __init__(self, steps: int, samples: int, clock: str) -> None:
+        model = tiny()
+        super().__init__(model, RandomTokens(model.vocabulary, model.context, samples))
+        self.steps, self.clock = steps, clock
+
+    def build_model(self) -> LanguageModel:
+        """The model, with the clock attached to it."""
+        model = super().build_model()
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            _attach_clock(model, self.steps, Path(self.clock))
+        return model
+
+
+def make_task(steps: int, effective_batch: int, clock: str) -> TimedTask:
+    """The task of a training of so many steps."""
+    return TimedTask(steps, steps * effective_batch, clock)
+
+
+def spans(clock: Path) -> list[Span]:
+    """The trainings that left a file, in the order of time."""
+    return sorted(Span(**json.loads(file.read_text())) for file in clock.glob("*.json"))
+
+
+def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
+    begin_s: list[float] = []
+    done = 0
+
+    def first_forward(*_: Any) -> None:
+        begin_s.append(time.monotonic())
+        begins.remove()
+
+    def after_step(*_: Any) -> None:
+        nonlocal done
+        done += 1
+        if done == steps:
+            span = Span(begin_s[0], time.monotonic())
+            # an actor that is reused must not count the steps of its next trial, too
+            ends.remove()
+            (folder / f"{time.monotonic_ns()}.json").write_text(json.dumps(span._asdict()))
+
+    begins = model.register_forward_pre_hook(first_forward)
+    ends = register_optimizer_step_post_hook(after_step)
+
+
+def _stages(settings: TrialSettings) -> Sequence[Stage]:
+    batch = settings.train.training.effective_batch or 1
+
+    def build_task() -> TimedTask:
+        return make_task(settings.steps, batch, settings.clock)
+
+    return [train_stage("train", settings.train, build_task, {})]
+
+
+EXPERIMENT = Experiment("sweep_benchmark", 1, TrialSettings, _stages)

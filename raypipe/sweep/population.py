@@ -1,0 +1,211 @@
+"""Trainings that take over from one another, their settings changed on the way.
+
+Population-based training (Jaderberg et al. 2017, "Population Based Training of Neural Networks")
+in generations: every member trains for an interval; then each of the worst quarter goes on from
+the checkpoint of one of the best quarter, with that one's settings resampled or perturbed by a
+fifth, as in the paper. Ray Tune's scheduler decides as results come in and keeps its decisions in
+the driver's memory. Here they follow from the recorded rows of a generation alone: a sweep goes on
+after a kill, and which trial was faster makes no difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from raypipe.errors import ConfigError
+from raypipe.experiment import Training, Unit
+from raypipe.ledger import Row
+from raypipe.sweep.settings import AxisSettings, Value
+from raypipe.sweep.space import Point, place, points
+from raypipe.sweep.trials import Trial, TrialMaker, shown, slot_of
+
+#: what may change while a training goes on: neither its model nor which samples it sees
+CHANGEABLE = ("learning_rate", "weight_decay", "betas", "clip_norm")
+_QUARTER = 0.25
+_RESAMPLED = 0.25
+_FACTORS = (0.8, 1.2)
+
+
+class Population:
+    """The generations of a population, one trial for each member and interval.
+
+    Args:
+        maker: makes trials of points.
+        name: marks the rows of this search.
+        interval: steps of a generation.
+        steps: of a whole training.
+
+    """
+
+    def __init__(self, maker: TrialMaker, name: str, interval: int, steps: int) -> None:
+        self._maker, self._name = maker, name
+        self._interval, self._steps = interval, steps
+        self._axes = {maker.key(key): axis for key, axis in maker.sweep.axes.items()}
+        self._generation = 0
+        self._members: list[Trial] = []
+        self._rows: dict[str, Row | None] = {}
+        self._about: dict[str, dict[str, Any]] = {}
+        self._spent: list[str] = []
+        self._due: deque[Trial] = deque()
+        start = points(self._axes, maker.sweep.samples, maker.sweep.seed)
+        self._begin([(point, None) for point in start])
+
+    @property
+    def total(self) -> int:
+        """How many trials there will be."""
+        return self._maker.sweep.samples * math.ceil(self._steps / self._interval)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last trial was asked for, or no member is left that could go on."""
+        return not self._due and (self._is_last or (self._is_told and not self._ranked()))
+
+    def ask(self) -> Trial | None:
+        """The next trial; None while it hangs on those of this generation, and at the end."""
+        if not self._due and self._is_told and not self.is_over:
+            self._breed()
+        return self._due.popleft() if self._due else None
+
+    def tell(self, trial: Trial, row: Row | None) -> None:
+        """What became of a trial."""
+        self._rows[trial.unit.slot] = row
+
+    def about(self, trial: Trial) -> dict[str, Any]:
+        """The columns that say which part of the search a trial is."""
+        return self._about[trial.unit.slot]
+
+    def spent(self, trial: Trial) -> list[str]:
+        """The trials whose checkpoints nobody needs any more, now that this one is told."""
+        del trial
+        told = [self._rows.get(member.unit.slot) for member in self._members]
+        if any(row is None or row["status"] == "failed" for row in told):
+            return []  # one that failed is tried again by the next command
+        own = [member.unit.slot for member in self._members] if self._is_last else []
+        return self._spent + own
+
+    @property
+    def _until(self) -> int:
+        return min((self._generation + 1) * self._interval, self._steps)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._until == self._steps
+
+    @property
+    def _is_told(self) -> bool:
+        return all(member.unit.slot in self._rows for member in self._members)
+
+    def _ranked(self) -> list[int]:
+        """The members that can go on, the best first."""
+        sign = -1 if self._maker.sweep.direction == "max" else 1
+        costs = {}
+        for number, member in enumerate(self._members):
+            value = self._value(self._rows[member.unit.slot])
+            if value is not None:
+                costs[number] = sign * value
+        return sorted(costs, key=lambda number: (costs[number], number))
+
+    def _value(self, row: Row | None) -> float | None:
+        if row is None or row["status"] != "succeeded":
+            return None
+        value = row.get(self._maker.sweep.metric_name)
+        return float(value) if value is not None and math.isfinite(value) else None
+
+    def _breed(self) -> None:
+        """The next generation."""
+        ranked = self._ranked()
+        size = len(self._members)
+        part = min(math.ceil(size * _QUARTER), size // 2)
+        best, going_on = ranked[:part] or ranked[:1], set(ranked[: max(1, size - part)])
+        generation, seed = self._generation + 1, self._maker.sweep.seed
+        following: list[tuple[Point, Trial | None]] = []
+        for number, member in enumerate(self._members):
+            if number in going_on:
+                following.append((member.point, member))
+                continue
+            rng = np.random.default_rng([seed, generation, number])
+            parent = self._members[int(rng.choice(best))]
+            following.append((explored(self._axes, parent.point, rng), parent))
+        self._spent = [member.unit.slot for member in self._members]
+        self._generation = generation
+        self._begin(following)
+
+    def _begin(self, following: Sequence[tuple[Point, Trial | None]]) -> None:
+        self._members = []
+        for number, (point, parent) in enumerate(following):
+            trial = self._maker.trial(point)
+            if trial is None:
+                raise ValueError(f"{shown(point)}: the constraints rule it out")
+            origin = None if parent is None else parent.unit.slot
+            which: dict[str, Any] = {"generation": self._generation, "member": number}
+            which |= {"parent": origin, "until": self._until}
+            identity = {**trial.unit.identity, "population": which}
+            unit = Unit(slot_of(self._maker.sweep.stage, identity), identity)
+            self._members.append(replace(trial, unit=unit, until=self._until, parent=origin))
+            self._about[unit.slot] = {"search": self._name, **which}
+        self._due.extend(self._members)
+
+
+def explored(
+    axes: Mapping[str, AxisSettings], point: Point, generator: np.random.Generator
+) -> Point:
+    """A point near another one: of each axis the value is drawn anew, or perturbed."""
+    found: Point = {}
+    for key, axis in axes.items():
+        resampled, up = generator.random() < _RESAMPLED, bool(generator.random() < 0.5)
+        share = float(generator.random())
+        found[key] = place(axis, share) if resampled else _beside(axis, point[key], up=up)
+    return found
+
+
+def _beside(axis: AxisSettings, value: Value, *, up: bool) -> Value:
+    """A fifth more or less, or the choice beside it; within the axis."""
+    if axis.choice is not None:
+        position = axis.choice.index(value) + (1 if up else -1)
+        return axis.choice[min(max(position, 0), len(axis.choice) - 1)]
+    if not isinstance(value, int | float) or axis.low is None or axis.high is None:
+        raise ValueError(f"{value!r} is no value of a range")
+    moved = min(max(value * _FACTORS[up], axis.low), axis.high)
+    return round(moved) if axis.is_integer else float(moved)
+
+
+def check_changeable(maker: TrialMaker, training: Training) -> None:
+    """Refuse a population that would change what has to stay. Raises ConfigError."""
+    stage, origin = maker.sweep.stage, maker.configuration.origin
+    monitor = training.settings.training.monitor
+    if monitor is not None and monitor.patience is not None:
+        raise ConfigError(
+            f"{origin}: {stage}.training.monitor.patience: scheduler = pbt trains every member to "
+            "the end; set it to null"
+        )
+    allowed = {f"{stage}.training.{name}" for name in CHANGEABLE}
+    for name in maker.sweep.axes:
+        if maker.key(name) not in allowed:
+            raise ConfigError(
+                f"{origin}: sweep.axes: {name}: scheduler = pbt changes it while a training goes "
+                f"on, and can do so with training.{{{', '.join(CHANGEABLE)}}} alone"
+            )
+
+
+def lineage(row: Row, rows: Mapping[str, Row]) -> str:
+    """How one of a population got where it is, in a sentence; empty where nothing changed."""
+    parts: list[tuple[int, Point]] = []
+    current: Row | None = row
+    while current is not None and current.get("until") is not None:
+        parts.append((current["until"], current["point"]))
+        current = rows.get(current["parent"])
+    parts.reverse()
+    told = [
+        f"{shown(point)} to step {until}"
+        for number, (until, point) in enumerate(parts)
+        if number + 1 == len(parts) or parts[number + 1][1] != point
+    ]
+    if len(told) <= 1:
+        return ""
+    return f"Mind that these are the last of the settings it trained with: {', '.join(told)}"

@@ -1,0 +1,36 @@
+"""Sweeps in this process, as the tests of several modules run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raypipe import config
+from raypipe.experiment import Stage
+from raypipe.hardware import Hardware
+from raypipe.launch.inline import InlineLauncher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.runner import Session, refuse_changes, run_stages
+from raypipe.sweep.stage import with_sweep
+from raypipe.tracking import Target, Trackers
+
+HERE = Hardware("here", 2, 2**30)
+
+
+def stages_of(text: str, overrides: tuple[str, ...] = (), node: Hardware = HERE) -> list[Stage]:
+    """The stages of a configuration on a node."""
+    configuration = config.resolve(config.parse(text, "c.yaml"), overrides, "auto", [node])
+    return with_sweep(configuration, [node])
+
+
+def sweep(
+    text: str, folder: Path, overrides: tuple[str, ...] = (), node: Hardware = HERE
+) -> str | None:
+    """Run the stages of a configuration in a run directory; what failed."""
+    run = RunDirectory.at(folder)
+    stages, ledger = stages_of(text, overrides, node), Ledger(run)
+    refuse_changes(ledger, stages, "here")
+    none = Trackers((), Target(run, "r", "swept", {}))
+    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none)
+    return run_stages(stages, session)
