@@ -19,6 +19,13 @@ from pyarrow import fs as arrow_fs
 from raypipe.errors import ConfigError
 
 
+def cache_directory() -> Path:
+    """``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache; what is in it can be made anew."""
+    chosen = os.environ.get("RAYPIPE_CACHE")
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(chosen or f"{caches}/raypipe").expanduser()
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run directory by its location; cheap to pickle, opened where it is used."""
@@ -101,6 +108,11 @@ class RunDirectory:
     def logs(self) -> str:
         """The folder of the log files."""
         return self.path("logs")
+
+    @property
+    def tracking(self) -> str:
+        """The folder of what trackers write."""
+        return self.path("tracking")
 
     @property
     def lock(self) -> str:

@@ -58,7 +58,7 @@ def train_stage(
     def run(context: StageContext) -> None:
         context.train(unit, build_task(), settings)
 
+    batch, length = settings.training.effective_batch, settings.training.steps
+    cost = f"{length} steps" if length else f"{settings.training.epochs or 1} epochs"
     training = Training(settings, build_task, identity)
-    length = f"{settings.training.steps} steps" if settings.training.steps else "epochs"
-    cost = f"{length} of {settings.training.effective_batch} samples"
-    return Stage(name, run, [unit], needs, cost, training=training)
+    return Stage(name, run, [unit], needs, f"{cost} of {batch} samples", training=training)

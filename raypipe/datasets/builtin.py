@@ -20,6 +20,7 @@ from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.docstrings import SKIPPED, DocstringRecord, docstring_records
 from raypipe.datasets.files import reading
 from raypipe.datasets.text import TOKEN_PATTERN, Tokenisation, vectorise
+from raypipe.paths import cache_directory
 
 NAME = "stdlib"
 
@@ -134,6 +135,4 @@ def _cache_path(max_documents: int | None, settings: Tokenisation) -> Path:
     parts = [sys.version, sklearn.__version__, sorted(SKIPPED), TOKEN_PATTERN]
     text = json.dumps([*parts, max_documents, asdict(settings)])
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
-    configured = os.environ.get("RAYPIPE_CACHE")
-    folder = Path(configured).expanduser() if configured else Path.home() / ".cache" / "raypipe"
-    return folder / f"{NAME}-{platform.python_version()}-{key}.npz"
+    return cache_directory() / f"{NAME}-{platform.python_version()}-{key}.npz"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import PositiveInt
 
 from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
+from raypipe.paths import RunDirectory, cache_directory
 from raypipe.settings import Settings
 from raypipe.sweep.memory_model import Measurements
 
@@ -74,10 +73,8 @@ def save(device: str, group: str, measured: Measurements, description: Mapping[s
 
 
 def _path(device: str, group: str) -> Path:
-    """``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache; the hash keeps names apart."""
-    chosen = os.environ.get("RAYPIPE_CACHE")
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(chosen or f"{caches}/raypipe").expanduser() / "memory"
+    """The hash keeps names apart."""
+    folder = cache_directory() / "memory"
     readable = re.sub(r"[^A-Za-z0-9]+", "-", device)[:64].strip("-")
     return folder / f"{readable}-{fingerprint([device, group])[:16]}.json"
 

@@ -27,7 +27,7 @@ class MlflowTrial:
     def __init__(self, target: Target, trial_id: str) -> None:
         uri, artifacts = mlflow_server(), None
         if uri is None:
-            folder = Path(target.run.path("tracking"))
+            folder = Path(target.run.tracking)
             folder.mkdir(parents=True, exist_ok=True)
             uri, artifacts = f"sqlite:///{folder}/mlflow.db", f"{folder}/mlflow-artifacts"
         self._client = MlflowClient(tracking_uri=uri)

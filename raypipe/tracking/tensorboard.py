@@ -19,7 +19,7 @@ class TensorBoardTrial:
     """The event files of a trial; its settings are hyperparameters when it ends."""
 
     def __init__(self, target: Target, trial_id: str) -> None:
-        folder = target.run.path("tracking", "tensorboard", trial_id.replace("/", "-"))
+        folder = f"{target.run.tracking}/tensorboard/{trial_id.replace('/', '-')}"
         is_new = not Path(folder).exists()
         self._writer = SummaryWriter(folder)
         self._events: Any = self._writer.file_writer

@@ -25,7 +25,7 @@ class WandbTrial:
     def __init__(self, target: Target, trial_id: str) -> None:
         name = hashlib.sha256(f"{target.run_id}/{trial_id}".encode()).hexdigest()[:16]
         offline = wandb_is_offline()
-        folder = Path(target.run.path("tracking")) if target.run.is_local else None
+        folder = Path(target.run.tracking) if target.run.is_local else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             earlier = list(folder.glob(f"wandb/offline-run-*-{name}*")) if offline else []
