@@ -18,8 +18,8 @@ from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
 from raypipe.launch.capacity import living_nodes, room
 from raypipe.launch.failures import group_failure
+from raypipe.launch.group import Groups, WorkerGroup, follow
 from raypipe.launch.launcher import Trials
-from raypipe.launch.train import end, fit
 from raypipe.paths import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import TrainingJob, Worker
@@ -37,7 +37,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> No
     Which trial comes next, and what becomes of one, is decided by ``trials``, in this process.
     A trial with one worker runs in Tune's actor, which on a CPU trains one trial after the other;
     on a GPU each has a process of its own, so that its peak memory is its own. One with several
-    workers is a Ray Train group, and Tune's actor holds no CPU beside it.
+    workers trains in a Ray Train group, and Tune's actor, which follows it, holds no CPU.
     """
     state = run.path(".ray-tune")
     order = _Order(trials, settings.concurrent)
@@ -65,6 +65,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> No
     try:
         tuner.fit()
     finally:
+        order.close()
         run.delete(state)
 
 
@@ -76,6 +77,8 @@ class _Order(Searcher):
         self._trials = trials
         self._concurrent = concurrent
         self._held: TrainingJob | None = None
+        self._groups = Groups()
+        self._group_of: dict[str, WorkerGroup] = {}
         self.running: dict[str, TrainingJob] = {}
 
     def suggest(self, trial_id: str) -> Any:
@@ -90,7 +93,26 @@ class _Order(Searcher):
         if not self._has_room(job):
             return None
         self._held, self.running[trial_id] = None, job
-        return {"job": job, "faults": os.environ.get(VARIABLE, "")}
+        group = self._groups.take(job)
+        if group is not None:
+            self._group_of[trial_id] = group
+        relay = None if group is None else group.relay
+        return {"job": job, "relay": relay, "faults": os.environ.get(VARIABLE, "")}
+
+    def over(self, trial_id: str, *, ended: bool) -> TrainingJob:
+        """The job of a trial that is over, by itself or before its end; its group is free."""
+        job, group = self.running.pop(trial_id), self._group_of.pop(trial_id, None)
+        if group is not None and ended:
+            self._groups.give_back(group, job)
+        elif group is not None:
+            group.close()
+        return job
+
+    def close(self) -> None:
+        """End all worker groups."""
+        for group in self._group_of.values():
+            group.close()
+        self._groups.close()
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -150,11 +172,11 @@ class _Outcomes(Callback):
     ) -> None:
         """A trial came to its end, or the scheduler ended it."""
         del iteration, trials, info
-        job = self._order.running.pop(trial.trial_id)
-        if _END in trial.last_result:
+        ended = _END in trial.last_result
+        job = self._order.over(trial.trial_id, ended=ended)  # before its checkpoints are deleted
+        if ended:
             self._trials.ended(job.trial_id, trial.last_result[_END][0])
         else:
-            end(job)  # before its checkpoints are deleted
             self._trials.stopped(job.trial_id)
 
     def on_trial_error(
@@ -162,7 +184,7 @@ class _Outcomes(Callback):
     ) -> None:
         """A trial's process died: whatever its task raises is no error to Tune."""
         del iteration, trials, info
-        job = self._order.running.pop(trial.trial_id)
+        job = self._order.over(trial.trial_id, ended=False)
         # Tune's own getter reads the copy that it makes some time later
         path = trial.pickled_error_file
         error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("no reason")
@@ -191,8 +213,8 @@ def _train(config: dict[str, Any]) -> None:
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
-        if scaling.most_workers > 1:
-            outcome = fit(job, report)
+        if config["relay"] is not None:
+            outcome = follow(config["relay"], job, report)
         else:
             torch.set_num_threads(max(1, int(scaling.cpus_per_worker)))
             device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")

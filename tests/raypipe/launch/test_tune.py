@@ -192,6 +192,22 @@ def test_two_workers_have_the_losses_of_one(launcher, tmp_path):
     pd.testing.assert_series_equal(one, two, rtol=1e-5, check_names=False)
 
 
+@pytest.mark.slow
+def test_a_worker_group_runs_one_trial_after_the_other(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
+    points = ("sweep.axes.training.micro_batch=[2, 4, 8]", *ONLY, "train.scaling.workers=2")
+    assert sweep(tmp_path, launcher, *points, "sweep.constraints.effective_batch=16") is None
+    rows = table(tmp_path, "trials").set_index("micro_batch")
+    assert rows["status"].to_dict() == {2: "succeeded", 4: "succeeded", 8: "out_of_memory"}
+    found = curves(tmp_path)
+    first, second = (found[rows.loc[size, "trial_id"]] for size in (2, 4))
+    pd.testing.assert_series_equal(first, second, rtol=1e-5, check_names=False)
+    workers = processes(tmp_path / "notes")
+    assert len(workers) == 2 * 3
+    assert len(set(workers)) == 2
+    assert not list(tmp_path.glob(".ray*"))
+
+
 def test_asha_ends_bad_trials_early(launcher, tmp_path):
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-6, 1e-7, 1e-8]"
     assert sweep(tmp_path, launcher, *NONE, rate, *ASHA, "sweep.grace_steps=10") is None

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import sweeping
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from raypipe.results import read_partition, read_table
 from raypipe.sweep.population import explored
 from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.sweep import Sweep
+from tests.raypipe.examples import sweeping
 
 YAML = """
 experiment: example_sweep

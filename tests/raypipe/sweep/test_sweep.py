@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import sweeping
-from sweeping import HERE
 
 from raypipe import config
 from raypipe.errors import ConfigError
@@ -24,6 +22,8 @@ from raypipe.results import read_table
 from raypipe.runner import Session, is_done
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
+from tests.raypipe.examples import sweeping
+from tests.raypipe.examples.sweeping import HERE
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)

@@ -1,0 +1,293 @@
+"""A worker group of Ray Train that runs one training job after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import ray
+import ray.train
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.placement_group import get_current_placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raypipe.errors import UnitError
+from raypipe.launch import fault_environment
+from raypipe.launch.capacity import living_nodes
+from raypipe.launch.failures import group_failure, worker_failure
+from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.loop import train
+
+_POLL_S = 0.5
+_WORKERS_POLL_S = 0.02
+_START_ATTEMPTS = 60
+_GROW_S = 30.0
+_END_S = 20.0
+
+
+class WorkerGroup:
+    """Workers on the nodes, and the process group between them.
+
+    Ray Train makes both; an elastic group it makes anew, each job from its newest checkpoint, when
+    there is room for more workers. Checkpoints, retries and metrics are our own: its state lags,
+    and a report costs it a health-check interval. The workers take their jobs from ``relay``, an
+    actor that any process may hand one to, see ``follow``.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        scaling = job.settings.scaling
+        gpus = scaling.gpus_per_worker or 0.0
+        elastic: dict[str, Any] = {"num_workers": scaling.most_workers}
+        if scaling.fewest_workers < scaling.most_workers:
+            elastic = {
+                "num_workers": (scaling.fewest_workers, scaling.most_workers),
+                "elastic_resize_monitor_interval_s": _GROW_S,
+            }
+        # beside the driver, where no lost node and no hungry neighbour takes it along for good
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self.relay: Any = (
+            ray.remote(_Relay)
+            .options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+            .remote()
+        )
+        self._shape = _shape(job)
+        self._run, self._name = job.run, f"group-{secrets.token_hex(4)}"
+        attempt: dict[str, Any] = {  # Ray's own state, which nothing of ours depends on
+            "name": self._name,
+            "storage_path": self._state,
+            "storage_filesystem": None if job.run.is_local else job.run.fs,
+            "worker_runtime_env": fault_environment() or None,
+        }
+        failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _START_ATTEMPTS}
+        if "max_preemption_failures" in signature(FailureConfig).parameters:  # newer than Ray 2.55
+            failures["max_preemption_failures"] = 0
+        trainer = TorchTrainer(
+            cast("Callable[[dict[Any, Any]], None]", _worker),
+            train_loop_config={"relay": self.relay},
+            scaling_config=ScalingConfig(
+                use_gpu=gpus > 0,
+                resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
+                **elastic,
+            ),
+            torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
+            run_config=RunConfig(failure_config=FailureConfig(**failures), **attempt),
+        )
+        self._over = threading.Event()
+        self._nodes = set(living_nodes())
+        threading.Thread(target=self._settle, args=(trainer,), name="fit", daemon=True).start()
+
+    def serves(self, job: TrainingJob) -> bool:
+        """Whether it could run the job, too."""
+        return not self._over.is_set() and self._shape == _shape(job)
+
+    def close(self) -> None:
+        """End the workers, also those in the middle of a job."""
+        group = ray.get(self.relay.close.remote())
+        if group is not None and not self._over.is_set():
+            remove_placement_group(group)
+        # Ray Train, which sees its workers gone, is to put its own things away
+        self._over.wait(_END_S)
+        ray.kill(self.relay)
+        self._run.delete(self._state)
+
+    @property
+    def _state(self) -> str:
+        return self._run.path(f".ray-{self._name}")
+
+    def _settle(self, trainer: TorchTrainer) -> None:
+        """Run the group. Not in the main thread, where Ray Train would keep Ctrl-C's handler."""
+        failure = UnitError(self._name, "error", "the worker group has ended")
+        try:
+            trainer.fit()
+        except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
+            failure = group_failure(self._name, error, self._nodes)
+        except BaseException as error:  # whoever follows a job is to hear of it
+            failure = UnitError(self._name, "error", f"{type(error).__name__}: {error}")
+        self._over.set()
+        self.relay.settle.remote(failure)
+
+
+class Groups:
+    """The worker groups of trials, each kept for the next one that it can serve.
+
+    On a GPU each trial has a group of its own, so that its peak memory is its own.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[WorkerGroup] = []
+
+    def take(self, job: TrainingJob) -> WorkerGroup | None:
+        """A group for a job; None for one that needs none. No idle one keeps its CPUs from it."""
+        fit = [group for group in self._idle if group.serves(job)]
+        others = [group for group in self._idle if group not in fit]
+        self._idle = fit
+        for group in others:
+            group.close()
+        if job.settings.scaling.most_workers == 1:
+            return None
+        return self._idle.pop() if self._idle else WorkerGroup(job)
+
+    def give_back(self, group: WorkerGroup, job: TrainingJob) -> None:
+        """The group of a job that came to its end."""
+        if group.serves(job) and not job.settings.scaling.gpus_per_worker:
+            self._idle.append(group)
+        else:
+            group.close()
+
+    def close(self) -> None:
+        """End those that are kept."""
+        for group in self._idle:
+            group.close()
+        self._idle = []
+
+
+def follow(
+    relay: Any, job: TrainingJob, report: Report, pause: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Hand a job to a worker group, pass on what its workers tell, return what rank 0 returned.
+
+    ``pause`` is called about twice a second and may raise what ends the waiting.
+
+    Raises:
+        UnitError: a worker failed or died, with the kind of failure.
+
+    """
+    name = _name(job)
+    ray.get(relay.submit.remote(job))
+    while True:
+        pause()
+        told: _Told = ray.get(relay.drain.remote(_POLL_S))
+        if told.job != name:  # it was killed, for its memory, and started anew
+            ray.get(relay.submit.remote(job))
+        for each in told.rows:
+            report(each)
+        if told.outcome is not None:
+            return told.outcome
+        if (failure := told.failure) is not None:
+            raise UnitError(job.trial_id, failure.kind, failure.message, failure.limit)
+
+
+class _Told(NamedTuple):
+    job: str | None
+    rows: list[dict[str, Any] | str]
+    outcome: dict[str, Any] | None
+    failure: UnitError | None
+
+
+class _Relay:
+    """Between whoever has jobs and the workers: all methods run in one thread, in turns."""
+
+    def __init__(self) -> None:
+        self._job: TrainingJob | None = None
+        self._rows: list[dict[str, Any] | str] = []
+        self._outcome: dict[str, Any] | None = None
+        self._failure: UnitError | None = None
+        self._group: Any = None
+        self._closed = False
+
+    async def join(self, group: Any) -> None:
+        """A worker says where it is."""
+        self._group = group
+
+    async def submit(self, job: TrainingJob) -> None:
+        """A job for the workers, once the one before has ended."""
+        self._job, self._rows, self._outcome = job, [], None
+
+    async def next(self, done: str | None) -> TrainingJob | None:
+        """The job that is to be done; a worker waits for it, after the one it has done."""
+        while not self._closed:
+            if self._job is not None and self._outcome is None and _name(self._job) != done:
+                return self._job
+            await asyncio.sleep(_WORKERS_POLL_S)
+        return None
+
+    async def post(self, told: dict[str, Any] | str) -> None:
+        """A row or a remark of a job."""
+        self._rows.append(told)
+
+    async def finish(self, outcome: dict[str, Any]) -> None:
+        """Rank 0 has ended the job."""
+        self._outcome = outcome
+
+    async def settle(self, failure: UnitError) -> None:
+        """The group is over; whoever still waits for a job hears why."""
+        self._failure = failure
+
+    async def drain(self, seconds: float) -> _Told:
+        """What was told since the last time, after waiting some time for it."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while not (self._rows or self._outcome or self._failure) and loop.time() < until:
+            await asyncio.sleep(_WORKERS_POLL_S)
+        rows, self._rows = self._rows, []
+        job = None if self._job is None else _name(self._job)
+        return _Told(job, rows, self._outcome, self._failure)
+
+    async def close(self) -> Any:
+        """Let the workers go; where they are, if a job is still under way."""
+        self._closed = True
+        return self._group if self._job is not None and self._outcome is None else None
+
+
+def _worker(config: dict[Any, Any]) -> None:
+    """What each worker runs: one job after the other, of which rank 0 tells."""
+    relay = config["relay"]
+    rank = ray.train.get_context().get_world_rank()
+    ray.get(relay.join.remote(get_current_placement_group()))
+    done: str | None = None
+    while (job := ray.get(relay.next.remote(done))) is not None:
+        _log_to_file(job, rank)
+        outcome = _train(job, relay)
+        if rank == 0:
+            ray.get(relay.finish.remote(outcome))
+        done = _name(job)
+
+
+def _train(job: TrainingJob, relay: Any) -> dict[str, Any]:
+    import torch
+    from ray.train.torch import get_device
+
+    def post(told: dict[str, Any] | str) -> None:
+        relay.post.remote(told)
+
+    context = ray.train.get_context()
+    torch.set_num_threads(max(1, int(job.settings.scaling.cpus_per_worker)))
+    worker = Worker(
+        context.get_world_rank(),
+        get_device(),
+        context.get_world_size(),
+        context.get_local_world_size(),
+    )
+    try:
+        return train(job, worker, post)
+    except Exception as error:
+        logging.getLogger(__name__).exception("%s failed", job.trial_id)
+        raise worker_failure(job.trial_id, error) from error
+
+
+def _name(job: TrainingJob) -> str:
+    return f"{job.trial_id}-{job.attempt}"
+
+
+def _shape(job: TrainingJob) -> tuple[Any, ...]:
+    scaling = job.settings.scaling
+    return scaling.workers, scaling.cpus_per_worker, scaling.gpus_per_worker
+
+
+def _log_to_file(job: TrainingJob, rank: int) -> None:
+    if job.run.is_local:
+        Path(job.run.logs).mkdir(parents=True, exist_ok=True)
+        name = f"{job.trial_id.replace('/', '-')}-{rank}.log"
+        logging.basicConfig(
+            filename=f"{job.run.logs}/{name}",
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+            force=True,
+        )
