@@ -61,4 +61,5 @@ def train_stage(
     training = Training(settings, build_task, identity)
     length = f"{settings.training.steps} steps" if settings.training.steps else "epochs"
     cost = f"{length} of {settings.training.effective_batch} samples"
-    return Stage(name, run, [unit], needs, cost, training=training)
+    on_gpu = settings.scaling.gpus_per_worker != 0
+    return Stage(name, run, [unit], needs, cost, training=training, on_gpu=on_gpu)

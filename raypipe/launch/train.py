@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch import fault_environment
-from raypipe.launch.capacity import living_nodes, room
+from raypipe.launch.capacity import Shared, living_nodes, room
 from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
@@ -34,7 +34,7 @@ _END_S = 20.0
 _END_POLL_S = 0.05
 
 
-def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
+def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
     """Run a training job once and return what rank 0 returned.
 
     Ray Train makes the worker group and its process group; an elastic one it starts anew, from
@@ -45,11 +45,12 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
 
     Raises:
         UnitError: no room for the workers, or one failed or died, with the kind of failure.
+        KeyboardInterrupt: the run is interrupted.
 
     """
     scaling = job.settings.scaling
     gpus = scaling.gpus_per_worker or 0.0
-    _await_room(job, scaling.cpus_per_worker, gpus, report)
+    _await_room(job, scaling.cpus_per_worker, gpus, report, shared)
     elastic: dict[str, Any] = {"num_workers": scaling.most_workers}
     if scaling.fewest_workers < scaling.most_workers:
         elastic = {
@@ -99,6 +100,7 @@ def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
     try:
         while not wait([running], timeout=_POLL_S).done:
             _pass_on(relay, report)
+            shared.pause(0)
         result = running.result()
         _pass_on(relay, report)
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
@@ -178,7 +180,7 @@ def _worker(config: dict[Any, Any]) -> Any:
         raise worker_failure(job.trial_id, error) from error
 
 
-def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> None:
+def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report, shared: Shared) -> None:
     """Raises UnitError where the workers have no room, for Ray would wait for ever.
 
     A later attempt than the first had room: it waits for the nodes to come back.
@@ -197,7 +199,7 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> N
         if not told:
             report(f"{lack}; waiting up to {_WAIT_FOR_NODES_S / 60:.0f} minutes for nodes")
             told = True
-        time.sleep(_POLL_S)
+        shared.pause(_POLL_S)
 
 
 class _Relay:
