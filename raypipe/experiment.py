@@ -1,4 +1,4 @@
-"""What an experiment is: settings, and stages that run one after another.
+"""What an experiment is: settings, and stages that need each other.
 
 An experiment is a Python module with a variable ``EXPERIMENT``. Its settings are a pydantic
 model whose fields are the sections of the YAML file; ``stages`` turns validated settings
@@ -60,7 +60,8 @@ class Stage:
     ``run`` does the units that are not done yet; it asks the context which are. ``cost`` says
     in a few words what a unit takes (``"200 steps of 16"``). A ``derived`` stage only
     summarises others: it is repeated whenever anything before it ran or its identity changed.
-    ``training`` is what a sweep can vary, in a stage that is a training run.
+    ``training`` is what a sweep can vary, in a stage that is a training run. A stage that works
+    ``on_gpu``, where there are GPUs, runs beside the others; those of a kind run one after another.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Stage:
     cost: str = ""
     derived: bool = False
     training: Training | None = None
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True)

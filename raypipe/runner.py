@@ -1,4 +1,4 @@
-"""Plan, skip, launch, record: a configuration's stages, one after the other."""
+"""Plan, skip, launch, record: the stages of a configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from raypipe import results
 from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage, Unit, in_order
 from raypipe.identity import differences, fingerprint
+from raypipe.lanes import in_lanes
 from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
@@ -32,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Session:
-    """What every stage of a command works with."""
+    """What every stage of a command works with; ``writing`` is for one thread at a time."""
 
     run: RunDirectory
     run_id: str
@@ -41,6 +43,7 @@ class Session:
     display: Display
     nodes: Sequence[Hardware]
     trackers: Trackers
+    writing: Lock = field(default_factory=Lock)
 
 
 class StageContext:
@@ -258,29 +261,48 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
 def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     """Run what is not done; a failure stops only the stages that need it.
 
+    Where there are GPUs, stages that work on them and the others run beside each other, in
+    threads; else one stage runs after the other, in this one.
+
     Returns:
         None when all is done, else what failed: the stage's or the unit's name and why.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; what was under way is recorded as interrupted.
 
     """
     broken: dict[str, str] = {}
     ran: set[str] = set()
-    for stage in in_order(stages):
+    ordered = in_order(stages)
+
+    def run(stage: Stage) -> None:
         needs = [need for need in stage.needs if need in broken]
         if needs:
             broken[stage.name] = f"needs {', '.join(needs)}"
             _record_stage(session, stage, "skipped", now(), 0.0, None)
             session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
-            continue
+            return
         fresh = stage.derived and any(need in ran for need in stage.needs)
-        if not fresh and all(is_done(session.ledger, unit) for unit in stage.units):
+        if not fresh and _is_stored(session.ledger, stage):
             session.display.say(f"{stage.name}: done before")
-            continue
+            return
         error = _run_stage(stage, session)
         ran.add(stage.name)
         if error is not None:
             broken[stage.name] = error
+
+    open_lanes = {s.on_gpu for s in ordered if s.derived or not _is_stored(session.ledger, s)}
+    if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
+        in_lanes(ordered, run, session.launcher.interrupt)
+    else:
+        for stage in ordered:
+            run(stage)
     first = next(iter(broken.items()), None)
     return None if first is None else f"{first[0]}: {first[1]}"
+
+
+def _is_stored(ledger: Ledger, stage: Stage) -> bool:
+    return all(is_done(ledger, unit) for unit in stage.units)
 
 
 def _run_stage(stage: Stage, session: Session) -> str | None:
@@ -304,7 +326,9 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
         session.display.end(stage.name, status, seconds)
-        results.write_tables(session.run, session.ledger, _tables(session.ledger), session.run_id)
+        with session.writing:  # or an older table might replace a newer one
+            tables = _tables(session.ledger)
+            results.write_tables(session.run, session.ledger, tables, session.run_id)
     return message
 
 

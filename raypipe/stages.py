@@ -58,7 +58,9 @@ def train_stage(
     def run(context: StageContext) -> None:
         context.train(unit, build_task(), settings)
 
-    batch, length = settings.training.effective_batch, settings.training.steps
-    cost = f"{length} steps" if length else f"{settings.training.epochs or 1} epochs"
+    trained = settings.training
+    length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"
+    cost = f"{length} of {trained.effective_batch} samples"
     training = Training(settings, build_task, identity)
-    return Stage(name, run, [unit], needs, f"{cost} of {batch} samples", training=training)
+    on_gpu = settings.scaling.gpus_per_worker != 0
+    return Stage(name, run, [unit], needs, cost, training=training, on_gpu=on_gpu)

@@ -85,7 +85,7 @@ def _evaluate(
         context.finish(unit)
 
     cost = f"{settings.functions * settings.starts} runs of {settings.steps} duels"
-    return Stage(name, run, [unit], (train.name,), cost)
+    return Stage(name, run, [unit], (train.name,), cost, on_gpu=True)
 
 
 def _lda(

@@ -1,10 +1,20 @@
-"""What the living nodes of the cluster hold, were they free: Ray waits for ever for more."""
+"""What the nodes of the cluster hold, were they free, and what of it whom is left.
+
+Ray waits for ever for what no node holds; and of what is free it gives the next task its share,
+though a training group waits for more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import ray
+
+from raypipe.training.job import TrainingJob
+
+_POLL_S = 0.5
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
@@ -20,3 +30,98 @@ def room(cpus: float, gpus: float) -> int:
 def _on(node: Mapping[str, float], cpus: float, gpus: float) -> int:
     by_cpu = int(node.get("CPU", 0.0) / cpus + 1e-9)
     return min(by_cpu, int(node.get("GPU", 0.0) / gpus + 1e-9)) if gpus else by_cpu
+
+
+def of_a_worker(job: TrainingJob) -> tuple[float, float]:
+    """The CPUs, those of the loader's processes too, and the GPUs of a worker.
+
+    A measured trial has its GPUs for itself.
+    """
+    scaling, processes = job.settings.scaling, job.settings.loader.workers
+    cpus = scaling.cpus_per_worker + (processes if isinstance(processes, int) else 0)
+    gpus = scaling.gpus_per_worker or 0.0
+    return cpus, max(1.0, gpus) if gpus and job.measured else gpus
+
+
+def of_a_group(job: TrainingJob) -> float:
+    """The CPUs of all workers; of an elastic group, of as many as there is room for."""
+    cpus, gpus = of_a_worker(job)
+    scaling = job.settings.scaling
+    return cpus * max(scaling.fewest_workers, min(scaling.most_workers, room(cpus, gpus)))
+
+
+class Shared:
+    """What stages in two threads share: the CPUs of the cluster, and the order to end.
+
+    Trainings, trials and tasks on GPUs come first: CPU tasks keep off what these hold or wait for.
+    No thread waits for itself. The CPUs are counted over all nodes: on several, those that a
+    worker waits for may first be free on different ones.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._interrupted = threading.Event()
+        # by thread, and by what holds them there
+        self._wanted: dict[tuple[int, object], float] = {}
+        self._used: dict[tuple[int, object], float] = {}
+
+    def hold(self, owner: object, cpus: float) -> bool:
+        """Whether so many CPUs are there for ``owner`` now; if not, CPU tasks make room."""
+        key = threading.get_ident(), owner
+        with self._lock:
+            self._wanted[key] = cpus
+            others = _of_others(self._used)
+            if others and others + cpus > _all_cpus() + 1e-9:
+                return False
+            self._used[key] = cpus
+            return True
+
+    def release(self, owner: object) -> None:
+        """Give back what this thread held or used for ``owner``."""
+        key = threading.get_ident(), owner
+        with self._lock:
+            self._wanted.pop(key, None)
+            self._used.pop(key, None)
+
+    @contextmanager
+    def held(self, cpus: float, say: Callable[[str], None] | None = None) -> Iterator[None]:
+        """Hold so many CPUs, after waiting for them; raises KeyboardInterrupt."""
+        owner = object()
+        try:
+            if not self.hold(owner, cpus):
+                if say is not None:
+                    say(f"waits for {cpus:g} CPUs that another stage uses")
+                while not self.hold(owner, cpus):
+                    self.pause(_POLL_S)
+            yield
+        finally:
+            self.release(owner)
+
+    def use(self, owner: object, cpus: float) -> None:
+        """Tell how many CPUs the CPU tasks of ``owner`` take that are under way."""
+        with self._lock:
+            self._used[threading.get_ident(), owner] = cpus
+
+    def left(self) -> float | None:
+        """The CPUs for this thread's CPU tasks; None where nobody else wants any."""
+        with self._lock:
+            wanted = _of_others(self._wanted)
+        return _all_cpus() - wanted if wanted else None
+
+    def interrupt(self) -> None:
+        """Make every thread end that waits here, or comes to."""
+        self._interrupted.set()
+
+    def pause(self, seconds: float = 0) -> None:
+        """Sleep; raises KeyboardInterrupt, as Ctrl-C does in the main thread."""
+        if self._interrupted.wait(seconds):
+            raise KeyboardInterrupt
+
+
+def _of_others(cpus: Mapping[tuple[int, object], float]) -> float:
+    me = threading.get_ident()
+    return sum(number for (thread, _), number in cpus.items() if thread != me)
+
+
+def _all_cpus() -> float:
+    return sum(node.get("CPU", 0.0) for node in living_nodes().values())

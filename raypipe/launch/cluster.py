@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.launch import QUIET, in_cluster
+from raypipe.launch.capacity import Shared, of_a_group
 from raypipe.launch.launcher import R, TaskPool, Trials
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
@@ -32,6 +33,7 @@ class RayLauncher:
     """Stages on a Ray cluster: the one this process runs in, an address, or a local one."""
 
     def __init__(self, address: str | None = None) -> None:
+        self._shared = Shared()
         self._local = address is None and not in_cluster()
         # workers import what the command imports: the current directory comes first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -66,20 +68,26 @@ class RayLauncher:
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
         """Run a training job as a Ray Train worker group. Raises UnitError."""
-        return fit(job, report)
+        with self._shared.held(of_a_group(job), report):
+            return fit(job, report, self._shared)
 
     def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
         """Run the trials of a sweep on Ray Tune."""
-        run_trials(trials, settings, run)
+        run_trials(trials, settings, run, self._shared)
 
     @contextmanager
     def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
         """Fractional-CPU tasks of the cluster. Raises ConfigError."""
-        pool = RayPool(cpus, gpus)
-        try:
-            yield pool
-        finally:
-            pool.cancel()
+        pool = RayPool(cpus, gpus, self._shared)
+        with self._shared.held(cpus * pool.slots) if gpus else nullcontext():
+            try:
+                yield pool
+            finally:
+                pool.cancel()
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every thread that waits for what it started."""
+        self._shared.interrupt()
 
     def close(self) -> None:
         """Leave the cluster; one that was started here stops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,10 @@ from raypipe.training.memory import unit_error
 
 
 class InlineLauncher:
-    """Everything one after the other, here, on the CPU; training with one worker."""
+    """Everything in the thread that asks for it, on the CPU; training with one worker."""
+
+    def __init__(self) -> None:
+        self._interrupted = threading.Event()
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call it here."""
@@ -30,7 +34,7 @@ class InlineLauncher:
         if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: training in this process has one worker")
         try:
-            return train(job, Worker(0, torch.device("cpu")), report)
+            return train(job, Worker(0, torch.device("cpu")), self._unless_interrupted(report))
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
 
@@ -52,16 +56,29 @@ class InlineLauncher:
     def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
         """A pool that runs each task when it is waited for."""
         del cpus, gpus
-        yield _InlinePool()
+        yield _InlinePool(self._interrupted)
+
+    def interrupt(self) -> None:
+        """End what waits for the next task or trains, at the next logged step."""
+        self._interrupted.set()
 
     def close(self) -> None:
         """Nothing was started."""
+
+    def _unless_interrupted(self, report: Report) -> Report:
+        def pass_on(told: dict[str, Any] | str) -> None:
+            if self._interrupted.is_set():
+                raise KeyboardInterrupt
+            report(told)
+
+        return pass_on
 
 
 class _InlinePool:
     slots = 1
 
-    def __init__(self) -> None:
+    def __init__(self, interrupted: threading.Event) -> None:
+        self._interrupted = interrupted
         self._waiting: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
 
     def share(self, value: Any) -> Any:
@@ -71,6 +88,8 @@ class _InlinePool:
         self._waiting.append((key, function, arguments))
 
     def finished(self) -> list[TaskResult]:
+        if self._interrupted.is_set():
+            raise KeyboardInterrupt
         if not self._waiting:
             return []
         key, function, arguments = self._waiting.pop(0)

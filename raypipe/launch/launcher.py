@@ -112,6 +112,10 @@ class Launcher(Protocol):
         """
         ...
 
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt where other threads wait for tasks, trainings or trials."""
+        ...
+
     def close(self) -> None:
         """Give back what was started."""
         ...

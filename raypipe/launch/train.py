@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from raypipe.errors import FailureKind, UnitError
-from raypipe.launch.capacity import room
+from raypipe.launch.capacity import Shared, room
 from raypipe.launch.group import WorkerGroup, follow
 from raypipe.training.job import Report, TrainingJob
 
@@ -15,25 +15,26 @@ _POLL_S = 0.5
 _WAIT_FOR_NODES_S = 600.0
 
 
-def fit(job: TrainingJob, report: Report) -> dict[str, Any]:
+def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
     """Run a training job once, in fresh processes, and return what rank 0 returned.
 
     A later attempt than the first waits for nodes that were lost.
 
     Raises:
         UnitError: no room for the workers, or one failed or died, with the kind of failure.
+        KeyboardInterrupt: the run is interrupted.
 
     """
     scaling = job.settings.scaling
-    _await_room(job, scaling.cpus_per_worker, scaling.gpus_per_worker or 0.0, report)
+    _await_room(job, scaling.cpus_per_worker, scaling.gpus_per_worker or 0.0, report, shared)
     group = WorkerGroup(job)
     try:
-        return follow(group.relay, job, report)
+        return follow(group.relay, job, report, shared.pause)
     finally:
         group.close()
 
 
-def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> None:
+def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report, shared: Shared) -> None:
     """Raises UnitError where the workers have no room, for Ray would wait for ever.
 
     A later attempt than the first had room: it waits for the nodes to come back.
@@ -52,4 +53,4 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report) -> N
         if not told:
             report(f"{lack}; waiting up to {_WAIT_FOR_NODES_S / 60:.0f} minutes for nodes")
             told = True
-        time.sleep(_POLL_S)
+        shared.pause(_POLL_S)

@@ -16,7 +16,7 @@ from ray.tune.search import Searcher
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
-from raypipe.launch.capacity import living_nodes, room
+from raypipe.launch.capacity import Shared, living_nodes, of_a_worker, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup, follow
 from raypipe.launch.launcher import Trials
@@ -31,16 +31,20 @@ _ROWS, _END = "rows", "end"
 _ENDLESS = 10**9
 
 
-def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, shared: Shared) -> None:
     """Run trials until there are no more.
 
     Which trial comes next, and what becomes of one, is decided by ``trials``, in this process.
     A trial with one worker runs in Tune's actor, which on a CPU trains one trial after the other;
     on a GPU each has a process of its own, so that its peak memory is its own. One with several
     workers trains in a Ray Train group, and Tune's actor, which follows it, holds no CPU.
+
+    Raises:
+        KeyboardInterrupt: the run is interrupted.
+
     """
     state = run.path(".ray-tune")
-    order = _Order(trials, settings.concurrent)
+    order = _Order(trials, settings.concurrent, shared)
     on_gpu = any(node.get("GPU") for node in living_nodes().values())
     tuner = tune.Tuner(
         tune.with_resources(_train, _resources),
@@ -57,7 +61,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> No
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
-            callbacks=[_Outcomes(trials, order)],
+            callbacks=[_Outcomes(trials, order, shared)],
             verbose=0,
         ),
     )
@@ -66,16 +70,19 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory) -> No
         tuner.fit()
     finally:
         order.close()
+        shared.release(order)
         run.delete(state)
 
 
 class _Order(Searcher):
     """Hands Tune the next trial when there is room for it."""
 
-    def __init__(self, trials: Trials, concurrent: int | None) -> None:
+    def __init__(self, trials: Trials, concurrent: int | None, shared: Shared) -> None:
         super().__init__()
         self._trials = trials
         self._concurrent = concurrent
+        self._shared = shared
+        self._cpus = 0.0
         self._held: TrainingJob | None = None
         self._groups = Groups()
         self._group_of: dict[str, WorkerGroup] = {}
@@ -90,7 +97,7 @@ class _Order(Searcher):
         self._held = job
         if job is None:
             return Searcher.FINISHED if self._trials.is_over else None
-        if not self._has_room(job):
+        if not (self._has_room(job) and self._may_start(job)):
             return None
         self._held, self.running[trial_id] = None, job
         group = self._groups.take(job)
@@ -146,17 +153,31 @@ class _Order(Searcher):
                 return False
         return True
 
+    def _may_start(self, job: TrainingJob) -> bool:
+        """Whether stages beside the sweep leave the CPUs.
+
+        The most that it ever needed is held to its end, or tasks would take it between trials.
+        """
+        jobs = [*self.running.values(), job]
+        self._cpus = max(self._cpus, sum(_needs(each)["CPU"] for each in jobs))
+        return self._shared.hold(self, self._cpus)
+
 
 class _Outcomes(Callback):
     """Tells the sweep what became of each trial; Tune calls it in this process."""
 
-    def __init__(self, trials: Trials, order: _Order) -> None:
-        self._trials, self._order = trials, order
+    def __init__(self, trials: Trials, order: _Order, shared: Shared) -> None:
+        self._trials, self._order, self._shared = trials, order, shared
         self._nodes = set(living_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
         """Nothing, as ``_Order`` says."""
         return {}
+
+    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+        """Tune goes on waiting, some ten times a second."""
+        del iteration, trials, info
+        self._shared.pause()
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -235,25 +256,15 @@ def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
 
 
 def _needs(job: TrainingJob) -> dict[str, float]:
-    """The CPUs, those of the loader's processes too, and the GPUs of all workers.
-
-    A measured trial has its GPUs for itself.
-    """
-    cpus, gpus = _of_a_worker(job)
+    """The CPUs and the GPUs of all workers."""
+    cpus, gpus = of_a_worker(job)
     workers = job.settings.scaling.most_workers
     return {"CPU": workers * cpus, "GPU": workers * gpus}
 
 
-def _of_a_worker(job: TrainingJob) -> tuple[float, float]:
-    scaling, processes = job.settings.scaling, job.settings.loader.workers
-    cpus = scaling.cpus_per_worker + (processes if isinstance(processes, int) else 0)
-    gpus = scaling.gpus_per_worker or 0.0
-    return cpus, max(1.0, gpus) if gpus and job.measured else gpus
-
-
 def _lacking_room(job: TrainingJob) -> str | None:
     """Why no cluster of these nodes could run the trial; None where it could."""
-    cpus, gpus = _of_a_worker(job)
+    cpus, gpus = of_a_worker(job)
     wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus)
     if has >= wanted:
         return None

@@ -76,8 +76,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
     number = sweep.samples if sweep.is_searched else len(given)
     cost = f"{number} trials" + (f" of {steps} steps" if steps else "")
-    needs = next(stage.needs for stage in plain if stage.name == sweep.stage)
-    stage = Stage(NAME, run, [*units, last], needs, cost)
+    tried = next(stage for stage in plain if stage.name == sweep.stage)
+    stage = Stage(NAME, run, [*units, last], tried.needs, cost, on_gpu=tried.on_gpu)
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
