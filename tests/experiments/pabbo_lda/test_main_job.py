@@ -195,7 +195,11 @@ def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)]
+    ("number", "status"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
+    ],
 )
 def test_an_ended_command_continues_where_it_was(quick, config, tmp_path, number, status):
     folder = tmp_path / "run"

@@ -203,7 +203,7 @@ def note(folder: Path) -> None:
     time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", ["training", "sweep"])
+@pytest.mark.parametrize("kind", ["training", pytest.param("sweep", marks=pytest.mark.slow)])
 def test_ctrl_c_ends_what_runs_on_gpus_and_the_tasks_beside_it(
     launcher, shared, cpus, tmp_path, monkeypatch, kind
 ):

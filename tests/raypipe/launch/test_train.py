@@ -114,6 +114,7 @@ def test_out_of_memory_and_a_death_give_the_same_curve(launcher, tmp_path, refer
     assert_equal(outcome(last), reference)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, reference, monkeypatch):
     from raypipe.faults import VARIABLE
 
@@ -146,6 +147,7 @@ def test_out_of_memory_of_another_rank_ends_the_group(launcher, tmp_path):
     assert caught.value.limit == BatchLimit("training", 4)
 
 
+@pytest.mark.slow
 def test_the_death_of_another_rank_is_no_error_of_rank_0(launcher, tmp_path):
     """Rank 0 only sees its connection close."""
 
