@@ -30,6 +30,7 @@ _WORKERS_POLL_S = 0.02
 _START_ATTEMPTS = 60
 _GROW_S = 30.0
 _END_S = 20.0
+_CLEANER = "PlacementGroupCleanerCallback"
 
 
 class WorkerGroup:
@@ -68,7 +69,7 @@ class WorkerGroup:
         failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _START_ATTEMPTS}
         if "max_preemption_failures" in signature(FailureConfig).parameters:  # newer than Ray 2.55
             failures["max_preemption_failures"] = 0
-        trainer = TorchTrainer(
+        trainer = _Trainer(
             cast("Callable[[dict[Any, Any]], None]", _worker),
             train_loop_config={"relay": self.relay},
             scaling_config=ScalingConfig(
@@ -112,6 +113,18 @@ class WorkerGroup:
             failure = UnitError(self._name, "error", f"{type(error).__name__}: {error}")
         self._over.set()
         self.relay.settle.remote(failure)
+
+
+class _Trainer(TorchTrainer):
+    """Without Ray's actor that ends the workers of a controller that died; they end without it.
+
+    It asks whatever cluster it finds on the machine: beside one that has a dashboard it ends the
+    workers of a group that is well, and otherwise it only takes time. There is no public switch.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
+        return [each for each in callbacks if type(each).__name__ != _CLEANER]
 
 
 class Groups:

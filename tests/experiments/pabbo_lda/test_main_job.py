@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.pabbo_lda.objective import lda_perplexity
+from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
 from raypipe.paths import RunDirectory
 from raypipe.results import SCHEMAS, read_table
@@ -132,7 +132,7 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
     options = {"max_documents": 300, "max_features": 200, "min_df": 2}
     corpus = load_corpus("builtin", "stdlib", **options)
     for _, row in evaluations[evaluations["T"].isin([9, 55])].iterrows():
-        expected = lda_perplexity(corpus.counts, int(row["T"]), int(row["seed"]), 2, 64)
+        expected = lda_perplexity(corpus.counts, int(row["T"]), int(row["seed"]), 2, 64, "float64")
         assert row["value"] == pytest.approx(expected, rel=1e-10)
 
 
@@ -216,6 +216,7 @@ def test_an_ended_command_continues_where_it_was(quick, config, tmp_path, number
     pd.testing.assert_frame_equal(results_of(folder), undisturbed)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_continues_from_its_checkpoint(config, tmp_path):
     train = ("--only", "train_small", "train_small.training.steps=60")
     train += ("train_small.training.checkpoint_every=2",)

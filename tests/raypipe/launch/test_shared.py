@@ -140,6 +140,7 @@ def test_a_thread_that_waits_for_cpus_ends_when_it_is_interrupted(cpus, shared, 
     assert shared.left() is None
 
 
+@pytest.mark.slow
 def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
     launcher, shared, beside, cpus, tmp_path
 ):

@@ -132,6 +132,7 @@ def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, referen
     assert sorted(steps) == list(range(1, 13))  # none twice
 
 
+@pytest.mark.slow
 def test_out_of_memory_of_another_rank_ends_the_group(launcher, tmp_path):
     """Rank 0 waits for rank 1's gradients and does not fail by itself."""
 
