@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from experiments.pabbo_lda.objective import TabularObjective
 from experiments.pabbo_lda.optimizers import (
     Optimizer,
     OptimizerName,
@@ -28,6 +27,7 @@ from experiments.pabbo_lda.optimizers import (
     model_scorer,
 )
 from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.tabular import TabularObjective
 
 PROJECT = Path(__file__).resolve().parents[1]
 T_MIN, T_MAX = 2, 1000

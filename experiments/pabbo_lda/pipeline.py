@@ -15,7 +15,7 @@ from experiments.pabbo_lda.settings import (
     MainSettings,
     PabboStageSettings,
 )
-from experiments.pabbo_lda.studies import StudySpec, run_studies
+from experiments.pabbo_lda.studies import OBJECTIVE, StudySpec, run_studies
 from experiments.pabbo_lda.training import PabboTask
 from raypipe.datasets import Corpus, load_corpus
 from raypipe.errors import ConfigError
@@ -118,9 +118,19 @@ def _lda(
 def _study(
     settings: LdaSettings, corpus: Corpus, optimizer: OptimizerName, run: int, train: Stage | None
 ) -> StudySpec:
-    decisive = {"seed", "t_min", "t_max", "start", "iterations", "max_iter", "batch_size"}
+    decisive = {
+        "seed",
+        "t_min",
+        "t_max",
+        "start",
+        "iterations",
+        "max_iter",
+        "batch_size",
+        "precision",
+    }
     lda = settings.model_dump(mode="json", include=decisive)
     identity = {"version": VERSION, "data": {"fingerprint": corpus.fingerprint}, "lda": lda}
+    identity["objective"] = OBJECTIVE
     if train is not None:
         lda["policy"] = settings.policy.model_dump(mode="json")
         identity |= _model(train)

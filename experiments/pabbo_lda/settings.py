@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -14,6 +14,8 @@ from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.datasets import Source
 from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
+
+LdaPrecision = Literal["float64", "float32"]
 
 #: the published study's start: 20 values drawn with seed 42
 START = (
@@ -71,6 +73,9 @@ class LdaSettings(Settings):
     iterations: PositiveInt | None = Field(None, description="most batches after the start")
     max_iter: PositiveInt = Field(60, description="passes of LDA over the corpus")
     batch_size: PositiveInt = Field(2048, description="documents a step of LDA")
+    precision: LdaPrecision = Field(
+        "float64", description="of the words' probabilities; float32 is faster, to 1e-3"
+    )
     cpus: Annotated[float, Field(gt=0)] = Field(0.5, description="share of a CPU an evaluation")
     policy: PolicySettings = Field(PolicySettings(), description="how PABBO's model is used")
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.pabbo_lda.objective import lda_perplexity
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, make_optimizer
-from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.settings import LdaPrecision, LdaSettings
 from experiments.pabbo_lda.study import Study
 from raypipe.datasets import Corpus
 from raypipe.errors import UnitError
@@ -23,6 +22,9 @@ from raypipe.experiment import Unit
 from raypipe.identity import fingerprint
 from raypipe.launch.launcher import TaskPool, TaskResult
 from raypipe.runner import StageContext
+
+#: names the objective, and changes when its values do
+OBJECTIVE = "lda_perplexity, compiled"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Request:
     T: int
     max_iter: int
     batch_size: int
+    precision: LdaPrecision
 
     @property
     def name(self) -> str:
@@ -56,12 +59,13 @@ class Request:
         """The same for equal requests, in every study and every run directory."""
         return fingerprint(
             {
-                "objective": "lda_perplexity",
+                "objective": OBJECTIVE,
                 "corpus": self.corpus.fingerprint,
                 "seed": self.seed,
                 "T": self.T,
                 "max_iter": self.max_iter,
                 "batch_size": self.batch_size,
+                "precision": self.precision,
             }
         )
 
@@ -80,9 +84,12 @@ def run_studies(
 
     """
     todo = {unit.slot for unit in context.todo()}
+    # compiled here, once; the workers import it before the clock of a task starts
+    from experiments.pabbo_lda.topic_model import lda_perplexity
+
     with context.pool(settings.cpus) as pool:
         shared = {corpus.name: pool.share(corpus.counts) for corpus in corpora}
-        board = _Board(context, settings, pool, shared)
+        board = _Board(context, settings, pool, shared, lda_perplexity)
         total = sum(spec.unit.extent for spec in specs)
         stored = sum(spec.unit.extent for spec in specs if spec.unit.slot not in todo)
         context.begin(total, stored)
@@ -119,7 +126,9 @@ class _Board:
         settings: LdaSettings,
         pool: TaskPool,
         shared: Mapping[str, Any],
+        objective: Callable[..., float],
     ) -> None:
+        self._objective = objective
         self._context, self._settings, self._pool, self._shared = context, settings, pool, shared
         self._open: dict[str, tuple[StudySpec, Study]] = {}
         self._requests: dict[str, Request] = {}
@@ -183,12 +192,13 @@ class _Board:
                 self._requests[request.name] = request
                 self._pool.submit(
                     request.name,
-                    lda_perplexity,
+                    self._objective,
                     self._shared[spec.corpus.name],
                     T,
                     request.seed,
                     request.max_iter,
                     request.batch_size,
+                    request.precision,
                 )
             if slot not in self._waiting[request.name]:
                 self._waiting[request.name].append(slot)
@@ -205,7 +215,9 @@ class _Board:
 
     def _request(self, spec: StudySpec, T: int) -> Request:
         settings = self._settings
-        return Request(spec.corpus, spec.seed, T, settings.max_iter, settings.batch_size)
+        return Request(
+            spec.corpus, spec.seed, T, settings.max_iter, settings.batch_size, settings.precision
+        )
 
     def _record(self, spec: StudySpec, study: Study) -> None:
         about = {

@@ -1,4 +1,4 @@
-"""The objective of the studies: the perplexity of a topic model, computed or looked up."""
+"""The objective of the studies looked up: perplexities that were recorded."""
 
 from __future__ import annotations
 
@@ -7,42 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from sklearn.decomposition import LatentDirichletAllocation
-
-
-def lda_perplexity(counts: csr_matrix, T: int, seed: int, max_iter: int, batch_size: int) -> float:
-    """The perplexity on ``counts`` of the topic model fitted to ``counts``.
-
-    Online variational Bayes (Hoffman, Blei and Bach 2010) as scikit-learn has it, with both
-    Dirichlet priors 1/T. One job, since the number of jobs changes the value; the caller limits
-    the threads of the mathematics libraries. The matrix is only read, so it may lie in read-only
-    shared memory.
-
-    Args:
-        counts: documents x words, non-negative counts; empty documents are allowed.
-        T: the number of topics, at least 1.
-        seed: of the initial topics.
-        max_iter: passes over the documents.
-        batch_size: documents a step.
-
-    Raises:
-        ValueError: for fewer than one topic, or what scikit-learn refuses.
-
-    """
-    if T < 1:
-        raise ValueError(f"a topic model needs at least one topic, not T={T}")
-    model = LatentDirichletAllocation(
-        n_components=T,
-        doc_topic_prior=1 / T,
-        topic_word_prior=1 / T,
-        learning_method="online",
-        max_iter=max_iter,
-        batch_size=batch_size,
-        random_state=seed,
-        n_jobs=1,
-    )
-    return float(model.fit(counts).perplexity(counts))
 
 
 class TabularObjective:

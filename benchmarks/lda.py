@@ -1,0 +1,185 @@
+"""The compiled topic model against scikit-learn's: time of one core, and the value.
+
+    python -m benchmarks.lda
+
+Each fits the same documents with the same seed and settings and takes the perplexity of them, in
+turn, in this process and on one thread; CPU time is compared. scikit-learn computes the perplexity
+once at the end of ``fit`` and again in ``perplexity``, which is how the published study and earlier
+versions of raypipe called it: ``ratio`` counts both, ``ratio_fit`` the first alone, which has the
+same value. The number of passes (``max_iter``) is smaller than a study's 60, the fewer the more
+topics, so that scikit-learn ends within minutes; the published corpora of ``$RAYPIPE_DATA`` (or
+``../shared/data``) are taken where they are, else the built-in one.
+
+Results: ``benchmarks/results/lda/<corpus>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from scipy.sparse import csr_matrix
+from sklearn.decomposition import LatentDirichletAllocation
+from threadpoolctl import threadpool_limits
+
+from benchmarks.training import machine
+from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation
+from raypipe.datasets import load_corpus
+from raypipe.provenance import git_commit, package_version
+
+#: passes over the documents and rounds, by the number of topics
+PLAN = {2: (4, 3), 10: (4, 3), 50: (3, 3), 200: (2, 2), 500: (1, 2), 950: (1, 1)}
+GOALS = {2: 10.0, 10: 8.0, 50: 5.0, 200: 3.0, 500: 3.0, 950: 3.0}
+TOLERANCES = {"float64": 1e-4, "float32": 1e-3}
+BATCH_SIZE, SEED = 2048, 42
+
+
+def measure(kind: type[LatentDirichletAllocation], counts: csr_matrix, T: int, passes: int) -> Any:
+    """CPU seconds of fit and of perplexity, and the value."""
+    model = kind(
+        n_components=T,
+        doc_topic_prior=1 / T,
+        topic_word_prior=1 / T,
+        learning_method="online",
+        max_iter=passes,
+        batch_size=BATCH_SIZE,
+        random_state=SEED,
+        n_jobs=1,
+    )
+    begin = time.process_time()
+    model.fit(counts)
+    fitted = time.process_time()
+    value = model.bound_
+    if kind is LatentDirichletAllocation:
+        value = model.perplexity(counts)
+    return {"fit_s": fitted - begin, "whole_s": time.process_time() - begin, "value": float(value)}
+
+
+def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
+    """All rounds of one number of topics, and their ratios."""
+    passes, rounds = PLAN[T]
+    contenders = {
+        "float64": (CompiledLatentDirichletAllocation, counts.astype(np.float64)),
+        "float32": (CompiledLatentDirichletAllocation, counts.astype(np.float32)),
+        "sklearn": (LatentDirichletAllocation, counts.astype(np.float64)),
+    }
+    rows: list[dict[str, Any]] = []
+    for number in range(rounds):
+        names = list(contenders)
+        turn = number % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            kind, documents = contenders[name]
+            rows.append({"round": number, "contender": name} | measure(kind, documents, T, passes))
+    reference = {row["round"]: row for row in rows if row["contender"] == "sklearn"}
+    found: dict[str, Any] = {"T": T, "max_iter": passes, "goal": GOALS[T], "rounds": rows}
+    for name in TOLERANCES:
+        mine = [row for row in rows if row["contender"] == name]
+        ratios = [reference[row["round"]]["whole_s"] / row["whole_s"] for row in mine]
+        fits = [reference[row["round"]]["fit_s"] / row["whole_s"] for row in mine]
+        value = mine[0]["value"]
+        found[name] = {
+            "ratio": median(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+            "ratio_fit": median(fits),
+            "whole_s": median(row["whole_s"] for row in mine),
+            "relative_difference": abs(value / reference[0]["value"] - 1),
+        }
+    found["sklearn"] = {"whole_s": median(row["whole_s"] for row in reference.values())}
+    return found
+
+
+def table(results: list[dict[str, Any]], title: str) -> Table:
+    """What is shown at the end."""
+    shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
+    columns = (
+        "T",
+        "max_iter",
+        "sklearn s",
+        "ours s",
+        "ratio",
+        "lowest",
+        "highest",
+        "of fit",
+        "goal",
+    )
+    for column in (*columns, "difference", "float32", "difference"):
+        shown.add_column(column, justify="right")
+    for row in results:
+        ours, single = row["float64"], row["float32"]
+        shown.add_row(
+            f"{row['T']}",
+            f"{row['max_iter']}",
+            f"{row['sklearn']['whole_s']:.2f}",
+            f"{ours['whole_s']:.3f}",
+            *(f"{ours[key]:.1f}" for key in ("ratio", "lowest", "highest", "ratio_fit")),
+            f"{row['goal']:g}",
+            f"{ours['relative_difference']:.0e}",
+            f"{single['ratio']:.1f}",
+            f"{single['relative_difference']:.0e}",
+        )
+    return shown
+
+
+def load(name: str) -> tuple[str, csr_matrix]:
+    """A published corpus where there is one, else the built-in."""
+    data = Path(os.environ.get("RAYPIPE_DATA", "../shared/data")) / "lda_bow"
+    if data.is_dir():
+        return name, load_corpus("bow", name, data).counts
+    return "stdlib", load_corpus("builtin", "stdlib", None).counts
+
+
+def main(
+    corpus: Annotated[str, typer.Option(help="a corpus of the published study")] = "20news",
+    topics: Annotated[list[int] | None, typer.Option(help="numbers of topics; all")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = Path(
+        "benchmarks/results/lda"
+    ),
+) -> None:
+    """Measure both in turn and write the results."""
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    name, counts = load(corpus)
+    results = []
+    with threadpool_limits(1):
+        for T in topics or PLAN:
+            results.append(compare(counts, T))
+            ours = results[-1]["float64"]
+            typer.echo(f"T={T}: {ours['ratio']:.1f} times as fast as scikit-learn")
+    report = {
+        "started": started,
+        "commit": git_commit(),
+        "machine": machine(torch.device("cpu"), threads=1),
+        "packages": {package: package_version(package) for package in ("scikit-learn", "numba")},
+        "corpus": {
+            "name": name,
+            "documents": counts.shape[0],
+            "words": counts.shape[1],
+            "entries": int(counts.nnz),
+        },
+        "batch_size": BATCH_SIZE,
+        "topics": results,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    title = f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn"
+    Console().print(table(results, title))
+    for row in results:
+        for precision, tolerance in TOLERANCES.items():
+            if not row[precision]["relative_difference"] <= tolerance:
+                typer.echo(f"T={row['T']}, {precision}: differs by more than {tolerance}", err=True)
+                raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

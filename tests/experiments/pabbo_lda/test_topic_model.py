@@ -1,0 +1,130 @@
+"""The compiled topic model against scikit-learn's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_matrix, load_npz
+from scipy.special import psi
+from sklearn.decomposition import LatentDirichletAllocation
+from threadpoolctl import threadpool_limits
+
+from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation, lda_perplexity
+from experiments.pabbo_lda.variational import digamma, exp_digamma
+
+
+def corpus(documents: int = 60, words: int = 40, seed: int = 3) -> csr_matrix:
+    """A corpus with an empty document and words of very different frequency."""
+    rng = np.random.default_rng(seed)
+    dense = rng.poisson(2.0 / np.arange(1, words + 1), (documents, words))
+    dense[7] = 0
+    return csr_matrix(dense)
+
+
+def pair(**options: Any) -> tuple[LatentDirichletAllocation, LatentDirichletAllocation]:
+    given: dict[str, Any] = {
+        "learning_method": "online", "max_iter": 4, "batch_size": 16, "random_state": 9, **options
+    }  # fmt: skip
+    return CompiledLatentDirichletAllocation(**given), LatentDirichletAllocation(**given)
+
+
+@given(st.lists(st.floats(1e-3, 1e8), min_size=1, max_size=40))
+def test_the_series_are_those_of_digamma(numbers):
+    x = np.array(numbers)
+    found, work = np.empty_like(x), np.empty((3, len(x)))
+    exp_digamma(x, found, work, work.view(np.int64))
+    expected = np.exp(psi(x))
+    known = expected > 1e-300
+    np.testing.assert_allclose(found[known], expected[known], rtol=5e-12)
+    assert (found[~known] <= 1e-299).all()
+    assert [digamma(number) for number in numbers] == pytest.approx(psi(x), rel=1e-11, abs=1e-11)
+
+
+# 15 and 16 are where the loops change; with 80 most topics leave the documents
+@pytest.mark.parametrize("T", [1, 2, 5, 15, 16, 17, 33, 80])
+@pytest.mark.parametrize("method", ["online", "batch"])
+def test_values_are_scikit_learns(T, method):
+    counts = corpus().astype(float)
+    compiled, reference = pair(n_components=T, learning_method=method)
+    compiled.fit(counts), reference.fit(counts)
+    assert compiled.bound_ == pytest.approx(reference.bound_, rel=1e-5)
+    np.testing.assert_allclose(compiled.components_, reference.components_, rtol=1e-4, atol=1e-6)
+    held_out = corpus(20, seed=4).astype(float)
+    found, expected = compiled.transform(held_out), reference.transform(held_out)
+    # an iteration more or less, where the change is at its tolerance, shows here
+    np.testing.assert_allclose(found, expected, atol=5e-3)
+    assert compiled.perplexity(held_out) == pytest.approx(reference.perplexity(held_out), rel=1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.floats(1e-3, 1.0),
+    st.floats(1e-3, 1.0),
+    st.integers(0, 2**31),
+)
+def test_values_are_scikit_learns_for_any_prior(T, alpha, eta, seed):
+    counts = corpus(30, 20, seed).astype(float)
+    models = pair(
+        n_components=T, doc_topic_prior=alpha, topic_word_prior=eta, random_state=seed, max_iter=2
+    )
+    found, expected = (model.fit(counts).bound_ for model in models)
+    assert np.isfinite(found)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_words_whose_probability_underflows():
+    """With a prior of 1e-3 a word that no topic has is e^-1000 likely."""
+    dense = np.zeros((40, 30))
+    dense[:20, :10] = dense[20:, 10:20] = 1
+    counts = csr_matrix(dense)
+    options = {"n_components": 2, "doc_topic_prior": 1e-3, "topic_word_prior": 1e-3}
+    compiled, reference = pair(learning_method="batch", **options)
+    compiled.fit(counts), reference.fit(counts)
+    new = csr_matrix(np.ones((3, 30)))  # has words that the corpus does not have
+    found, expected = compiled.perplexity(new), reference.perplexity(new)
+    assert expected > 1e44
+    assert np.log(found) == pytest.approx(np.log(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("T", [3, 40])
+def test_float32_is_close_and_its_value_a_float64(T):
+    whole, half = (lda_perplexity(corpus(), T, 1, 3, 16, kind) for kind in ("float64", "float32"))
+    assert half == pytest.approx(whole, rel=1e-3)
+    assert half != whole
+
+
+def test_the_matrix_may_be_read_only_and_its_indices_long():
+    counts = corpus()
+    expected = lda_perplexity(counts, 3, 1, 3, 16, "float64")
+    for part in (counts.data, counts.indices, counts.indptr):
+        part.flags.writeable = False
+    assert lda_perplexity(counts, 3, 1, 3, 16, "float64") == expected
+    counts.indices, counts.indptr = counts.indices.astype(np.int64), counts.indptr.astype(np.int64)
+    assert lda_perplexity(counts, 3, 1, 3, 16, "float64") == expected
+
+
+def test_perplexity_depends_on_its_arguments_alone():
+    np.random.seed(0)  # noqa: NPY002
+    first = lda_perplexity(corpus(), 3, 1, 3, 16, "float64")
+    np.random.seed(1)  # noqa: NPY002
+    assert lda_perplexity(corpus(), 3, 1, 3, 16, "float64") == first
+    assert lda_perplexity(corpus(), 3, 2, 3, 16, "float64") != first
+
+
+def test_refuses_a_model_without_topics():
+    with pytest.raises(ValueError, match="T=0"):
+        lda_perplexity(corpus(), 0, 1, 3, 16, "float64")
+
+
+@pytest.mark.parametrize(("T", "published"), [(2, 1871.23), (7, 1691.05)])
+def test_perplexity_agrees_with_the_published_values(data_dir: Path, T: int, published: float):
+    counts = load_npz(data_dir / "lda_bow" / "X_20news_val_bow.npz").tocsr()
+    with threadpool_limits(1):
+        value = lda_perplexity(counts, T, 42, 60, 2048, "float64")
+    assert value == pytest.approx(published, rel=2e-3)
