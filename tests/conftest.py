@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# two test processes share the cores; read when torch and numpy are imported
+# tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROJECT = Path(__file__).resolve().parents[1]
