@@ -79,6 +79,7 @@ def test_it_learns(plain: RunDirectory) -> None:
     assert samples["gpu_uuid"].isna().all()
 
 
+@pytest.mark.slow
 def test_out_of_memory_ends_with_a_quarter_of_the_micro_batch(
     folder: Path, plain: RunDirectory
 ) -> None:

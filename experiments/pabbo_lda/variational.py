@@ -7,8 +7,8 @@ so that the values agree. What makes them fast:
 - ``exp(psi(x))``, which every iteration needs for each topic, has an asymptotic series of its own:
   one exponential, no logarithm, in loops that the compiler turns into vector instructions;
 - arrays are word-major, so the topics of a word, or the words of a small document, are contiguous;
-- a topic whose share of a document cannot change anything any more leaves the document's loop:
-  with hundreds of topics most do after the first iteration.
+- a topic whose share of a document cannot change anything any more, were it the only one of a word,
+  leaves the document's loop: with a hundred topics or more most do after the first iterations.
 
 Arrays: ``words`` [V, T] is exp(E[log beta]) (``float32`` halves the time spent in memory), every
 other one ``float64``: ``topics`` [V, T] the parameter lambda of beta, ``gamma`` [N, T] that of
@@ -35,7 +35,7 @@ _LEAST_EXPONENT, _BIAS, _FRACTION_BITS = -1021.0, 1023, 52
 _EPSILON = 2.220446049250313e-16
 # with fewer topics the loops run over the words of a document
 _FEW = 16
-# a topic leaves if its share is, in the worst case, this part of the prior
+# a topic leaves if all it could ever be worth is this part of the prior
 _NEGLIGIBLE = 1e-10
 # below it the probability of a word is added up in logarithms
 _UNDERFLOW = 1e-280
@@ -122,21 +122,18 @@ def _shares(now: Any, m: int, transformed: Any, work: Any, bits: Any, theta: Any
 
 
 @njit(cache=True, error_model="numpy", fastmath=_SUMS)
-def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any) -> float:
-    """``out[k] = sum_j q_j rows[j, k]``, q being counts over probabilities; the sum of q."""
+def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any) -> None:
+    """``out[k] = sum_j counts[j] / probability[j] * rows[j, k]`` over the words of a document."""
     for k in range(m):
         out[k] = 0.0
-    ratios = 0.0
     for j in range(counts.shape[0]):
         row = rows[ids[j]]
         probability = 0.0
         for k in range(m):
             probability += theta[k] * row[k]
         ratio = counts[j] / (probability + _EPSILON)
-        ratios += ratio
         for k in range(m):
             out[k] += ratio * row[k]
-    return ratios
 
 
 @njit(cache=True, error_model="numpy", fastmath=_SUMS)
@@ -213,15 +210,20 @@ def e_step(
                 row = words[mine[j]]
                 for k in range(T):
                     columns[k, j] = row[k]
+        # a word's ratio is at most its count over epsilon
+        length = 0.0
+        for j in range(mine.shape[0]):
+            length += count[j]
+        settling = 0.0  # what the topics that have left still had to go
+        least = _NEGLIGIBLE * alpha * _EPSILON / max(length, 1.0)
         for _ in range(iterations):
-            ratios = 0.0
             if few:
                 _over_words(columns, count, theta, new, ratio)
             elif is_compact:
-                ratios = _over_topics(compact, in_place, count, theta, m, new)
+                _over_topics(compact, in_place, count, theta, m, new)
             else:
-                ratios = _over_topics(words, mine, count, theta, m, new)
-            change, total = 0.0, alpha * (T - m)
+                _over_topics(words, mine, count, theta, m, new)
+            change, total, settling = settling, alpha * (T - m), 0.0
             for k in range(m):
                 value = theta[k] * new[k] + alpha
                 change += abs(value - now[k])
@@ -231,10 +233,9 @@ def e_step(
             _shares(now, m, transformed, work, bits, theta)
             if change < tolerance * T:
                 break
-            if few or ratios == 0.0:
+            if few:
                 continue
-            # theta * ratios is the most that the topic's gamma could be above alpha
-            least, kept = _NEGLIGIBLE * alpha / ratios, 0
+            kept = 0
             for k in range(m):
                 kept += theta[k] >= least
             if kept <= 0.75 * m:
@@ -243,6 +244,8 @@ def e_step(
                     if theta[k] >= least:
                         alive[kept], theta[kept], now[kept] = alive[k], theta[k], now[k]
                         kept += 1
+                    else:
+                        settling += abs(now[k] - alpha)
                 m, is_compact = kept, True
                 for j in range(mine.shape[0]):
                     row, to = words[mine[j]], compact[j]

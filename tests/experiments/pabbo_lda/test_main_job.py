@@ -181,6 +181,7 @@ def test_a_larger_budget_continues_the_studies(quick, config):
     assert after["evaluation"].max() == 11
 
 
+@pytest.mark.slow
 def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
     ended = run(config, tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
     assert ended.status == 0, ended.output

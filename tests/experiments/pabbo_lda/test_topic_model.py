@@ -61,7 +61,7 @@ def test_values_are_scikit_learns(T, method):
     assert compiled.perplexity(held_out) == pytest.approx(reference.perplexity(held_out), rel=1e-5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.integers(1, 40),
     st.floats(1e-3, 1.0),
