@@ -70,18 +70,20 @@ class CompiledLatentDirichletAllocation(LatentDirichletAllocation):  # type: ign
 
     def _approx_bound(
         self, X: csr_matrix, doc_topic_distr: NDArray[np.float64], sub_sampling: bool
-    ) -> float:
+    ) -> np.float64:
         if sub_sampling:
             raise ValueError("the bound is of all documents")
-        found: float = bound(
-            *_parts(X),
-            self._topics,
-            self._words,
-            doc_topic_distr,
-            self.doc_topic_prior_,
-            self.topic_word_prior_,
+        # its type decides that of the perplexity, which is beyond what float32 holds
+        return np.float64(
+            bound(
+                *_parts(X),
+                self._topics,
+                self._words,
+                doc_topic_distr,
+                self.doc_topic_prior_,
+                self.topic_word_prior_,
+            )
         )
-        return found
 
 
 def _parts(documents: csr_matrix) -> tuple[NDArray[Any], NDArray[np.int32], NDArray[np.int32]]:
