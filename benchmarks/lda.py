@@ -173,7 +173,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
     title = f"{name}: perplexity of a fitted topic model, CPU seconds; ratios to scikit-learn"
-    Console().print(table(results, title))
+    Console(width=120).print(table(results, title))
     for row in results:
         for precision, tolerance in TOLERANCES.items():
             if not row[precision]["relative_difference"] <= tolerance:
