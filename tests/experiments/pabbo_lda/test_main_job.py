@@ -173,6 +173,7 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
     assert "lda.max_iter: stored 2, now 3" in refused.output
 
 
+@pytest.mark.slow
 def test_a_larger_budget_continues_the_studies(quick, config):
     before = results_of(quick)
     assert run(config, quick, *QUICK, "lda.evaluations=11").status == 0

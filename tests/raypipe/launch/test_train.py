@@ -82,6 +82,7 @@ def assert_equal(found, expected) -> None:
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_two_workers_equal_the_big_batch(launcher, tmp_path, reference):
     two = job(tmp_path, 4, 2, 2)
     told = []
