@@ -83,9 +83,8 @@ class Population:
     def spent(self, trial: Trial) -> list[str]:
         """The trials whose checkpoints nobody needs any more, now that this one is told."""
         del trial
-        told = [self._rows.get(member.unit.slot) for member in self._members]
-        if any(row is None or row["status"] == "failed" for row in told):
-            return []  # one that failed is tried again by the next command
+        if any(self._rows.get(member.unit.slot) is None for member in self._members):
+            return []  # one that is not told, or that the next command tries again
         own = [member.unit.slot for member in self._members] if self._is_last else []
         return self._spent + own
 

@@ -39,7 +39,7 @@ class Search(Protocol):
         ...
 
     def tell(self, trial: Trial, row: Row | None) -> None:
-        """What became of a trial."""
+        """What became of a trial; None where it failed, and the next command tries it again."""
         ...
 
     def about(self, trial: Trial) -> dict[str, Any]:

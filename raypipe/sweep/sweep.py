@@ -210,9 +210,10 @@ class Sweep:
 
     def _tell(self, trial: Trial, row: Row | None) -> None:
         """Let the search know, and drop the checkpoints that nobody needs any more."""
-        spent = [trial.unit.slot] if is_done(self._context.ledger, trial.unit) else []
+        done = is_done(self._context.ledger, trial.unit)
+        spent = [trial.unit.slot] if done else []
         if self._search is not None:
-            self._search.tell(trial, row)
+            self._search.tell(trial, row if done else None)
             spent = self._search.spent(trial)
         for trial_id in spent:
             self._context.run.delete(self._context.run.checkpoints(trial_id))

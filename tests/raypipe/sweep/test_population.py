@@ -141,7 +141,7 @@ def test_the_recommendation_is_of_the_last_generation_and_nothing_is_left(whole)
 
 
 def test_a_member_whose_loss_is_no_number_is_taken_over(tmp_path):
-    wild = ("sweep.axes.training.learning_rate={choice: [1.0e+18, 0.01]}",)
+    wild = ("sweep.axes.training.learning_rate={choice: [1.0e+18, 0.01]}", "sweep.seed=1")
     text = YAML.replace("schedule: cosine", "schedule: constant")
     assert sweeping.sweep(text, tmp_path, wild) is None
     table = parts(tmp_path)
@@ -151,6 +151,8 @@ def test_a_member_whose_loss_is_no_number_is_taken_over(tmp_path):
     second = table[table["generation"] == 1].set_index("member")
     for number in first.loc[failed, "member"]:
         assert second.loc[number, "parent"] not in failed
+    assert (table["status"][table["generation"] > 0] == "failed").any()
+    assert not [name for name in (tmp_path / "checkpoints").iterdir() if "sweep" in name.name]
 
 
 @pytest.mark.parametrize(
