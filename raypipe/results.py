@@ -70,6 +70,8 @@ SCHEMAS: Mapping[str, Mapping[str, pa.DataType]] = {
         "T": _INT,
         "value": _REAL,
         "duration_s": _REAL,
+        "cpu_s": _REAL,
+        "started_at": _TIME,
         "worker": _TEXT,
     },
     "studies": {

@@ -163,6 +163,8 @@ class _Board:
             "T": request.T,
             "value": value,
             "duration_s": result.duration_s,
+            "cpu_s": result.cpu_s,
+            "started_at": result.started_at,
             "worker": result.worker,
         }
         self._context.ledger.put("evaluations", {request.key: row})

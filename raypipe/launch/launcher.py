@@ -17,7 +17,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How a CPU task ended: a value, or an error with its kind."""
+    """How a CPU task ended: a value, or an error with its kind.
+
+    ``cpu_s`` is the CPU time of its process, all threads together, ``started_at`` when it
+    started, UTC in ISO 8601, by the clock of its node.
+    """
 
     key: str
     value: Any = None
@@ -25,6 +29,8 @@ class TaskResult:
     kind: FailureKind | None = None
     attempt: int = 1
     duration_s: float = 0.0
+    cpu_s: float = 0.0
+    started_at: str | None = None
     worker: str = ""
     retried: bool = False
 

@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_limits
 from raypipe import faults
 from raypipe.errors import FailureKind
 from raypipe.launch.launcher import TaskResult
+from raypipe.provenance import now
 
 
 def run_task(
@@ -24,14 +25,23 @@ def run_task(
     Workers are reused and keep their thread counts, so they are set for every task.
     """
     faults.from_environment().at_task(key, attempt)
-    started = time.perf_counter()
-    worker = f"{socket.gethostname()}:{os.getpid()}"
+    kind: FailureKind | None
+    value, message, kind = None, None, None
+    at, clock, cpu = now(), time.perf_counter(), time.process_time()
     try:
         with threadpool_limits(limits=threads):
             value = function(*arguments)
     except Exception as error:  # a user's function may raise anything; it is recorded
         message = "".join(traceback.format_exception_only(error)).strip()
-        kind: FailureKind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
-        elapsed = time.perf_counter() - started
-        return TaskResult(key, None, message, kind, attempt, elapsed, worker)
-    return TaskResult(key, value, None, None, attempt, time.perf_counter() - started, worker)
+        kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
+    return TaskResult(
+        key,
+        value,
+        message,
+        kind,
+        attempt,
+        duration_s=time.perf_counter() - clock,
+        cpu_s=time.process_time() - cpu,
+        started_at=at,
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+    )
