@@ -23,7 +23,7 @@ from raypipe.provenance import now
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
-    from raypipe.launch.launcher import Launcher, TaskPool, TaskResult
+    from raypipe.launch.launcher import Launcher, PoolOptions, TaskPool, TaskResult
     from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
@@ -107,9 +107,9 @@ class StageContext:
         """Show what there is to do."""
         self.session.display.begin(self.stage.name, total, done)
 
-    def pool(self, cpus: float, gpus: float = 0) -> AbstractContextManager[TaskPool]:
+    def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Fractional-CPU tasks; take their results by ``finished``."""
-        return self.session.launcher.pool(cpus, gpus)
+        return self.session.launcher.pool(options)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
         """The tasks that ended for good since the last call, after waiting for at least one.
@@ -135,10 +135,12 @@ class StageContext:
             UnitError: it failed, also when tried again.
 
         """
+        from raypipe.launch.launcher import PoolOptions
+
         gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
         if gpus:
             self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
-        with self.pool(1, gpus) as pool:
+        with self.pool(PoolOptions(gpus=gpus)) as pool:
             pool.submit(name, function, *arguments)
             result = self.finished(pool)[0]
         if result.error is not None:

@@ -18,7 +18,7 @@ from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.capacity import Shared, of_a_group
-from raypipe.launch.launcher import R, TaskPool, Trials
+from raypipe.launch.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
 from raypipe.launch.tune import run_trials
@@ -76,10 +76,10 @@ class RayLauncher:
         run_trials(trials, settings, run, self._shared)
 
     @contextmanager
-    def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
+    def pool(self, options: PoolOptions) -> Iterator[TaskPool]:
         """Fractional-CPU tasks of the cluster. Raises ConfigError."""
-        pool = RayPool(cpus, gpus, self._shared)
-        with self._shared.held(cpus * pool.slots) if gpus else nullcontext():
+        pool = RayPool(options, self._shared)
+        with self._shared.held(pool.capacity) if options.gpus else nullcontext():
             try:
                 yield pool
             finally:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from raypipe.errors import UnitError
-from raypipe.launch.launcher import R, TaskPool, TaskResult, Trials
+from raypipe.launch.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import run_task
 from raypipe.paths import RunDirectory
 from raypipe.sweep.settings import SweepSettings
@@ -53,9 +53,9 @@ class InlineLauncher:
                 trials.ended(job.trial_id, error)
 
     @contextmanager
-    def pool(self, cpus: float, gpus: float = 0) -> Iterator[TaskPool]:
-        """A pool that runs each task when it is waited for."""
-        del cpus, gpus
+    def pool(self, options: PoolOptions) -> Iterator[TaskPool]:
+        """A pool that runs each task when it is waited for, as long as it takes."""
+        del options
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:
@@ -75,16 +75,23 @@ class InlineLauncher:
 
 
 class _InlinePool:
-    slots = 1
+    capacity = 1.0
 
     def __init__(self, interrupted: threading.Event) -> None:
         self._interrupted = interrupted
         self._waiting: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
 
+    @property
+    def has_room(self) -> bool:
+        return not self._waiting
+
     def share(self, value: Any) -> Any:
         return value
 
-    def submit(self, key: str, function: Callable[..., Any], *arguments: Any) -> None:
+    def submit(
+        self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
+    ) -> None:
+        del cpus
         self._waiting.append((key, function, arguments))
 
     def finished(self) -> list[TaskResult]:
@@ -93,4 +100,4 @@ class _InlinePool:
         if not self._waiting:
             return []
         key, function, arguments = self._waiting.pop(0)
-        return [run_task(key, 1, 1, function, *arguments)]
+        return [run_task(key, 1, 1, None, function, *arguments)]

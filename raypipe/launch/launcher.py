@@ -35,20 +35,51 @@ class TaskResult:
     retried: bool = False
 
 
+@dataclass(frozen=True)
+class PoolOptions:
+    """What the tasks of a pool have in common.
+
+    Args:
+        cpus: the share of a CPU, or CPUs, that a task takes at most.
+        gpus: GPUs a task.
+        time_limit_s: the seconds after which an attempt is ended; None for no limit.
+        attempts: how often a task is tried whose process died or took too long.
+
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    time_limit_s: float | None = None
+    attempts: int = 3
+
+
 class TaskPool(Protocol):
     """Fractional-CPU tasks: submit many, take them as they finish."""
 
     @property
-    def slots(self) -> int:
-        """How many tasks run at the same time."""
+    def capacity(self) -> float:
+        """The CPUs of all tasks that run at the same time."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another task would start, or wait close behind those that run.
+
+        Who has very many tasks, or knows better than first come, first served, submits only then.
+        """
         ...
 
     def share(self, value: Any) -> Any:
         """Put a large argument where every task can read it; pass what this returns."""
         ...
 
-    def submit(self, key: str, function: Callable[..., Any], *arguments: Any) -> None:
-        """Run ``function(*arguments)`` on a share of a CPU; its result comes under ``key``."""
+    def submit(
+        self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
+    ) -> None:
+        """Run ``function(*arguments)`` on ``cpus``, by default the most of the pool.
+
+        Its result comes under ``key``.
+        """
         ...
 
     def finished(self) -> list[TaskResult]:
@@ -109,11 +140,11 @@ class Launcher(Protocol):
         """Run the trials of a sweep until there are no more, as many at a time as have room."""
         ...
 
-    def pool(self, cpus: float, gpus: float = 0) -> AbstractContextManager[TaskPool]:
-        """A pool whose tasks take ``cpus`` of a CPU, and of a GPU, each.
+    def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
+        """A pool of CPU tasks.
 
         Raises:
-            ConfigError: no node has that much.
+            ConfigError: no node has as much as a task takes.
 
         """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import socket
 import time
@@ -18,13 +19,35 @@ from raypipe.provenance import now
 
 
 def run_task(
-    key: str, attempt: int, threads: int, function: Callable[..., Any], *arguments: Any
+    key: str,
+    attempt: int,
+    threads: int,
+    time_limit_s: float | None,
+    function: Callable[..., Any],
+    *arguments: Any,
 ) -> TaskResult:
     """Run a function with its math threads limited; an exception becomes the result.
 
-    Workers are reused and keep their thread counts, so they are set for every task.
+    Workers are reused and keep their thread counts, so they are set for every task. At the time
+    limit the process ends, whatever it hangs in, and writes where that was to its standard error.
     """
-    faults.from_environment().at_task(key, attempt)
+    if time_limit_s is not None:
+        faulthandler.dump_traceback_later(time_limit_s, exit=True)
+    try:
+        faults.from_environment().at_task(key, attempt)
+        return _run(key, attempt, threads, function, arguments)
+    finally:
+        if time_limit_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+def _run(
+    key: str,
+    attempt: int,
+    threads: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> TaskResult:
     kind: FailureKind | None
     value, message, kind = None, None, None
     at, clock, cpu = now(), time.perf_counter(), time.process_time()

@@ -17,6 +17,7 @@ from raypipe.results import read_table
 TOY = """
 from pydantic import Field, PositiveInt
 from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.launch.launcher import PoolOptions
 from raypipe.stages import hardware_stage
 from raypipe.settings import Settings
 from raypipe.training.settings import TrainStageSettings
@@ -39,7 +40,7 @@ def stages(settings):
     units = [Unit(f"squares/{n}", {"squares": {"power": s.power}}) for n in s.numbers]
 
     def run(context):
-        with context.pool(0.5) as pool:
+        with context.pool(PoolOptions(0.5)) as pool:
             todo = {unit.slot: unit for unit in context.todo()}
             for slot in todo:
                 pool.submit(slot, pow, int(slot.split("/")[1]), s.power)

@@ -18,6 +18,7 @@ from raypipe.experiment import Stage, Unit, in_order
 from raypipe.hardware import Gpu, Hardware
 from raypipe.lanes import in_lanes
 from raypipe.launch.inline import InlineLauncher
+from raypipe.launch.launcher import PoolOptions
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
@@ -195,7 +196,7 @@ def test_an_interruption_ends_both_and_keeps_what_is_finished(session, interrupt
     def endless(context: StageContext) -> None:
         context.finish(context.stage.units[0])
         both.wait()
-        with context.pool(1) as pool:
+        with context.pool(PoolOptions(1)) as pool:
             while True:
                 pool.submit("nothing", int)
                 context.finished(pool)
@@ -220,7 +221,7 @@ def test_a_stage_that_is_to_end_the_command_ends_the_other(session, error):
 
     def endless(context: StageContext) -> None:
         started.set()
-        with context.pool(1) as pool:
+        with context.pool(PoolOptions(1)) as pool:
             while True:
                 pool.submit("nothing", int)
                 context.finished(pool)

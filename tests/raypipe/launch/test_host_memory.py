@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
+from raypipe.launch.launcher import PoolOptions
 from tests.raypipe.launch.test_train import Regression, ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -50,7 +51,7 @@ def main(folder: Path, how: str) -> None:
     )
     launcher = RayLauncher()
     if how == "task":
-        with launcher.pool(1) as pool:
+        with launcher.pool(PoolOptions(1)) as pool:
             pool.submit("hungry", eat)
             kinds = [result.kind for result in pool.finished()]
     else:

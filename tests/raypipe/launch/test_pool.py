@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
 from threadpoolctl import threadpool_info
 
 from raypipe.errors import ConfigError
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.launch.launcher import TaskResult
+from raypipe.launch.launcher import PoolOptions, TaskResult
 
 
 def collect(pool) -> dict[str, TaskResult]:
@@ -34,7 +37,7 @@ def fail(x: int) -> int:
 @pytest.mark.parametrize("kind", ["ray", "inline"])
 def test_results_come_under_their_keys_and_errors_as_results(kind, request):
     place = request.getfixturevalue("launcher") if kind == "ray" else InlineLauncher()
-    with place.pool(0.5) as pool:
+    with place.pool(PoolOptions(0.5)) as pool:
         for x in range(20):
             pool.submit(f"k{x}", fail if x == 7 else square, x)
         done = collect(pool)
@@ -45,13 +48,12 @@ def test_results_come_under_their_keys_and_errors_as_results(kind, request):
     assert all(result.worker for result in done.values())
 
 
-def test_a_share_gives_slots_and_limits_the_threads(launcher: RayLauncher):
+def test_a_share_limits_the_threads(launcher: RayLauncher):
     def threads() -> list[int]:
         np.ones((200, 200)) @ np.ones((200, 200))
         return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
 
-    with launcher.pool(0.25) as pool:
-        assert pool.slots == 4 * os.cpu_count()
+    with launcher.pool(PoolOptions(0.25)) as pool:
         for i in range(8):
             pool.submit(str(i), threads)
         for result in collect(pool).values():
@@ -63,7 +65,7 @@ def test_shared_values_are_read_without_a_copy(launcher: RayLauncher):
     def look(array: np.ndarray) -> tuple[bool, float]:
         return bool(array.flags.writeable), float(array.sum())
 
-    with launcher.pool(0.5) as pool:
+    with launcher.pool(PoolOptions(0.5)) as pool:
         shared = pool.share(np.ones(10**6))
         pool.submit("a", look, shared)
         assert collect(pool)["a"].value == (False, 1e6)
@@ -76,7 +78,7 @@ def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, tmp_path:
             os.kill(os.getpid(), signal.SIGKILL)
         return "alive"
 
-    with launcher.pool(0.5) as pool:
+    with launcher.pool(PoolOptions(0.5)) as pool:
         pool.submit("x", die_once, str(tmp_path / "died"))
         told = []
         while ended := pool.finished():
@@ -91,7 +93,7 @@ def test_a_task_that_always_dies_is_given_up(launcher):
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with launcher.pool(0.5) as pool:
+    with launcher.pool(PoolOptions(0.5)) as pool:
         pool.submit("x", die)
         told = []
         while ended := pool.finished():
@@ -104,9 +106,9 @@ def test_a_task_that_always_dies_is_given_up(launcher):
 
 
 def test_more_than_any_node_has_is_refused_at_once(launcher):
-    with pytest.raises(ConfigError, match="no node has that"), launcher.pool(10_000):
+    with pytest.raises(ConfigError, match="no node has that"), launcher.pool(PoolOptions(10_000)):
         pass
-    with pytest.raises(ConfigError, match="GPUs"), launcher.pool(1, gpus=64):
+    with pytest.raises(ConfigError, match="GPUs"), launcher.pool(PoolOptions(1, gpus=64)):
         pass
 
 
@@ -115,9 +117,72 @@ def test_leaving_a_pool_ends_its_tasks(launcher, tmp_path: Path):
         time.sleep(4)
         Path(marker).touch()
 
-    with launcher.pool(0.5) as pool:
+    with launcher.pool(PoolOptions(0.5)) as pool:
         pool.submit("slow", slow, str(tmp_path / "finished"))
         pool.submit("fast", square, 3)
         assert pool.finished()[0].key == "fast"
     time.sleep(5)
     assert not (tmp_path / "finished").exists()
+
+
+@pytest.fixture
+def cpus() -> int:
+    return int(ray.cluster_resources()["CPU"])
+
+
+def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path):
+    def meet(name: str, number: int) -> bool:
+        (tmp_path / name).touch()
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < number:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    with launcher.pool(PoolOptions(1)) as pool:  # one whole CPU, the others in quarters
+        shares = [1.0, *[0.25] * 4 * (cpus - 1)]
+        for i, share in enumerate(shares):
+            pool.submit(str(i), meet, str(i), len(shares), cpus=share)
+        assert all(result.value for result in collect(pool).values())
+        with pytest.raises(ValueError, match="at most 1"):
+            pool.submit("too much", square, 1, cpus=2)
+
+
+def test_who_submits_while_there_is_room_has_little_in_flight(launcher, cpus):
+    with launcher.pool(PoolOptions(0.5)) as pool:
+        waiting, most, done = 200, 0, 0
+        in_flight = 0
+        while waiting or in_flight:
+            while waiting and pool.has_room:
+                pool.submit(str(waiting), square, waiting)
+                waiting, in_flight = waiting - 1, in_flight + 1
+            most = max(most, in_flight)
+            ended = len(pool.finished())
+            done, in_flight = done + ended, in_flight - ended
+    assert done == 200
+    assert 2 * cpus <= most <= 3 * cpus
+
+
+def test_a_task_beyond_its_time_is_tried_again_and_given_up(launcher, tmp_path: Path):
+    def hang_once(marker: str) -> str:
+        if not Path(marker).exists():
+            Path(marker).touch()
+            ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a hanging library does
+        return "in time"
+
+    options = PoolOptions(0.5, time_limit_s=1, attempts=2)
+    with launcher.pool(options) as pool:
+        pool.submit("once", hang_once, str(tmp_path / "hung"))
+        pool.submit("always", time.sleep, 60)
+        pool.submit("quick", square, 3)
+        told: dict[str, list[tuple[str | None, bool, object]]] = defaultdict(list)
+        while ended := pool.finished():
+            for result in ended:
+                told[result.key].append((result.kind, result.retried, result.value))
+                assert result.kind is None or "its limit of 1 s" in result.error
+    assert told == {
+        "once": [("timeout", True, None), (None, False, "in time")],
+        "always": [("timeout", True, None), ("timeout", False, None)],
+        "quick": [(None, False, 9)],
+    }

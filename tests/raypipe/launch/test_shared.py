@@ -17,6 +17,7 @@ import ray
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.capacity import Shared, of_a_group
 from raypipe.launch.cluster import RayLauncher
+from raypipe.launch.launcher import PoolOptions
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
@@ -80,7 +81,7 @@ def cpus(launcher: RayLauncher) -> int:
 
 def test_tasks_leave_the_cpus_that_are_held(launcher, shared, beside, cpus, tmp_path):
     beside.submit(shared.hold, "training", cpus - 1).result()
-    with launcher.pool(1) as pool:
+    with launcher.pool(PoolOptions(1)) as pool:
         for number in range(12):
             pool.submit(str(number), timed, number)
         spans: list[tuple[float, float]] = []
@@ -100,7 +101,7 @@ def test_tasks_leave_the_cpus_that_are_held(launcher, shared, beside, cpus, tmp_
 
 def test_tasks_wait_while_everything_is_held(launcher, shared, beside, cpus, tmp_path):
     beside.submit(shared.hold, "training", cpus).result()
-    with launcher.pool(1) as pool, ThreadPoolExecutor(1) as third:
+    with launcher.pool(PoolOptions(1)) as pool, ThreadPoolExecutor(1) as third:
         pool.submit("x", meet, tmp_path, "began", 1)
         third.submit(time.sleep, 1.2).add_done_callback(
             lambda _: beside.submit(
@@ -148,7 +149,7 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
 
     def fill() -> int:
         ended = 0
-        with launcher.pool(1) as pool:
+        with launcher.pool(PoolOptions(1)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), time.sleep, 0.05)
             while results := pool.finished():
@@ -216,7 +217,7 @@ def test_ctrl_c_ends_what_runs_on_gpus_and_the_tasks_beside_it(
     long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
 
     def fill(context: StageContext) -> None:
-        with context.pool(1) as pool:
+        with context.pool(PoolOptions(1)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), note, signs)
             while ended := context.finished(pool):
