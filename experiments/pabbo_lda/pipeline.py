@@ -8,16 +8,11 @@ from typing import Literal
 from experiments.pabbo_lda.aggregation import aggregate
 from experiments.pabbo_lda.evaluation import EvaluationSettings, measure
 from experiments.pabbo_lda.model import ModelSettings, restore_model
+from experiments.pabbo_lda.objectives import NAMES, Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
-from experiments.pabbo_lda.settings import (
-    DataSettings,
-    LdaSettings,
-    MainSettings,
-    PabboStageSettings,
-)
-from experiments.pabbo_lda.studies import OBJECTIVE, StudySpec, run_studies
+from experiments.pabbo_lda.settings import LdaSettings, MainSettings, PabboStageSettings
+from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.training import PabboTask
-from raypipe.datasets import Corpus, load_corpus
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
@@ -37,14 +32,14 @@ def stages(settings: MainSettings) -> list[Stage]:
         ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
 
     """
-    corpora = _corpora(settings.data, settings.lda)
+    objectives = load_objectives(settings.data, settings.lda)
     train_small = _train("small", settings.train_small)
     train_large = _train("large", settings.train_large)
     trained: dict[OptimizerName, tuple[Stage, ModelSettings]] = {
         "pabbo_small": (train_small, settings.train_small.pabbo.model),
         "pabbo_large": (train_large, settings.train_large.pabbo.model),
     }
-    lda = _lda(settings.lda, corpora, trained)
+    lda = _lda(settings.lda, objectives, trained)
     earlier = [
         hardware_stage(),
         train_small,
@@ -90,13 +85,13 @@ def _evaluate(
 
 def _lda(
     settings: LdaSettings,
-    corpora: Sequence[Corpus],
+    objectives: Sequence[Objective],
     trained: Mapping[OptimizerName, tuple[Stage, ModelSettings]],
 ) -> Stage:
     used = {name: trained[name] for name in settings.optimizers if name in trained}
     specs = [
-        _study(settings, corpus, name, run, used[name][0] if name in used else None)
-        for corpus in corpora
+        _study(settings, objective, name, run, used[name][0] if name in used else None)
+        for objective in objectives
         for run in range(settings.runs)
         for name in settings.optimizers
     ]
@@ -108,7 +103,7 @@ def _lda(
             )
             for name, (stage, model) in used.items()
         }
-        run_studies(context, settings, corpora, specs, scorers)
+        run_studies(context, settings, specs, scorers)
 
     cost = f"{len(specs)} studies, at most {len(specs) * settings.evaluations} LDA trainings"
     needs = ("hardware", *(stage.name for stage, _ in used.values()))
@@ -116,7 +111,11 @@ def _lda(
 
 
 def _study(
-    settings: LdaSettings, corpus: Corpus, optimizer: OptimizerName, run: int, train: Stage | None
+    settings: LdaSettings,
+    objective: Objective,
+    optimizer: OptimizerName,
+    run: int,
+    train: Stage | None,
 ) -> StudySpec:
     decisive = {
         "seed",
@@ -129,14 +128,14 @@ def _study(
         "precision",
     }
     lda = settings.model_dump(mode="json", include=decisive)
-    identity = {"version": VERSION, "data": {"fingerprint": corpus.fingerprint}, "lda": lda}
-    identity["objective"] = OBJECTIVE
+    identity = {"version": VERSION, "data": dict(objective.data_identity), "lda": lda}
+    identity["objective"] = NAMES[settings.objective]
     if train is not None:
         lda["policy"] = settings.policy.model_dump(mode="json")
         identity |= _model(train)
-    slot = f"lda/{corpus.name}/{optimizer}/{run}"
+    slot = f"lda/{objective.dataset}/{optimizer}/{run}"
     unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")
-    return StudySpec(unit, corpus, optimizer, run, settings.seed + run)
+    return StudySpec(unit, objective, optimizer, run, settings.seed + run)
 
 
 def _aggregate(earlier: Sequence[Stage]) -> Stage:
@@ -157,16 +156,3 @@ def _aggregate(earlier: Sequence[Stage]) -> Stage:
 def _model(train: Stage) -> dict[str, str]:
     """The identity of a trained model: that of its training."""
     return {train.name: fingerprint(train.units[0].identity)}
-
-
-def _corpora(data: DataSettings, settings: LdaSettings) -> list[Corpus]:
-    corpora = []
-    for name in settings.datasets:
-        corpus = load_corpus(data.source, name, data.dir, **data.options)
-        if settings.t_max > corpus.words:
-            raise ConfigError(
-                f"lda.t_max = {settings.t_max}: the corpus {name} has only {corpus.words} words; "
-                "T must lie in [2, words]"
-            )
-        corpora.append(corpus)
-    return corpora

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
@@ -16,6 +16,16 @@ from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 LdaPrecision = Literal["float64", "float32"]
+ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]
+
+
+class LdaFit(NamedTuple):
+    """How a topic model is fitted: passes, documents a step, type of the words' probabilities."""
+
+    max_iter: int
+    batch_size: int
+    precision: LdaPrecision
+
 
 #: the published study's start: 20 values drawn with seed 42
 START = (
@@ -76,7 +86,20 @@ class LdaSettings(Settings):
     precision: LdaPrecision = Field(
         "float64", description="of the words' probabilities; float32 is faster, to 1e-3"
     )
-    cpus: Annotated[float, Field(gt=0)] = Field(0.5, description="share of a CPU an evaluation")
+    objective: ObjectiveName = Field(
+        "perplexity",
+        description="what is minimised: the perplexity of the documents fitted to, or of documents "
+        "held out, the negative NPMI coherence of the topics, or recorded values",
+    )
+    table: Path | None = Field(
+        None, description="of objective=tabular: a CSV file of dataset, seed, T, perplexity"
+    )
+    cpus: PositiveFloat | None = Field(
+        None, description="share of a CPU an evaluation; by default a whole one, or less if short"
+    )
+    time_limit_s: PositiveFloat | None = Field(None, description="of an attempt at an evaluation")
+    attempts: PositiveInt = Field(3, description="at an evaluation that dies or takes too long")
+    cache: bool = Field(True, description="take and keep values in the user's cache, across runs")
     policy: PolicySettings = Field(PolicySettings(), description="how PABBO's model is used")
 
     @model_validator(mode="after")
@@ -91,7 +114,12 @@ class LdaSettings(Settings):
         for name, values in (("datasets", self.datasets), ("optimizers", self.optimizers)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}: a name is given twice")
-        if self.cpus > 1 and self.cpus != int(self.cpus):
+        if (self.objective == "tabular") != (self.table is not None):
+            raise ValueError(
+                f"objective = {self.objective} with table = {self.table}: recorded values need "
+                "objective=tabular and the file; leave table out with other objectives"
+            )
+        if self.cpus is not None and self.cpus > 1 and self.cpus != int(self.cpus):
             raise ValueError(f"cpus = {self.cpus}: above 1 it must be a whole number")
         return self
 

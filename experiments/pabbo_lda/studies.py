@@ -9,112 +9,85 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, make_optimizer
-from experiments.pabbo_lda.settings import LdaPrecision, LdaSettings
+from experiments.pabbo_lda.evaluations import Evaluations, Request
+from experiments.pabbo_lda.objectives import Objective
+from experiments.pabbo_lda.optimizers import (
+    OptimizerName,
+    Point,
+    Scorer,
+    make_optimizer,
+    start_points,
+)
+from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import Study
-from raypipe.datasets import Corpus
+from raypipe.cache import Cache
 from raypipe.errors import UnitError
 from raypipe.experiment import Unit
-from raypipe.identity import fingerprint
-from raypipe.launch.launcher import TaskPool, TaskResult
+from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.runner import StageContext
 
-#: names the objective, and changes when its values do
-OBJECTIVE = "lda_perplexity, compiled"
+#: studies are opened until so many evaluations wait, for each CPU and at least
+_OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
 
 
 @dataclass(frozen=True)
 class StudySpec:
-    """One optimiser run on one corpus; ``seed`` is the optimiser's and LDA's."""
+    """One optimiser run on one objective; ``seed`` is the optimiser's and the objective's."""
 
     unit: Unit
-    corpus: Corpus
+    objective: Objective
     optimizer: OptimizerName
     run: int
     seed: int
 
 
-@dataclass(frozen=True)
-class Request:
-    """An evaluation of the objective, by what decides its value."""
-
-    corpus: Corpus
-    seed: int
-    T: int
-    max_iter: int
-    batch_size: int
-    precision: LdaPrecision
-
-    @property
-    def name(self) -> str:
-        """What a message calls it; one of a kind in a run."""
-        return f"{self.corpus.name}/seed {self.seed}/T {self.T}"
-
-    @property
-    def key(self) -> str:
-        """The same for equal requests, in every study and every run directory."""
-        return fingerprint(
-            {
-                "objective": OBJECTIVE,
-                "corpus": self.corpus.fingerprint,
-                "seed": self.seed,
-                "T": self.T,
-                "max_iter": self.max_iter,
-                "batch_size": self.batch_size,
-                "precision": self.precision,
-            }
-        )
-
-
 def run_studies(
     context: StageContext,
     settings: LdaSettings,
-    corpora: Sequence[Corpus],
     specs: Sequence[StudySpec],
     scorers: Mapping[str, Scorer],
 ) -> None:
     """Run the studies that are not finished; each is recorded when it is.
 
+    Only as many are open at once as keep the CPUs busy.
+
     Raises:
         UnitError: an evaluation failed for good; the studies that do not need it are finished.
 
     """
-    todo = {unit.slot for unit in context.todo()}
-    # compiled here, once; the workers import it before the clock of a task starts
-    from experiments.pabbo_lda.topic_model import lda_perplexity
-
-    with context.pool(settings.cpus) as pool:
-        shared = {corpus.name: pool.share(corpus.counts) for corpus in corpora}
-        board = _Board(context, settings, pool, shared, lda_perplexity)
-        total = sum(spec.unit.extent for spec in specs)
-        stored = sum(spec.unit.extent for spec in specs if spec.unit.slot not in todo)
-        context.begin(total, stored)
-        for spec in specs:
-            if spec.unit.slot in todo:
-                board.add(spec, _study(spec, settings, scorers))
-        while ended := context.finished(pool):
-            for result in ended:
-                board.take(result)
-            context.advance(stored + board.progress(), f"{board.computed} trainings")
+    left = {unit.slot for unit in context.todo()}
+    todo = [spec for spec in specs if spec.unit.slot in left]
+    whole = sum(spec.unit.extent for spec in specs)
+    stored = whole - sum(spec.unit.extent for spec in todo)
+    options = PoolOptions(
+        settings.cpus or 1.0, time_limit_s=settings.time_limit_s, attempts=settings.attempts
+    )
+    with Cache("evaluations", enabled=settings.cache) as cache, context.pool(options) as pool:
+        objectives = {spec.objective.dataset: spec.objective for spec in todo}.values()
+        evaluations = Evaluations(context, pool, cache, objectives, settings.cpus)
+        board = _Board(context, settings, evaluations, scorers)
+        context.begin(whole, stored)
+        window = max(_OPEN_AT_LEAST, int(_OPEN_PER_CPU * pool.capacity))
+        waiting = iter(todo)
+        while True:
+            while evaluations.open < window and (spec := next(waiting, None)) is not None:
+                board.add(spec)
+            ended = evaluations.finished()
+            if not ended:
+                break
+            for request, result in ended:
+                board.take(request, result)
+            note = f"{evaluations.computed} evaluations"
+            if evaluations.taken_over:
+                note += f", {evaluations.taken_over} known from other runs"
+            context.advance(stored + board.progress(), note)
     if board.broken:
         unit, result = next(iter(board.broken.items()))
         raise UnitError(unit, result.kind or "error", result.error or "")
-
-
-def _study(spec: StudySpec, settings: LdaSettings, scorers: Mapping[str, Scorer]) -> Study:
-    optimizer = make_optimizer(
-        spec.optimizer,
-        t_min=settings.t_min,
-        t_max=settings.t_max,
-        seed=spec.seed,
-        scorer=scorers.get(spec.optimizer),
-        pabbo=settings.policy,
-    )
-    return Study(optimizer, settings.start, settings.evaluations, settings.iterations)
 
 
 class _Board:
@@ -124,135 +97,117 @@ class _Board:
         self,
         context: StageContext,
         settings: LdaSettings,
-        pool: TaskPool,
-        shared: Mapping[str, Any],
-        objective: Callable[..., float],
+        evaluations: Evaluations,
+        scorers: Mapping[str, Scorer],
     ) -> None:
-        self._objective = objective
-        self._context, self._settings, self._pool, self._shared = context, settings, pool, shared
+        self._context, self._settings, self._scorers = context, settings, scorers
+        self._evaluations = evaluations
         self._open: dict[str, tuple[StudySpec, Study]] = {}
-        self._requests: dict[str, Request] = {}
-        self._waiting: dict[str, list[str]] = defaultdict(list)
+        self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
         self._finished = 0
         self.broken: dict[str, TaskResult] = {}
-        self.computed = 0
 
-    def add(self, spec: StudySpec, study: Study) -> None:
+    def add(self, spec: StudySpec) -> None:
         """Start a study: it asks for what is not stored."""
-        self._open[spec.unit.slot] = (spec, study)
+        self._open[spec.unit.slot] = (spec, self._study(spec))
         self._move_on(spec.unit.slot)
 
-    def take(self, result: TaskResult) -> None:
-        """Store an evaluation and give it to every study that waits for it."""
-        request = self._requests.pop(result.key)
-        slots = self._waiting.pop(result.key)
-        if result.error is not None:
-            for slot in slots:
+    def take(self, request: Request, result: TaskResult) -> None:
+        """Give an evaluation to every study that waits for it."""
+        for slot in self._waiting.pop(request.key):
+            if result.error is not None:
                 self._open.pop(slot, None)
                 self.broken[slot] = result
-            return
-        value = float(result.value)
-        if not math.isfinite(value):
-            message = f"the perplexity is {value}"
-            self._context.fail(
-                request.name, result.attempt, "invalid_value", message, "worst value"
-            )
-        row = {
-            "dataset": request.corpus.name,
-            "seed": request.seed,
-            "T": request.T,
-            "value": value,
-            "duration_s": result.duration_s,
-            "cpu_s": result.cpu_s,
-            "started_at": result.started_at,
-            "worker": result.worker,
-        }
-        self._context.ledger.put("evaluations", {request.key: row})
-        self.computed += 1
-        for slot in slots:
-            if slot in self._open:
-                self._open[slot][1].supply(request.T, value)
+            elif slot in self._open:
+                self._open[slot][1].supply(request.point, float(result.value))
                 self._move_on(slot)
 
     def progress(self) -> int:
         """Evaluations of the studies so far."""
         return self._finished + sum(len(study.history) for _, study in self._open.values())
 
+    def _study(self, spec: StudySpec) -> Study:
+        settings = self._settings
+        optimizer = make_optimizer(
+            spec.optimizer,
+            space=settings.space,
+            seed=spec.seed,
+            scorer=self._scorers.get(spec.optimizer),
+            pabbo=settings.policy,
+        )
+        start = start_points(settings.space, settings.start)
+        return Study(optimizer, start, settings.evaluations, settings.iterations)
+
     def _move_on(self, slot: str) -> None:
-        """Serve what is stored, submit what is new, record the study once it is done."""
+        """Serve what is known, ask for what is new, record the study once it is done."""
         spec, study = self._open[slot]
-        while self._serve(spec, study):
-            pass  # a batch that was stored whole opens the next one
+        while known := self._evaluations.known(new := self._new(slot)):
+            for point, value in known.items():  # a batch that is known whole opens the next one
+                study.supply(point, value)
         if study.done:
             del self._open[slot]
             self._finished += spec.unit.extent
             self._record(spec, study)
             return
-        for T in study.request():
-            request = self._request(spec, T)
-            if request.name not in self._requests:
-                self._requests[request.name] = request
-                self._pool.submit(
-                    request.name,
-                    self._objective,
-                    self._shared[spec.corpus.name],
-                    T,
-                    request.seed,
-                    request.max_iter,
-                    request.batch_size,
-                    request.precision,
-                )
-            if slot not in self._waiting[request.name]:
-                self._waiting[request.name].append(slot)
+        if not new:
+            return
+        costs = [spec.objective.cost_s(request.point) for request in new]
+        # the batches that are to follow, one after the other, are taken to be like this one
+        batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
+        rest = batches * sum(costs) / len(costs)
+        for request, cost in zip(new, costs, strict=True):
+            self._waiting[request.key][slot] = None
+            self._evaluations.ask(request, cost + rest)
 
-    def _serve(self, spec: StudySpec, study: Study) -> int:
-        """Supply the stored values among those requested now; how many there were."""
-        served = 0
-        for T in study.request():
-            row = self._context.ledger.get("evaluations", self._request(spec, T).key)
-            if row is not None:
-                study.supply(T, row["value"])
-                served += 1
-        return served
-
-    def _request(self, spec: StudySpec, T: int) -> Request:
-        settings = self._settings
-        return Request(
-            spec.corpus, spec.seed, T, settings.max_iter, settings.batch_size, settings.precision
-        )
+    def _new(self, slot: str) -> list[Request]:
+        """What a study asks for and has not yet been told to wait for."""
+        spec, study = self._open[slot]
+        requests = [Request(spec.objective, spec.seed, point) for point in study.request()]
+        return [r for r in requests if slot not in self._waiting.get(r.key, ())]
 
     def _record(self, spec: StudySpec, study: Study) -> None:
         about = {
-            "dataset": spec.corpus.name,
+            "dataset": spec.objective.dataset,
             "optimizer": spec.optimizer,
             "run": spec.run,
             "seed": spec.seed,
         }
-        elapsed = 0.0
+        elapsed, cpu = 0.0, 0.0
         history = {}
         for step in study.history:
-            stored = self._context.ledger.get("evaluations", self._request(spec, step.T).key)
-            elapsed += stored["duration_s"] if stored else 0.0
+            row = self._evaluations.row(Request(spec.objective, spec.seed, step.point)) or {}
+            elapsed += row.get("duration_s", 0.0)
+            cpu += row.get("cpu_s", 0.0)
             history[f"{spec.unit.slot}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
-                "T": step.T,
+                **_columns(step.point),
                 "value": step.value,
-                "best_T": step.best_T,
+                **_columns(step.best_point, "best_"),
                 "best_value": step.best_value,
                 "elapsed_s": elapsed,
+                "cpu_s": cpu,
             }
-        best_T, best_value = study.best or (None, math.inf)
+        best_point, best_value = study.best or (None, math.inf)
         row = {
             **about,
-            "best_T": best_T,
+            **_columns(best_point, "best_"),
             "best_perplexity": best_value,
             "evaluations": study.asked,
             "unique_evaluations": len(study.history),
             "batches": study.history[-1].batch,
             "duration_s": elapsed,
+            "cpu_s": cpu,
         }
         self._context.ledger.put("study_history", history)
         self._context.ledger.put("studies", {spec.unit.slot: row})
         self._context.finish(spec.unit)
+
+
+def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
+    """T, and the priors that are searched."""
+    if point is None:
+        return {f"{prefix}T": None}
+    searched = {name: value for name, value in point._asdict().items() if value is not None}
+    return {f"{prefix}{name}": value for name, value in searched.items()}

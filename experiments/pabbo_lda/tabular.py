@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from raypipe.identity import fingerprint
+
 
 class TabularObjective:
     """Recorded values of the objective in place of training topic models.
@@ -46,6 +48,15 @@ class TabularObjective:
     def runs(self) -> tuple[tuple[str, int], ...]:
         """The (dataset, seed) that have values, ascending."""
         return tuple(sorted(self._curves))
+
+    def fingerprint(self, dataset: str) -> str:
+        """The hash of all that is recorded of a dataset."""
+        curves = [
+            (seed, points.tolist(), values.tolist())
+            for (name, seed), (points, values) in sorted(self._curves.items())
+            if name == dataset
+        ]
+        return fingerprint({"dataset": dataset, "curves": curves})
 
     def value(self, dataset: str, seed: int, T: int) -> float:
         """The recorded or interpolated perplexity.

@@ -10,8 +10,11 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.utils import check_random_state
 
-from experiments.pabbo_lda.settings import LdaPrecision
+from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.variational import bound, e_step, m_step
+
+TOP_WORDS = 10
 
 
 class CompiledLatentDirichletAllocation(LatentDirichletAllocation):  # type: ignore[misc]
@@ -91,38 +94,94 @@ def _parts(documents: csr_matrix) -> tuple[NDArray[Any], NDArray[np.int32], NDAr
     return documents.data, ids, starts
 
 
-def lda_perplexity(
-    counts: csr_matrix, T: int, seed: int, max_iter: int, batch_size: int, precision: LdaPrecision
-) -> float:
-    """The perplexity on ``counts`` of the topic model fitted to ``counts``.
+def fit(
+    counts: csr_matrix, point: Point, seed: int, how: LdaFit
+) -> CompiledLatentDirichletAllocation:
+    """The topic model fitted to ``counts``, as scikit-learn fits it with one job.
 
-    Online variational Bayes (Hoffman, Blei and Bach 2010) as scikit-learn has it, with both
-    Dirichlet priors 1/T and one job. The matrix is only read, so it may lie in read-only shared
-    memory.
+    Online variational Bayes (Hoffman, Blei and Bach 2010). The matrix is only read, so it may lie
+    in read-only shared memory.
 
     Args:
         counts: documents x words, non-negative counts; empty documents are allowed.
-        T: the number of topics, at least 1.
+        point: the number of topics, at least 1, and the Dirichlet priors, 1/T where it has none.
         seed: of the initial topics.
-        max_iter: passes over the documents.
-        batch_size: documents a step.
-        precision: what the words' probabilities are kept in; the value is a ``float64``.
+        how: passes over the documents, documents a step, precision.
 
     Raises:
         ValueError: for fewer than one topic, or what scikit-learn refuses.
 
     """
+    T, alpha, eta = point
     if T < 1:
         raise ValueError(f"a topic model needs at least one topic, not T={T}")
     model = CompiledLatentDirichletAllocation(
         n_components=T,
-        doc_topic_prior=1 / T,
-        topic_word_prior=1 / T,
+        doc_topic_prior=1 / T if alpha is None else alpha,
+        topic_word_prior=1 / T if eta is None else eta,
         learning_method="online",
-        max_iter=max_iter,
-        batch_size=batch_size,
+        max_iter=how.max_iter,
+        batch_size=how.batch_size,
         random_state=seed,
         n_jobs=1,
     )
+    model.fit(counts.astype(how.precision))
+    return model
+
+
+def lda_perplexity(counts: csr_matrix, point: Point, seed: int, how: LdaFit) -> float:
+    """The perplexity of the documents that the topic model was fitted to, see :func:`fit`."""
     # the bound that fit ends with is the perplexity of these documents
-    return float(model.fit(counts.astype(precision)).bound_)
+    return float(fit(counts, point, seed, how).bound_)
+
+
+def lda_heldout_perplexity(
+    parts: tuple[csr_matrix, csr_matrix],
+    point: Point,
+    seed: int,
+    how: LdaFit,
+) -> float:
+    """The perplexity of the second documents under the topics fitted to the first.
+
+    It is scikit-learn's: the variational bound of each held-out document with a topic distribution
+    inferred from all of its words.
+    """
+    fitted_to, held_out = parts
+    model = fit(fitted_to, point, seed, how)
+    return float(model.perplexity(held_out.astype(how.precision)))
+
+
+def lda_incoherence(counts: csr_matrix, point: Point, seed: int, how: LdaFit) -> float:
+    """The negative coherence of the fitted topics, so that smaller is better, see :func:`npmi`."""
+    model = fit(counts, point, seed, how)
+    return -npmi(counts, model.components_)
+
+
+def npmi(counts: csr_matrix, topics: NDArray[np.float64], words: int = TOP_WORDS) -> float:
+    """The mean coherence of topics by normalised pointwise mutual information, in [-1, 1].
+
+    For each pair of a topic's most probable words, log(p(a, b) / (p(a) p(b))) / -log p(a, b)
+    (Bouma 2009), where p counts documents that hold the words; -1 for words that never meet. The
+    mean over the pairs of a topic and over topics (Lau, Newman and Baldwin 2014; they count in
+    sliding windows, which word counts do not have).
+
+    Args:
+        counts: documents x words.
+        topics: topics x words, the weight of each word.
+        words: how many of a topic's words count.
+
+    """
+    there = (counts > 0).astype(np.float64)
+    documents = there.shape[0]
+    top = np.argsort(-topics, axis=1, kind="stable")[:, :words]
+    first, second = np.triu_indices(top.shape[1], 1)
+    single = np.asarray(there.sum(0)).ravel() / documents
+    scores = np.empty((len(top), len(first)))
+    for score, chosen in zip(scores, top, strict=True):
+        columns = there[:, chosen]
+        together = (columns.T @ columns).toarray()[first, second] / documents
+        expected = single[chosen[first]] * single[chosen[second]]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.log(together / expected) / -np.log(together)
+        score[:] = np.select([together == 0, together == 1], [-1.0, 1.0], ratio)
+    return float(scores.mean())

@@ -14,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
 from raypipe.paths import RunDirectory
@@ -132,7 +134,9 @@ def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
     options = {"max_documents": 300, "max_features": 200, "min_df": 2}
     corpus = load_corpus("builtin", "stdlib", **options)
     for _, row in evaluations[evaluations["T"].isin([9, 55])].iterrows():
-        expected = lda_perplexity(corpus.counts, int(row["T"]), int(row["seed"]), 2, 64, "float64")
+        expected = lda_perplexity(
+            corpus.counts, Point(int(row["T"])), int(row["seed"]), LdaFit(2, 64, "float64")
+        )
         assert row["value"] == pytest.approx(expected, rel=1e-10)
 
 

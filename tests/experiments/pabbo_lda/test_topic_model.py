@@ -14,6 +14,8 @@ from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
+from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation, lda_perplexity
 from experiments.pabbo_lda.variational import digamma, exp_digamma
 
@@ -93,44 +95,50 @@ def test_words_whose_probability_underflows():
 
 
 def test_a_value_beyond_float32_is_one_with_float32():
-    values = [lda_perplexity(corpus(), 900, 1, 1, 16, kind) for kind in ("float64", "float32")]
+    values = [
+        lda_perplexity(corpus(), Point(900), 1, LdaFit(1, 16, kind))
+        for kind in ("float64", "float32")
+    ]
     assert values[0] > 1e39
     assert values[1] == pytest.approx(values[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("T", [3, 40])
 def test_float32_is_close_and_its_value_a_float64(T):
-    whole, half = (lda_perplexity(corpus(), T, 1, 3, 16, kind) for kind in ("float64", "float32"))
+    whole, half = (
+        lda_perplexity(corpus(), Point(T), 1, LdaFit(3, 16, kind))
+        for kind in ("float64", "float32")
+    )
     assert half == pytest.approx(whole, rel=1e-3)
     assert half != whole
 
 
 def test_the_matrix_may_be_read_only_and_its_indices_long():
     counts = corpus()
-    expected = lda_perplexity(counts, 3, 1, 3, 16, "float64")
+    expected = lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64"))
     for part in (counts.data, counts.indices, counts.indptr):
         part.flags.writeable = False
-    assert lda_perplexity(counts, 3, 1, 3, 16, "float64") == expected
+    assert lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64")) == expected
     counts.indices, counts.indptr = counts.indices.astype(np.int64), counts.indptr.astype(np.int64)
-    assert lda_perplexity(counts, 3, 1, 3, 16, "float64") == expected
+    assert lda_perplexity(counts, Point(3), 1, LdaFit(3, 16, "float64")) == expected
 
 
 def test_perplexity_depends_on_its_arguments_alone():
     np.random.seed(0)  # noqa: NPY002
-    first = lda_perplexity(corpus(), 3, 1, 3, 16, "float64")
+    first = lda_perplexity(corpus(), Point(3), 1, LdaFit(3, 16, "float64"))
     np.random.seed(1)  # noqa: NPY002
-    assert lda_perplexity(corpus(), 3, 1, 3, 16, "float64") == first
-    assert lda_perplexity(corpus(), 3, 2, 3, 16, "float64") != first
+    assert lda_perplexity(corpus(), Point(3), 1, LdaFit(3, 16, "float64")) == first
+    assert lda_perplexity(corpus(), Point(3), 2, LdaFit(3, 16, "float64")) != first
 
 
 def test_refuses_a_model_without_topics():
     with pytest.raises(ValueError, match="T=0"):
-        lda_perplexity(corpus(), 0, 1, 3, 16, "float64")
+        lda_perplexity(corpus(), Point(0), 1, LdaFit(3, 16, "float64"))
 
 
 @pytest.mark.parametrize(("T", "published"), [(2, 1871.23), (7, 1691.05)])
 def test_perplexity_agrees_with_the_published_values(data_dir: Path, T: int, published: float):
     counts = load_npz(data_dir / "lda_bow" / "X_20news_val_bow.npz").tocsr()
     with threadpool_limits(1):
-        value = lda_perplexity(counts, T, 42, 60, 2048, "float64")
+        value = lda_perplexity(counts, Point(T), 42, LdaFit(60, 2048, "float64"))
     assert value == pytest.approx(published, rel=2e-3)

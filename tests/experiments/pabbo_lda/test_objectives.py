@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import sparse
+from sklearn.decomposition import LatentDirichletAllocation
+
+from experiments.pabbo_lda.objectives import NAMES, load_objectives
+from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.settings import DataSettings, LdaSettings
+from experiments.pabbo_lda.topic_model import npmi
+from raypipe.errors import ConfigError
+from raypipe.identity import fingerprint
+
+PASSES, BATCH, SEED = 3, 32, 7
+
+
+def counts(documents: int, seed: int) -> sparse.csr_matrix:
+    drawn = np.random.default_rng(seed).poisson(0.3, (documents, 60))
+    return sparse.csr_matrix(drawn.astype(np.int64))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    sparse.save_npz(folder / "X_toy_train_bow.npz", counts(150, 1))
+    sparse.save_npz(folder / "X_toy_val_bow.npz", counts(80, 2))
+    sparse.save_npz(folder / "X_narrow_train_bow.npz", counts(50, 3)[:, :50])
+    sparse.save_npz(folder / "X_narrow_val_bow.npz", counts(50, 3))
+    table = pd.DataFrame(
+        {"dataset": "toy", "seed": [1, 1, 2], "T": [2, 8, 4], "perplexity": [9.0, 4.0, 5.0]}
+    )
+    table.to_csv(folder / "table.csv", index=False)
+    return folder
+
+
+def settings(**changed) -> LdaSettings:
+    usual = {"datasets": ("toy",), "t_max": 40, "start": (5,), "max_iter": PASSES}
+    return LdaSettings(**{**usual, "batch_size": BATCH, **changed})
+
+
+def objective(folder: Path, **changed):
+    data = DataSettings(source="bow", dir=folder)
+    return load_objectives(data, settings(**changed))[0]
+
+
+def value(objective, point: Point, seed: int = SEED) -> float:
+    return objective.function()(objective.data, point, seed, *objective.arguments)
+
+
+def reference(fit_to: sparse.csr_matrix, point: Point) -> LatentDirichletAllocation:
+    return LatentDirichletAllocation(
+        point.T,
+        doc_topic_prior=point.alpha,
+        topic_word_prior=point.eta,
+        learning_method="online",
+        max_iter=PASSES,
+        batch_size=BATCH,
+        random_state=SEED,
+    ).fit(fit_to)
+
+
+@pytest.mark.parametrize("point", [Point(3), Point(20), Point(5, 0.7), Point(5, 0.02, 3.0)])
+def test_perplexities_are_those_of_scikit_learn(folder, point):
+    train, held_out = counts(150, 1), counts(80, 2)
+    expected = reference(held_out, point).perplexity(held_out)
+    assert value(objective(folder), point) == pytest.approx(expected, rel=1e-4)
+    expected = reference(train, point).perplexity(held_out)
+    found = value(objective(folder, objective="heldout_perplexity"), point)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_corpus_without_parts_is_split_once_for_all():
+    asked = settings(datasets=("stdlib",), objective="heldout_perplexity")
+    first, again = (load_objectives(DataSettings(), asked)[0] for _ in range(2))
+    train, held_out = first.data
+    assert 0.19 < held_out.shape[0] / (train.shape[0] + held_out.shape[0]) < 0.21
+    assert first.identity == again.identity
+
+
+def test_coherence_counts_the_documents_that_hold_both_words():
+    documents = sparse.csr_matrix([[1, 2, 0, 0], [3, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 5]])
+    topics = np.array([[0.5, 0.4, 0.1, 0.0]])
+    # words 0 and 1 share 2 of 4 documents, 1 and 2 share 1, 0 and 2 none
+    pair_01 = math.log((2 / 4) / (2 / 4 * 3 / 4)) / -math.log(2 / 4)
+    pair_12 = math.log((1 / 4) / (3 / 4 * 1 / 4)) / -math.log(1 / 4)
+    assert npmi(documents, topics, words=2) == pytest.approx(pair_01)
+    assert npmi(documents, topics, words=3) == pytest.approx((pair_01 - 1 + pair_12) / 3)
+    assert npmi(sparse.csr_matrix([[1, 1]]), np.ones((1, 2))) == 1
+    assert npmi(sparse.csr_matrix([[1, 0], [0, 1]]), np.ones((2, 2))) == -1
+
+
+def test_more_coherent_topics_have_a_smaller_value(folder):
+    clear = sparse.csr_matrix(np.kron(np.eye(2, dtype=np.int64), np.ones((40, 30), np.int64)))
+    sparse.save_npz(folder / "X_clear_val_bow.npz", clear)
+    one = objective(folder, datasets=("clear",), objective="coherence")
+    mixed = objective(folder, objective="coherence")
+    assert value(one, Point(2)) == pytest.approx(-1)
+    assert value(one, Point(2)) < value(mixed, Point(2))
+
+
+def test_recorded_values_are_looked_up(folder):
+    found = objective(folder, objective="tabular", table=folder / "table.csv", seed=1, runs=2)
+    assert value(found, Point(8), 1) == 4
+    assert value(found, Point(4), 1) == pytest.approx(6)
+    assert value(found, Point(4), 2) == 5
+    assert found.cost_s(Point(8)) == 0
+
+
+def test_the_key_holds_what_decides_a_value_and_nothing_else(folder):
+    plain = objective(folder)
+    assert plain.key(Point(5), 42) == fingerprint(
+        {
+            "objective": "lda_perplexity, compiled",
+            "corpus": plain.data_identity["fingerprint"],
+            "seed": 42,
+            "T": 5,
+            "max_iter": PASSES,
+            "batch_size": BATCH,
+            "precision": "float64",
+        }
+    )
+    same = objective(folder, cpus=0.5, runs=3, evaluations=5, cache=False, time_limit_s=9)
+    assert same.key(Point(5), 42) == plain.key(Point(5), 42)
+    others = [
+        plain.key(Point(6), 42),
+        plain.key(Point(5), 43),
+        plain.key(Point(5, 0.1), 42),
+        plain.key(Point(5, None, 0.1), 42),
+        *(
+            objective(folder, **{key: other}).key(Point(5), 42)
+            for key, other in {
+                "max_iter": 4,
+                "batch_size": 16,
+                "precision": "float32",
+                "objective": "heldout_perplexity",
+            }.items()
+        ),
+        objective(folder, objective="coherence").key(Point(5), 42),
+    ]
+    assert len({plain.key(Point(5), 42), *others}) == len(others) + 1
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_long_evaluations_have_a_whole_cpu_and_short_ones_less(folder):
+    short = objective(folder)
+    assert short.cpus(Point(2)) == 0.25
+    shares = [objective(folder, max_iter=passes).cpus(Point(30)) for passes in (60, 600, 6000)]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert {4 * share for share in shares} <= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"t_max": 61}, "has only 60 words"),
+        ({"datasets": ("narrow",), "objective": "heldout_perplexity"}, "share a vocabulary"),
+        ({"objective": "tabular", "table": "missing.csv"}, "lda.table = missing.csv"),
+        ({"objective": "tabular", "table": "table.csv", "runs": 1}, "toy', 42"),
+        (
+            {"objective": "tabular", "table": "table.csv", "datasets": ("none",)},
+            "datasets are toy",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(folder, changed, message, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=message):
+        objective(folder, **changed)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"objective": "tabular"}, {"table": "table.csv"}, {"attempts": 0}]
+)
+def test_settings_that_contradict_are_refused(changed):
+    with pytest.raises(ValueError, match=r"table|attempts"):
+        settings(**changed)
