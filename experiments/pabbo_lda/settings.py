@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
-from experiments.pabbo_lda.optimizers import OptimizerName, PolicySettings
+from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings
 from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.datasets import Source
 from raypipe.settings import Settings
@@ -68,6 +68,12 @@ class LdaSettings(Settings):
     seed: int = Field(42, ge=0, description="run r has the seed `seed + r`")
     t_min: int = Field(2, ge=2, description="fewest topics")
     t_max: int = Field(1000, ge=2, description="most topics; at most the words of a corpus")
+    alpha: tuple[float, float] | None = Field(
+        None, description="range of the document-topic prior, searched beside T; None: 1/T"
+    )
+    eta: tuple[float, float] | None = Field(
+        None, description="range of the topic-word prior, searched beside T; None: 1/T"
+    )
     start: tuple[int, ...] = Field(START, min_length=1, description="T told to every optimiser")
     evaluations: PositiveInt = Field(80, description="distinct T a study, the start included")
     iterations: PositiveInt | None = Field(None, description="most batches after the start")
@@ -79,6 +85,11 @@ class LdaSettings(Settings):
     cpus: Annotated[float, Field(gt=0)] = Field(0.5, description="share of a CPU an evaluation")
     policy: PolicySettings = Field(PolicySettings(), description="how PABBO's model is used")
 
+    @property
+    def searches_priors(self) -> bool:
+        """Whether a point of the space is more than its T."""
+        return self.alpha is not None or self.eta is not None
+
     @model_validator(mode="after")
     def _consistent(self) -> LdaSettings:
         if self.t_min >= self.t_max:
@@ -88,6 +99,16 @@ class LdaSettings(Settings):
             raise ValueError(
                 f"start = {outside}: outside [t_min, t_max] = [{self.t_min}, {self.t_max}]"
             )
+        for name, ends in (("alpha", self.alpha), ("eta", self.eta)):
+            if ends is None:
+                continue
+            if not 1e-3 <= ends[0] < ends[1] <= 100:
+                raise ValueError(f"lda.{name} = {list(ends)}: must be 1e-3 <= low < high <= 100")
+            if alone := [optimizer for optimizer in self.optimizers if optimizer in T_ONLY]:
+                raise ValueError(
+                    f"lda.optimizers = {alone}: these search T alone; "
+                    f"leave them out, or leave lda.{name} away"
+                )
         for name, values in (("datasets", self.datasets), ("optimizers", self.optimizers)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}: a name is given twice")

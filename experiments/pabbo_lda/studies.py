@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, make_optimizer
+from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, Space, make_optimizer
 from experiments.pabbo_lda.settings import LdaPrecision, LdaSettings
 from experiments.pabbo_lda.study import Study
 from raypipe.datasets import Corpus
@@ -44,7 +44,7 @@ class Request:
 
     corpus: Corpus
     seed: int
-    T: int
+    point: Point
     max_iter: int
     batch_size: int
     precision: LdaPrecision
@@ -52,7 +52,7 @@ class Request:
     @property
     def name(self) -> str:
         """What a message calls it; one of a kind in a run."""
-        return f"{self.corpus.name}/seed {self.seed}/T {self.T}"
+        return f"{self.corpus.name}/seed {self.seed}/{self.point}"
 
     @property
     def key(self) -> str:
@@ -62,10 +62,10 @@ class Request:
                 "objective": OBJECTIVE,
                 "corpus": self.corpus.fingerprint,
                 "seed": self.seed,
-                "T": self.T,
                 "max_iter": self.max_iter,
                 "batch_size": self.batch_size,
                 "precision": self.precision,
+                **self.point.given,
             }
         )
 
@@ -106,15 +106,16 @@ def run_studies(
 
 
 def _study(spec: StudySpec, settings: LdaSettings, scorers: Mapping[str, Scorer]) -> Study:
+    space = Space(settings.t_min, settings.t_max, settings.alpha, settings.eta)
     optimizer = make_optimizer(
         spec.optimizer,
-        t_min=settings.t_min,
-        t_max=settings.t_max,
+        space=space,
         seed=spec.seed,
         scorer=scorers.get(spec.optimizer),
         pabbo=settings.policy,
     )
-    return Study(optimizer, settings.start, settings.evaluations, settings.iterations)
+    start = space.start_points(settings.start)
+    return Study(optimizer, start, settings.evaluations, settings.iterations)
 
 
 class _Board:
@@ -160,7 +161,7 @@ class _Board:
         row = {
             "dataset": request.corpus.name,
             "seed": request.seed,
-            "T": request.T,
+            **request.point.given,
             "value": value,
             "duration_s": result.duration_s,
             "cpu_s": result.cpu_s,
@@ -171,7 +172,7 @@ class _Board:
         self.computed += 1
         for slot in slots:
             if slot in self._open:
-                self._open[slot][1].supply(request.T, value)
+                self._open[slot][1].supply(request.point, value)
                 self._move_on(slot)
 
     def progress(self) -> int:
@@ -188,19 +189,20 @@ class _Board:
             self._finished += spec.unit.extent
             self._record(spec, study)
             return
-        for T in study.request():
-            request = self._request(spec, T)
+        for point in study.request():
+            request = self._request(spec, point)
             if request.name not in self._requests:
                 self._requests[request.name] = request
                 self._pool.submit(
                     request.name,
                     self._objective,
                     self._shared[spec.corpus.name],
-                    T,
+                    point.T,
                     request.seed,
                     request.max_iter,
                     request.batch_size,
                     request.precision,
+                    *(point[1:] if self._settings.searches_priors else ()),
                 )
             if slot not in self._waiting[request.name]:
                 self._waiting[request.name].append(slot)
@@ -208,17 +210,22 @@ class _Board:
     def _serve(self, spec: StudySpec, study: Study) -> int:
         """Supply the stored values among those requested now; how many there were."""
         served = 0
-        for T in study.request():
-            row = self._context.ledger.get("evaluations", self._request(spec, T).key)
+        for point in study.request():
+            row = self._context.ledger.get("evaluations", self._request(spec, point).key)
             if row is not None:
-                study.supply(T, row["value"])
+                study.supply(point, row["value"])
                 served += 1
         return served
 
-    def _request(self, spec: StudySpec, T: int) -> Request:
+    def _request(self, spec: StudySpec, point: Point) -> Request:
         settings = self._settings
         return Request(
-            spec.corpus, spec.seed, T, settings.max_iter, settings.batch_size, settings.precision
+            spec.corpus,
+            spec.seed,
+            point,
+            settings.max_iter,
+            settings.batch_size,
+            settings.precision,
         )
 
     def _record(self, spec: StudySpec, study: Study) -> None:
@@ -231,22 +238,22 @@ class _Board:
         elapsed = 0.0
         history = {}
         for step in study.history:
-            stored = self._context.ledger.get("evaluations", self._request(spec, step.T).key)
+            stored = self._context.ledger.get("evaluations", self._request(spec, step.point).key)
             elapsed += stored["duration_s"] if stored else 0.0
             history[f"{spec.unit.slot}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
-                "T": step.T,
+                **step.point.given,
                 "value": step.value,
-                "best_T": step.best_T,
+                "best_T": step.best_point.T if step.best_point else None,
                 "best_value": step.best_value,
                 "elapsed_s": elapsed,
             }
-        best_T, best_value = study.best or (None, math.inf)
+        best_point, best_value = study.best or (None, math.inf)
         row = {
             **about,
-            "best_T": best_T,
+            "best_T": best_point.T if best_point else None,
             "best_perplexity": best_value,
             "evaluations": study.asked,
             "unique_evaluations": len(study.history),
