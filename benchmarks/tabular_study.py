@@ -22,7 +22,9 @@ import pandas as pd
 from experiments.pabbo_lda.optimizers import (
     Optimizer,
     OptimizerName,
+    Point,
     Scorer,
+    Space,
     make_optimizer,
     model_scorer,
 )
@@ -52,13 +54,13 @@ PUBLISHED: Mapping[str, tuple[OptimizerName, ...]] = {
 
 
 def run_study(
-    optimizer: Optimizer, start: Sequence[int], budget: int, value: Callable[[int], float]
+    optimizer: Optimizer, start: Sequence[Point], budget: int, value: Callable[[int], float]
 ) -> Study:
-    """A study run to its end."""
+    """A study of T run to its end."""
     study = Study(optimizer, start, budget)
     while not study.done:
-        for T in study.request():
-            study.supply(T, value(T))
+        for point in study.request():
+            study.supply(point, value(point.T))
     return study
 
 
@@ -75,22 +77,21 @@ def run_all(
     """
     rows: list[dict[str, object]] = []
     seconds: dict[OptimizerName, float] = {}
+    space = Space(T_MIN, T_MAX)
     for name in NAMES:
         if name.startswith("pabbo") and name not in scorers:
             continue
         began = time.perf_counter()
         for dataset, seed in objective.runs:
-            optimizer = make_optimizer(
-                name, t_min=T_MIN, t_max=T_MAX, seed=seed, scorer=scorers.get(name)
-            )
+            optimizer = make_optimizer(name, space=space, seed=seed, scorer=scorers.get(name))
             history = run_study(
                 optimizer,
-                start,
+                space.start_points(start),
                 max(counts),
                 lambda T: objective.value(dataset, seed, T),  # noqa: B023
             ).history
-            recorded = [objective.recorded(dataset, seed, e.T) for e in history]
-            known = {e.T for e, there in zip(history, recorded, strict=True) if there}
+            recorded = [objective.recorded(dataset, seed, e.point.T) for e in history]
+            known = {e.point for e, there in zip(history, recorded, strict=True) if there}
             best = objective.best(dataset, seed)[1]
             close = [e.evaluation for e in history if e.best_value <= (1 + CLOSE) * best]
             for count in counts:
@@ -102,9 +103,9 @@ def run_all(
                         "seed": seed,
                         "evaluations": count,
                         "made": last.evaluation,
-                        "best_T": last.best_T,
+                        "best_T": last.best_point.T if last.best_point else None,
                         "best_perplexity": last.best_value,
-                        "best_recorded": last.best_T in known,
+                        "best_recorded": last.best_point in known,
                         "interpolated": last.evaluation - sum(recorded[: last.evaluation]),
                         "close_after": close[0] if close else np.nan,
                     }

@@ -37,9 +37,7 @@ class Request:
     @property
     def name(self) -> str:
         """What a message calls it; one of a kind in a run."""
-        searched = self.point._asdict().items()
-        at = ", ".join(f"{name} {value:g}" for name, value in searched if value is not None)
-        return f"{self.objective.dataset}/seed {self.seed}/{at}"
+        return f"{self.objective.dataset}/seed {self.seed}/{self.point}"
 
 
 class Evaluations:
@@ -158,8 +156,7 @@ class Evaluations:
 
     def _row(self, request: Request, told: Mapping[str, Any], *, cached: bool) -> Row:
         about = {"dataset": request.objective.dataset, "seed": request.seed}
-        searched = {k: v for k, v in request.point._asdict().items() if v is not None}
-        return {**about, **searched, **told, "cached": cached}
+        return {**about, **request.point.given, **told, "cached": cached}
 
     def _store(self, rows: Mapping[str, Row]) -> None:
         self._context.ledger.put("evaluations", rows)

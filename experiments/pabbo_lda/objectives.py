@@ -68,8 +68,7 @@ class Objective:
 
     def key(self, point: Point, seed: int) -> str:
         """The same for equal evaluations, in every study and every run directory."""
-        searched = {name: value for name, value in point._asdict().items() if value is not None}
-        return fingerprint({**self.identity, "seed": seed, **searched})
+        return fingerprint({**self.identity, "seed": seed, **point.given})
 
     def cost_s(self, point: Point) -> float:
         """About the CPU seconds of an evaluation on one core; its order is what counts."""

@@ -127,6 +127,8 @@ def _study(
         "batch_size",
         "precision",
     }
+    # A range that is not searched leaves the identity of a study as it always was.
+    decisive |= {name for name in ("alpha", "eta") if getattr(settings, name) is not None}
     lda = settings.model_dump(mode="json", include=decisive)
     identity = {"version": VERSION, "data": dict(objective.data_identity), "lda": lda}
     identity["objective"] = NAMES[settings.objective]

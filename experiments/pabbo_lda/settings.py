@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
-from experiments.pabbo_lda.optimizers import OptimizerName, PolicySettings
+from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
 from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.datasets import Source
 from raypipe.settings import Settings
@@ -78,6 +78,12 @@ class LdaSettings(Settings):
     seed: int = Field(42, ge=0, description="run r has the seed `seed + r`")
     t_min: int = Field(2, ge=2, description="fewest topics")
     t_max: int = Field(1000, ge=2, description="most topics; at most the words of a corpus")
+    alpha: tuple[float, float] | None = Field(
+        None, description="range of the document-topic prior, searched beside T; None: 1/T"
+    )
+    eta: tuple[float, float] | None = Field(
+        None, description="range of the topic-word prior, searched beside T; None: 1/T"
+    )
     start: tuple[int, ...] = Field(START, min_length=1, description="T told to every optimiser")
     evaluations: PositiveInt = Field(80, description="distinct T a study, the start included")
     iterations: PositiveInt | None = Field(None, description="most batches after the start")
@@ -102,6 +108,11 @@ class LdaSettings(Settings):
     cache: bool = Field(True, description="take and keep values in the user's cache, across runs")
     policy: PolicySettings = Field(PolicySettings(), description="how PABBO's model is used")
 
+    @property
+    def space(self) -> Space:
+        """What the optimisers search."""
+        return Space(self.t_min, self.t_max, self.alpha, self.eta)
+
     @model_validator(mode="after")
     def _consistent(self) -> LdaSettings:
         if self.t_min >= self.t_max:
@@ -111,9 +122,21 @@ class LdaSettings(Settings):
             raise ValueError(
                 f"start = {outside}: outside [t_min, t_max] = [{self.t_min}, {self.t_max}]"
             )
+        for name, ends in (("alpha", self.alpha), ("eta", self.eta)):
+            if ends is None:
+                continue
+            if not 1e-3 <= ends[0] < ends[1] <= 100:
+                raise ValueError(f"lda.{name} = {list(ends)}: must be 1e-3 <= low < high <= 100")
+            if alone := [optimizer for optimizer in self.optimizers if optimizer in T_ONLY]:
+                raise ValueError(
+                    f"lda.optimizers = {alone}: these search T alone; "
+                    f"leave them out, or leave lda.{name} away"
+                )
         for name, values in (("datasets", self.datasets), ("optimizers", self.optimizers)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}: a name is given twice")
+        if self.table is not None and (self.alpha is not None or self.eta is not None):
+            raise ValueError("table: its values are of priors 1/T; leave alpha and eta out")
         if (self.objective == "tabular") != (self.table is not None):
             raise ValueError(
                 f"objective = {self.objective} with table = {self.table}: recorded values need "

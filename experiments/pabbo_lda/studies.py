@@ -15,13 +15,7 @@ from typing import Any
 
 from experiments.pabbo_lda.evaluations import Evaluations, Request
 from experiments.pabbo_lda.objectives import Objective
-from experiments.pabbo_lda.optimizers import (
-    OptimizerName,
-    Point,
-    Scorer,
-    make_optimizer,
-    start_points,
-)
+from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import Study
 from raypipe.cache import Cache
@@ -135,7 +129,7 @@ class _Board:
             scorer=self._scorers.get(spec.optimizer),
             pabbo=settings.policy,
         )
-        start = start_points(settings.space, settings.start)
+        start = settings.space.start_points(settings.start)
         return Study(optimizer, start, settings.evaluations, settings.iterations)
 
     def _move_on(self, slot: str) -> None:
@@ -209,5 +203,4 @@ def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
     """T, and the priors that are searched."""
     if point is None:
         return {f"{prefix}T": None}
-    searched = {name: value for name, value in point._asdict().items() if value is not None}
-    return {f"{prefix}{name}": value for name, value in searched.items()}
+    return {f"{prefix}{name}": value for name, value in point.given.items()}

@@ -6,40 +6,41 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from experiments.pabbo_lda.optimizers import Optimizer
+from experiments.pabbo_lda.optimizers import Optimizer, Point
 
 PATIENCE = 20
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One distinct T of a study, with the best finite value up to it.
+    """One distinct point of a study, with the best finite value up to it.
 
-    ``batch`` is 0 for the start, then counts the optimiser's batches. ``best_T`` is None and
+    ``batch`` is 0 for the start, then counts the optimiser's batches. ``best_point`` is None and
     ``best_value`` infinite as long as no value was finite.
     """
 
     evaluation: int
     batch: int
-    T: int
+    point: Point
     value: float
-    best_T: int | None  # noqa: N815 - a column of the results
+    best_point: Point | None
     best_value: float
 
 
 class Study:
     """Asks an optimiser for batches and tells it the values once all of a batch are there.
 
-    The budget counts distinct T, the start included. The study ends at its budget, after
+    The budget counts distinct points, the start included. The study ends at its budget, after
     ``iterations`` batches, when its optimiser asks for nothing, or after 20 batches in a row
-    without a new T. The order in which values arrive changes nothing, and neither does the budget
-    but in where the history ends: the optimiser never learns it, so a study continues under a
-    larger one by replaying its known values.
+    without a new point. The order in which values arrive changes nothing, and neither does the
+    budget but in where the history ends: the optimiser never learns it, so a study continues under
+    a larger one by replaying its known values.
 
     Args:
         optimizer: a fresh optimiser, used by this study alone.
-        start: the T every optimiser is told first; repeated ones count once.
-        budget: distinct T, at least 1. Of a longer start only the first ``budget`` are evaluated.
+        start: the points every optimiser is told first; repeated ones count once.
+        budget: distinct points, at least 1. Of a longer start only the first ``budget`` are
+            evaluated.
         iterations: the most batches after the start.
 
     Raises:
@@ -50,7 +51,7 @@ class Study:
     def __init__(
         self,
         optimizer: Optimizer,
-        start: Sequence[int],
+        start: Sequence[Point],
         budget: int,
         iterations: int | None = None,
     ) -> None:
@@ -61,11 +62,11 @@ class Study:
         self._optimizer = optimizer
         self._budget = budget
         self._iterations = iterations
-        self._values: dict[int, float] = {}
+        self._values: dict[Point, float] = {}
         self._history: list[Evaluation] = []
         self._batch = 0
-        self._asked: list[int] = []
-        self._waiting: list[int] = []
+        self._asked: list[Point] = []
+        self._waiting: list[Point] = []
         self._total_asked = 0
         self._idle = 0
         self._done = False
@@ -79,41 +80,42 @@ class Study:
 
     @property
     def history(self) -> tuple[Evaluation, ...]:
-        """One row a distinct T, in the order asked; the rows of a batch appear together."""
+        """One row a distinct point, in the order asked; the rows of a batch appear together."""
         return tuple(self._history)
 
     @property
     def asked(self) -> int:
-        """How many T complete batches have asked for, the start and repeated ones counted."""
+        """How many points complete batches have asked for, the start and repeated ones counted."""
         return self._total_asked
 
     @property
-    def best(self) -> tuple[int, float] | None:
-        """The T of the smallest finite value and that value; None while there is none."""
-        if not self._history or self._history[-1].best_T is None:
+    def best(self) -> tuple[Point, float] | None:
+        """The point of the smallest finite value and that value; None while there is none."""
+        if not self._history or self._history[-1].best_point is None:
             return None
-        return self._history[-1].best_T, self._history[-1].best_value
+        return self._history[-1].best_point, self._history[-1].best_value
 
-    def request(self) -> list[int]:
-        """The distinct T whose values are needed now, in the order asked; empty when done."""
-        return [T for T in self._waiting if T not in self._values]
+    def request(self) -> list[Point]:
+        """The distinct points whose values are needed now, in the order asked; empty when done."""
+        return [point for point in self._waiting if point not in self._values]
 
-    def supply(self, T: int, value: float) -> None:
-        """Give the value of a requested T; the last one of a batch moves the study on.
+    def supply(self, point: Point, value: float) -> None:
+        """Give the value of a requested point; the last one of a batch moves the study on.
 
         Raises:
-            ValueError: for a T that is not requested now.
+            ValueError: for a point that is not requested now.
 
         """
-        if T in self._values or T not in self._waiting:
-            raise ValueError(f"T={T} is not requested by this study; it waits for {self.request()}")
-        self._values[T] = float(value)
+        if point in self._values or point not in self._waiting:
+            waiting = "; ".join(map(str, self.request())) or "nothing"
+            raise ValueError(f"{point} is not requested by this study; it waits for {waiting}")
+        self._values[point] = float(value)
         self._advance()
 
-    def _open(self, asked: Sequence[int]) -> None:
+    def _open(self, asked: Sequence[Point]) -> None:
         """Make ``asked`` the current batch, cut to what the budget leaves."""
-        self._asked = [int(T) for T in asked]
-        new = [T for T in dict.fromkeys(self._asked) if T not in self._values]
+        self._asked = list(asked)
+        new = [point for point in dict.fromkeys(self._asked) if point not in self._values]
         self._waiting = new[: self._budget - len(self._values)]
 
     def _advance(self) -> None:
@@ -122,7 +124,7 @@ class Study:
             if len(self._values) >= self._budget:
                 self._done = True
                 return
-            self._optimizer.tell(self._asked, [self._values[T] for T in self._asked])
+            self._optimizer.tell(self._asked, [self._values[point] for point in self._asked])
             if self._idle >= PATIENCE or self._batch == self._iterations:
                 self._done = True
                 return
@@ -137,15 +139,17 @@ class Study:
         """Add the complete batch to the history."""
         self._idle = 0 if self._waiting else self._idle + 1
         # A batch that the budget has cut ends at its first unknown T.
-        unknown = (index for index, T in enumerate(self._asked) if T not in self._values)
+        unknown = (index for index, point in enumerate(self._asked) if point not in self._values)
         self._total_asked += next(unknown, len(self._asked))
         best = self.best
-        for T in self._waiting:
-            value = self._values[T]
+        for point in self._waiting:
+            value = self._values[point]
             if math.isfinite(value) and (best is None or value < best[1]):
-                best = (T, value)
-            best_T, best_value = best if best is not None else (None, math.inf)
+                best = (point, value)
+            best_point, best_value = best if best is not None else (None, math.inf)
             self._history.append(
-                Evaluation(len(self._history) + 1, self._batch, T, value, best_T, best_value)
+                Evaluation(
+                    len(self._history) + 1, self._batch, point, value, best_point, best_value
+                )
             )
         self._waiting = []

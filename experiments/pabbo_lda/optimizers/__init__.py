@@ -1,4 +1,4 @@
-"""Optimisers of an integer T by ask and tell."""
+"""Optimisers of T, and of the two priors beside it, by ask and tell."""
 
 from __future__ import annotations
 
@@ -9,64 +9,73 @@ from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
-from experiments.pabbo_lda.optimizers.random_search import RandomSearch
+from experiments.pabbo_lda.optimizers.random_search import RandomSearch, RandomTopics
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
-from experiments.pabbo_lda.optimizers.space import IntegerRange
+from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
 
 OptimizerName = Literal[
     "ga", "es", "pabbo_small", "pabbo_large", "sabbo", "random", "tpe", "golden_section"
 ]
 
+#: these search T alone, its priors being 1/T
+T_ONLY: frozenset[OptimizerName] = frozenset({"pabbo_small", "pabbo_large", "golden_section"})
+
 __all__ = [
+    "T_ONLY",
     "IntegerRange",
     "Optimizer",
     "OptimizerName",
+    "Point",
     "PolicySettings",
     "Scorer",
+    "Space",
     "make_optimizer",
     "model_scorer",
 ]
 
 
 class Optimizer(Protocol):
-    """A minimiser of f(T) over the integers of a range.
+    """A minimiser of a function of the points of a space.
 
     Deterministic by its seed, with a generator of its own; a value that is not finite counts as
     the worst. It is told the start values before it is first asked.
     """
 
-    def ask(self) -> list[int]:
-        """The next batch of T, known ones possibly among them; empty once it has finished."""
+    def ask(self) -> list[Point]:
+        """The next batch of points, known ones possibly among them; empty once it has finished."""
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """The values of the start, or of the batch asked last, in the order asked."""
 
 
 def make_optimizer(
     name: OptimizerName,
     *,
-    t_min: int,
-    t_max: int,
+    space: Space,
     seed: int,
     scorer: Scorer | None = None,
     pabbo: PolicySettings | None = None,
 ) -> Optimizer:
-    """A fresh optimiser of T in [t_min, t_max].
+    """A fresh optimiser of the points of a space.
 
     Args:
         name: one of the names of the configuration.
-        t_min: the smallest T.
-        t_max: the largest T.
+        space: what it searches; PABBO takes its scale of T from its own settings.
         seed: of everything it draws.
         scorer: the trained model, for ``pabbo_small`` and ``pabbo_large`` only.
         pabbo: how these two use it; their defaults if None.
 
     Raises:
-        ValueError: for an unknown name, an empty range, or PABBO without a scorer.
+        ValueError: for an unknown name, PABBO without a scorer, or priors to be searched by an
+            optimiser of T alone.
 
     """
-    space = IntegerRange(t_min, t_max)
+    if name in T_ONLY and space.priors:
+        raise ValueError(
+            f"{name} searches T alone, not {' and '.join(space.priors)}: "
+            f"leave their ranges away, or use another optimiser than {', '.join(sorted(T_ONLY))}"
+        )
     match name:
         case "ga":
             return GeneticAlgorithm(space, seed)
@@ -76,15 +85,16 @@ def make_optimizer(
             if scorer is None:
                 raise ValueError(f"{name} needs the scorer of a trained model")
             settings = pabbo or PolicySettings()
-            return PABBO(IntegerRange(t_min, t_max, settings.scale), seed, scorer, settings)
+            topics = IntegerRange(space.t_min, space.t_max, settings.scale)
+            return PABBO(topics, seed, scorer, settings)
         case "sabbo":
             return SABBO(space, seed)
         case "random":
-            return RandomSearch(space, seed)
+            return RandomSearch(space, seed) if space.priors else RandomTopics(space.topics, seed)
         case "tpe":
             return TPE(space, seed)
         case "golden_section":
-            return GoldenSection(space)
+            return GoldenSection(space.topics)
         case _:
             raise ValueError(
                 f"no optimiser {name!r}; there are {', '.join(get_args(OptimizerName))}"

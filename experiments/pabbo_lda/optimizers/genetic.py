@@ -1,4 +1,4 @@
-"""A genetic algorithm on the bits of T."""
+"""A genetic algorithm on the bits of T and of the priors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.pabbo_lda.optimizers.space import IntArray, IntegerRange, as_losses
+from experiments.pabbo_lda.optimizers.space import IntArray, Point, Space, as_losses
 
 POPULATION = 20
 CROSSOVER = 0.9
 MUTATION = 0.2
 ELITE = 5
 TOURNAMENT = 3
+PRIOR_BITS = 10
+LARGEST_GENE = (1 << PRIOR_BITS) - 1
 
 
 class GeneticAlgorithm:
@@ -20,32 +22,35 @@ class GeneticAlgorithm:
 
     The settings are those of the published study; a mutation flips one bit drawn at random, the
     textbook mutation of a bit string (Goldberg 1989, chapter 3), and a T that leaves the range is
-    moved to its nearer end. The elite is carried over without being asked for again.
+    moved to its nearer end. A chromosome is the bits of T, followed by ten bits for each prior that
+    is searched: the number of one of 1024 values even in its logarithm. The elite is carried over
+    without being asked for again.
     """
 
-    def __init__(self, space: IntegerRange, seed: int) -> None:
+    def __init__(self, space: Space, seed: int) -> None:
         self._space = space
         self._rng = np.random.default_rng(seed)
-        self._bits = space.t_max.bit_length()
+        self._prior_bits = PRIOR_BITS * len(space.priors)
+        self._bits = space.t_max.bit_length() + self._prior_bits
         self._population: IntArray = np.empty(0, dtype=np.int64)
         self._losses = np.empty(0)
 
-    def ask(self) -> list[int]:
-        """The offspring of this generation; random T as long as the population is incomplete."""
+    def ask(self) -> list[Point]:
+        """The offspring of this generation; random ones as long as the population is incomplete."""
         missing = POPULATION - len(self._population)
         if missing > 0:
             low, high = self._space.t_min, self._space.t_max
-            drawn = self._rng.integers(low, high, missing, endpoint=True)
-            return [int(T) for T in drawn]
+            topics = self._rng.integers(low, high, missing, endpoint=True)
+            priors = self._rng.integers(1 << self._prior_bits, size=missing)
+            return self._decode(topics << self._prior_bits | priors)
         offspring = cross(self._select(POPULATION - ELITE), self._bits, self._rng)
-        offspring = mutate(offspring, self._bits, self._rng)
-        return [int(T) for T in np.clip(offspring, self._space.t_min, self._space.t_max)]
+        return self._decode(mutate(offspring, self._bits, self._rng))
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """The elite and the told points become the population."""
         complete = len(self._population) == POPULATION
         kept = slice(ELITE if complete else None)
-        population = np.concatenate([self._population[kept], np.asarray(points, dtype=np.int64)])
+        population = np.concatenate([self._population[kept], self._encode(points)])
         losses = np.concatenate([self._losses[kept], as_losses(values)])
         order = np.argsort(losses, kind="stable")[:POPULATION]
         self._population, self._losses = population[order], losses[order]
@@ -55,6 +60,21 @@ class GeneticAlgorithm:
         entrants = self._rng.integers(POPULATION, size=(count, TOURNAMENT))
         selected: IntArray = self._population[entrants.min(axis=1)]
         return selected
+
+    def _encode(self, points: Sequence[Point]) -> IntArray:
+        chromosomes = np.array([point.T for point in points], dtype=np.int64)
+        for column in self._space.positions(points).T[1:]:
+            genes = np.rint((column + 1) / 2 * LARGEST_GENE).astype(np.int64)
+            chromosomes = chromosomes << PRIOR_BITS | genes
+        return chromosomes
+
+    def _decode(self, chromosomes: IntArray) -> list[Point]:
+        topics = np.clip(chromosomes >> self._prior_bits, self._space.t_min, self._space.t_max)
+        shifts = range(self._prior_bits - PRIOR_BITS, -1, -PRIOR_BITS)
+        genes = [chromosomes >> shift & LARGEST_GENE for shift in shifts]
+        positions = [self._space.topics.positions(topics)]
+        positions += [2 * gene / LARGEST_GENE - 1 for gene in genes]
+        return self._space.points(np.stack(positions, axis=1))
 
 
 def cross(parents: IntArray, bits: int, rng: np.random.Generator) -> IntArray:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.pabbo_lda.optimizers.space import IntegerRange, as_losses
+from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, as_losses
 
 GOLDEN = (3 - 5**0.5) / 2
 
@@ -24,8 +24,16 @@ class GoldenSection:
         self._space = space
         self._losses: dict[int, float] = {}
 
-    def ask(self) -> list[int]:
+    def ask(self) -> list[Point]:
         """The next probe, the open ends of an exhausted bracket, or nothing."""
+        return [Point(T) for T in self._next()]
+
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        """Remember the values."""
+        topics = (point.T for point in points)
+        self._losses.update(zip(topics, as_losses(values).tolist(), strict=True))
+
+    def _next(self) -> list[int]:
         if not self._losses:
             return [int(self._space.integers(0.0))]
         best = min(self._losses, key=lambda T: (self._losses[T], T))
@@ -35,10 +43,6 @@ class GoldenSection:
         if right - best > 1 or best - left > 1:
             return [self._probe(left, best, right)]
         return [T for T in (left, right) if T not in self._losses]
-
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
-        """Remember the values."""
-        self._losses.update(zip((int(T) for T in points), as_losses(values).tolist(), strict=True))
 
     def _probe(self, left: int, best: int, right: int) -> int:
         x_left, x_best, x_right = self._space.positions([left, best, right])

@@ -12,6 +12,7 @@ from experiments.pabbo_lda.optimizers.space import (
     FloatArray,
     IntArray,
     IntegerRange,
+    Point,
     Scale,
     as_losses,
 )
@@ -61,19 +62,20 @@ class PABBO:
         self._losses: dict[int, float] = {}
         self._grid = space.grid(CANDIDATES)
 
-    def ask(self) -> list[int]:
+    def ask(self) -> list[Point]:
         """The unknown member of the duel scored best, or a random T to explore."""
         unknown = self._grid[~np.isin(self._grid, list(self._losses))]
         if not len(unknown):
             return []
         explore = self._rng.random() < self._settings.exploration
         if explore or len(self._losses) < 2:
-            return [int(self._rng.choice(unknown))]
-        return [self._propose(unknown)]
+            return [Point(int(self._rng.choice(unknown)))]
+        return [Point(self._propose(unknown))]
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """Remember the values; only their order is ever used."""
-        self._losses.update(zip((int(T) for T in points), as_losses(values).tolist(), strict=True))
+        topics = (point.T for point in points)
+        self._losses.update(zip(topics, as_losses(values).tolist(), strict=True))
 
     def _propose(self, unknown: IntArray) -> int:
         best = min(self._losses, key=lambda T: (self._losses[T], T))

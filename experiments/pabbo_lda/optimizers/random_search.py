@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.pabbo_lda.optimizers.space import IntegerRange
+from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 
 BATCH = 10
+ATTEMPTS = 100
 
 
-class RandomSearch:
-    """Uniform draws on the scale of the range, never a T that is known already."""
+class RandomTopics:
+    """Uniform draws of T on the scale of its range, never a T that is known already."""
 
     def __init__(self, space: IntegerRange, seed: int) -> None:
         self._unknown = np.arange(space.t_min, space.t_max + 1)
@@ -20,15 +21,44 @@ class RandomSearch:
         self._weights = edges[1] - edges[0]
         self._rng = np.random.default_rng(seed)
 
-    def ask(self) -> list[int]:
+    def ask(self) -> list[Point]:
         """Up to ten T drawn in proportion to the room they take on the scale."""
         size = min(BATCH, len(self._unknown))
         if not size:
             return []
         weights = self._weights / self._weights.sum()
-        return [int(T) for T in self._rng.choice(self._unknown, size, replace=False, p=weights)]
+        drawn = self._rng.choice(self._unknown, size, replace=False, p=weights)
+        return [Point(int(T)) for T in drawn]
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:  # noqa: ARG002
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:  # noqa: ARG002
         """Told points are not drawn again."""
-        unknown = ~np.isin(self._unknown, points)
+        unknown = ~np.isin(self._unknown, [point.T for point in points])
         self._unknown, self._weights = self._unknown[unknown], self._weights[unknown]
+
+
+class RandomSearch:
+    """Uniform draws of points on the scale of a space with priors, never a known one.
+
+    It finishes after 100 batches of draws in a row without an unknown point: a space so small is
+    known by then, but perhaps for a corner of it.
+    """
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self._space = space
+        self._rng = np.random.default_rng(seed)
+        self._known: set[Point] = set()
+
+    def ask(self) -> list[Point]:
+        """Up to ten points."""
+        batch: dict[Point, None] = {}  # a set that keeps its order
+        for _ in range(ATTEMPTS):
+            drawn = self._rng.uniform(-1, 1, (BATCH, self._space.dimensions))
+            new = (point for point in self._space.points(drawn) if point not in self._known)
+            batch |= dict.fromkeys(new)
+            if len(batch) >= BATCH:
+                break
+        return list(batch)[:BATCH]
+
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:  # noqa: ARG002
+        """Told points are not drawn again."""
+        self._known.update(points)

@@ -1,10 +1,11 @@
-"""The integers an optimiser searches, seen as positions in [-1, 1]."""
+"""The space an optimiser searches, seen as positions in [-1, 1]."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,6 +14,22 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 Scale = Literal["log", "linear"]
+
+
+class Point(NamedTuple):
+    """Where the objective is evaluated; a prior that is not searched is None, which means 1/T."""
+
+    T: int
+    alpha: float | None = None  # document-topic prior
+    eta: float | None = None  # topic-word prior
+
+    @property
+    def given(self) -> dict[str, float]:
+        """What is not None, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.given.items())
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,111 @@ class IntegerRange:
     def _warp(self, points: ArrayLike) -> FloatArray:
         values = np.asarray(points, dtype=np.float64)
         return np.log(values) if self.scale == "log" else values
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """The values of a prior, three significant digits each, placed on [-1, 1] evenly in their log.
+
+    The digits give "the same evaluation" a meaning; the ends of the range may have more.
+
+    Raises:
+        ValueError: unless ``0 < low < high``, both finite.
+
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low < self.high < math.inf:
+            raise ValueError(
+                f"the range of a prior must be two finite numbers with 0 < low < high, "
+                f"not {(self.low, self.high)}"
+            )
+
+    def positions(self, values: ArrayLike) -> FloatArray:
+        """The position in [-1, 1] of each value."""
+        low, high = math.log(self.low), math.log(self.high)
+        logs = np.log(np.asarray(values, dtype=np.float64))
+        return np.clip(2 * (logs - low) / (high - low) - 1, -1, 1)
+
+    def values(self, positions: ArrayLike) -> list[float]:
+        """The rounded value at each position; those beyond [-1, 1] give the end values."""
+        low, high = math.log(self.low), math.log(self.high)
+        inside = np.clip(np.asarray(positions, dtype=np.float64), -1, 1)
+        return [self.nearest(value) for value in np.exp(low + (inside + 1) / 2 * (high - low))]
+
+    def nearest(self, value: float) -> float:
+        """The value rounded to three significant digits, or the end of the range it is beyond."""
+        return float(min(max(float(f"{value:.2e}"), self.low), self.high))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The T, and where they are searched too the priors, among which an optimiser looks.
+
+    A dimension each for T and for every prior with a range, in the order of ``Point``.
+
+    Raises:
+        ValueError: for an empty range.
+
+    """
+
+    t_min: int
+    t_max: int
+    alpha: tuple[float, float] | None = None
+    eta: tuple[float, float] | None = None
+    scale: Scale = "log"
+
+    def __post_init__(self) -> None:
+        self.topics, self.priors  # noqa: B018 - refuses empty ranges
+
+    @property
+    def topics(self) -> IntegerRange:
+        """The range of T."""
+        return IntegerRange(self.t_min, self.t_max, self.scale)
+
+    @property
+    def priors(self) -> dict[str, LogRange]:
+        """The ranges of the priors that are searched, by their names in ``Point``."""
+        ranges = {"alpha": self.alpha, "eta": self.eta}
+        return {name: LogRange(*ends) for name, ends in ranges.items() if ends is not None}
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a point of the space has."""
+        return 1 + len(self.priors)
+
+    def positions(self, points: Sequence[Point]) -> FloatArray:
+        """The positions [n, d] in [-1, 1] of points.
+
+        Raises:
+            ValueError: a point lacks a prior that is searched.
+
+        """
+        columns = [self.topics.positions([point.T for point in points])]
+        for name, prior in self.priors.items():
+            values = [getattr(point, name) for point in points]
+            if None in values:
+                raise ValueError(f"a point lacks its {name}, which is searched: {points}")
+            columns.append(prior.positions(values))
+        return np.stack(columns, axis=1)
+
+    def points(self, positions: FloatArray) -> list[Point]:
+        """The point nearest to each row of ``positions`` [n, d]."""
+        topics = (int(T) for T in self.topics.integers(positions[:, 0]))
+        columns = zip(self.priors.items(), positions.T[1:], strict=True)
+        priors = {name: prior.values(column) for (name, prior), column in columns}
+        return [
+            Point(T, **{name: values[row] for name, values in priors.items()})
+            for row, T in enumerate(topics)
+        ]
+
+    def start_points(self, start: Sequence[int]) -> list[Point]:
+        """The points a study starts from: each T with the searched priors as near 1/T as may be."""
+        priors = self.priors.items()
+        return [Point(T, **{name: prior.nearest(1 / T) for name, prior in priors}) for T in start]
 
 
 def as_losses(values: Sequence[float]) -> FloatArray:

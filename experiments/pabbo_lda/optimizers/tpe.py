@@ -1,44 +1,53 @@
-"""Optuna's tree-structured Parzen estimator on log T."""
+"""Optuna's tree-structured Parzen estimator on a logarithmic scale."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import optuna
-from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
-from experiments.pabbo_lda.optimizers.space import IntegerRange, as_losses
+from experiments.pabbo_lda.optimizers.space import Point, Space, as_losses
 
 
 class TPE:
-    """``optuna.samplers.TPESampler`` through ask and tell (Bergstra et al. 2011), one T a batch.
+    """``optuna.samplers.TPESampler`` through ask and tell (Bergstra et al. 2011).
 
-    The sampler ranks values and never uses their size. It may propose a known T again.
+    A batch is one point, each of its dimensions with a distribution of its own. The sampler ranks
+    values and never uses their size. It may propose a known point again.
     """
 
-    def __init__(self, space: IntegerRange, seed: int) -> None:
+    def __init__(self, space: Space, seed: int) -> None:
         # Optuna announces every study on standard error, however often one is made.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._priors = space.priors
         self._space: dict[str, BaseDistribution] = {
             "T": IntDistribution(space.t_min, space.t_max, log=space.scale == "log")
         }
+        for name, prior in self._priors.items():
+            self._space[name] = FloatDistribution(prior.low, prior.high, log=True)
         self._asked: optuna.Trial | None = None
 
-    def ask(self) -> list[int]:
-        """The next T."""
+    def ask(self) -> list[Point]:
+        """The next point."""
         self._asked = self._study.ask(self._space)
-        return [int(self._asked.params["T"])]
+        params = self._asked.params
+        # The sampler keeps the value that it drew, at most half a percent from the rounded one.
+        priors = {name: prior.nearest(params[name]) for name, prior in self._priors.items()}
+        return [Point(int(params["T"]), **priors)]
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """Finish the trial that was asked, or add the start values as finished trials."""
         losses = [float(loss) for loss in as_losses(values)]
         if self._asked is not None:
             self._study.tell(self._asked, losses[0])
             self._asked = None
             return
-        for T, loss in zip(points, losses, strict=True):
+        for point, loss in zip(points, losses, strict=True):
             trial = optuna.trial.create_trial(
-                params={"T": int(T)}, distributions=self._space, value=loss
+                params={name: getattr(point, name) for name in self._space},
+                distributions=self._space,
+                value=loss,
             )
             self._study.add_trial(trial)

@@ -18,7 +18,9 @@ from experiments.pabbo_lda.optimizers import (
     IntegerRange,
     Optimizer,
     OptimizerName,
+    Point,
     PolicySettings,
+    Space,
     make_optimizer,
     model_scorer,
 )
@@ -54,19 +56,23 @@ def nearness(
 
 def make(name: OptimizerName, seed: int = 0, t_min: int = 2, t_max: int = 1000) -> Optimizer:
     scorer = nearness if name.startswith("pabbo") else None
-    return make_optimizer(name, t_min=t_min, t_max=t_max, seed=seed, scorer=scorer)
+    return make_optimizer(name, space=Space(t_min, t_max), seed=seed, scorer=scorer)
+
+
+def told(optimizer: Optimizer, topics: list[int], values: list[float]) -> None:
+    optimizer.tell([Point(T) for T in topics], values)
 
 
 def asked(optimizer: Optimizer, value, start: list[int], batches: int = 12) -> list[list[int]]:
-    """The batches an optimiser asks for."""
-    optimizer.tell(start, [value(T) for T in start])
+    """The batches of T an optimiser asks for."""
+    told(optimizer, start, [value(T) for T in start])
     out = []
     for _ in range(batches):
         batch = optimizer.ask()
         if not batch:
             break
-        optimizer.tell(batch, [value(T) for T in batch])
-        out.append(batch)
+        optimizer.tell(batch, [value(point.T) for point in batch])
+        out.append([point.T for point in batch])
     return out
 
 
@@ -111,31 +117,31 @@ def test_any_start_and_any_value(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_searches_the_smallest_range(name: OptimizerName):
-    study = Study(make(name, 1, 2, 3), [2], budget=9)
+    study = Study(make(name, 1, 2, 3), [Point(2)], budget=9)
     while not study.done:
         study.supply(study.request()[0], 1.0 / len(study.request()))
-    assert {e.T for e in study.history} == {2, 3}
+    assert {e.point.T for e in study.history} == {2, 3}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("pabbo")])
 def test_improves_on_the_start_far_from_it(name: OptimizerName):
     """From a best start value of 115 to within a factor of 1.5 of the minimum at 8."""
     for seed in range(5):
-        study = Study(make(name, seed), START, budget=80)
+        study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=80)
         while not study.done:
-            T = study.request()[0]
-            study.supply(T, abs(math.log(T / 8)))
+            point = study.request()[0]
+            study.supply(point, abs(math.log(point.T / 8)))
         assert study.best is not None
         assert study.best[1] < math.log(1.5)
 
 
 def test_refuses_unknown_names_empty_ranges_and_pabbo_without_a_model():
     with pytest.raises(ValueError, match=r"no optimiser 'gp'.*golden_section"):
-        make_optimizer("gp", t_min=2, t_max=9, seed=0)  # type: ignore[arg-type]
+        make_optimizer("gp", space=Space(2, 9), seed=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="t_min=9, t_max=9"):
         make("ga", t_min=9, t_max=9)
     with pytest.raises(ValueError, match="scorer"):
-        make_optimizer("pabbo_large", t_min=2, t_max=9, seed=0)
+        make_optimizer("pabbo_large", space=Space(2, 9), seed=0)
 
 
 @pytest.mark.parametrize("scale", ["log", "linear"])
@@ -172,11 +178,12 @@ def test_genetic_operators_work_on_bits():
 
 def test_genetic_elite_survives_but_is_not_asked_again():
     ga = make("ga")
-    ga.tell(START, [0.0 if T == 115 else 1.0 for T in START])
+    told(ga, START, [0.0 if T == 115 else 1.0 for T in START])
     batches = []
     for _ in range(30):
-        batches.append(ga.ask())
-        ga.tell(batches[-1], [2.0] * len(batches[-1]))
+        batch = ga.ask()
+        ga.tell(batch, [2.0] * len(batch))
+        batches.append([point.T for point in batch])
     assert {len(batch) for batch in batches} == {15}
     share = np.mean([T == 115 for batch in batches[10:] for T in batch])
     assert share > 0.02, "offspring still descend from the elite of the start"
@@ -184,31 +191,34 @@ def test_genetic_elite_survives_but_is_not_asked_again():
 
 def test_evolution_strategy_forgets_its_parents():
     es = make("es")
-    es.tell([2], [-1e9])  # better than anything that follows
+    told(es, [2], [-1e9])  # better than anything that follows
     for _ in range(10):
         batch = es.ask()
         assert len(batch) == 10
-        es.tell(batch, [-float(T) for T in batch])
-    assert np.median(es.ask()) > 300
+        es.tell(batch, [-float(point.T) for point in batch])
+    assert np.median([point.T for point in es.ask()]) > 300
 
 
-def test_sabbo_worst_neighbour_lies_on_the_sphere_and_is_worse():
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_sabbo_worst_neighbour_lies_on_the_sphere_and_is_worse(dimensions: int):
     rng = np.random.default_rng(1)
-    z = rng.standard_normal(10)
-    losses = rank_losses(np.exp(50 * z))
+    z = rng.standard_normal((10, dimensions))
+    losses = rank_losses(np.exp(50 * z.sum(axis=1)))
     for radius in (0.01, 0.1):
         shift, widening = worst_neighbour(z, losses, radius)
-        divergence = (widening**2 + shift**2 - 1) / 2 - math.log(widening)
+        divergence = ((widening**2 + shift**2 - 1) / 2 - np.log(widening)).sum()
         assert divergence == pytest.approx(radius**2, rel=0.2)
-        weights = np.exp((z**2 - ((z - shift) / widening) ** 2) / 2)
+        weights = np.exp((z**2 - ((z - shift) / widening) ** 2).sum(axis=1) / 2)
         assert losses @ weights / weights.sum() > losses.mean()
 
 
 def test_sabbo_natural_gradient_is_that_of_the_expectation():
-    """For f(x) = x^2 + x at N(0, 1): by the mean 1, by log sigma 2 / 2."""
-    z = np.random.default_rng(2).standard_normal(1_000_000)
-    gradient = natural_gradient(z, z**2 + z, np.full(len(z), 1 / len(z)))
-    assert gradient == pytest.approx((1.0, 1.0), abs=0.02)
+    """For f(x, y) = x^2 + x - 2 y^2 at N(0, 1): by the means 1, 0, by log sigma 2 / 2, -4 / 2."""
+    z = np.random.default_rng(2).standard_normal((1_000_000, 2))
+    losses = z[:, 0] ** 2 + z[:, 0] - 2 * z[:, 1] ** 2
+    by_mean, by_deviation = natural_gradient(z, losses, np.full(len(z), 1 / len(z)))
+    assert by_mean == pytest.approx([1.0, 0.0], abs=0.03)
+    assert by_deviation == pytest.approx([1.0, -2.0], abs=0.03)
 
 
 def test_rank_losses():
@@ -226,7 +236,7 @@ def test_random_search_is_even_in_log_t_and_never_repeats():
     batches = asked(make("random"), bowl, START, batches=10_000)
     drawn = [T for batch in batches for T in batch]
     assert sorted(drawn + START) == list(range(2, 1001))
-    first = [make("random", seed).ask()[0] for seed in range(1000)]
+    first = [make("random", seed).ask()[0].T for seed in range(1000)]
     assert np.mean(np.log(first)) == pytest.approx(np.log([1.5, 1000.5]).mean(), abs=0.2)
 
 
@@ -273,8 +283,7 @@ def test_golden_section_needs_few_probes():
 def pabbo(scorer, **options) -> Optimizer:
     return make_optimizer(
         "pabbo_small",
-        t_min=2,
-        t_max=1000,
+        space=Space(2, 1000),
         seed=0,
         scorer=scorer,
         pabbo=PolicySettings(**options),
@@ -293,8 +302,8 @@ def test_pabbo_shows_the_model_true_duels_and_evaluates_the_candidate_it_prefers
         return np.where(pairs[:, 0] == 0, 1.5, scores)  # one order alone must not decide
 
     optimizer = pabbo(scorer, exploration=0.0, horizon=40, context=7)
-    optimizer.tell(START, [bowl(T) for T in START])
-    assert optimizer.ask() == [favourite]
+    told(optimizer, START, [bowl(T) for T in START])
+    assert optimizer.ask() == [Point(favourite)]
     ((duels, preferred, candidates, used),) = seen
     assert used == 0.5
     assert [T for duel in duels for T in duel if T != 115] == START[-7:]
@@ -323,7 +332,7 @@ def test_pabbo_explores_at_its_rate():
 
 def test_pabbo_refuses_scores_that_mean_nothing():
     optimizer = pabbo(lambda *args: np.full(len(args[3]), np.nan), exploration=0.0)
-    optimizer.tell([5, 9], [1.0, 2.0])
+    told(optimizer, [5, 9], [1.0, 2.0])
     with pytest.raises(ValueError, match="finite score"):
         optimizer.ask()
 
@@ -366,10 +375,10 @@ def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: Ta
     """10 runs x 4 corpora with 80 distinct T; every optimiser beats the best of the start."""
     assert len(recorded.runs) == 40
     for dataset, seed in recorded.runs:
-        study = Study(make(name, seed), START, budget=80)
+        study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=80)
         while not study.done:
-            for T in study.request():
-                study.supply(T, recorded.value(dataset, seed, T))
+            for point in study.request():
+                study.supply(point, recorded.value(dataset, seed, point.T))
         assert study.best is not None
         assert len(START) < len(study.history) <= 80
         assert study.best[1] < study.history[len(START) - 1].best_value

@@ -1,73 +1,64 @@
-"""A study: its budget, its end, and that neither order of arrival nor budget changes it."""
+"""A study: its batches, its budget and its end."""
 
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from experiments.pabbo_lda.optimizers import OptimizerName, make_optimizer
+from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.study import PATIENCE, Evaluation, Study
 
-NAMES: tuple[OptimizerName, ...] = ("ga", "es", "sabbo", "random", "tpe", "golden_section")
-START = [400, 90, 900, 90, 250]
+
+def points(*topics: int) -> list[Point]:
+    return [Point(T) for T in topics]
 
 
 class Script:
-    """Asks for given batches and remembers what it is told."""
+    """Asks for given batches of T and remembers what it is told."""
 
     def __init__(self, batches: Iterable[list[int]]) -> None:
         self._batches = iter(batches)
         self.told: list[tuple[list[int], list[float]]] = []
 
-    def ask(self) -> list[int]:
-        return next(self._batches, [])
+    def ask(self) -> list[Point]:
+        return points(*next(self._batches, []))
 
-    def tell(self, points: Sequence[int], values: Sequence[float]) -> None:
-        self.told.append((list(points), list(values)))
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        self.told.append(([point.T for point in points], list(values)))
 
 
-def finish(
-    study: Study,
-    value: Callable[[int], float] = lambda T: abs(math.log(T / 17)),
-    shuffle: random.Random | None = None,
-) -> tuple[Evaluation, ...]:
+def finish(study: Study, value: Callable[[int], float]) -> tuple[Evaluation, ...]:
     while not study.done:
         wanted = study.request()
         assert wanted, "a study that is not done needs a value"
-        T = shuffle.choice(wanted) if shuffle else wanted[0]
-        study.supply(T, value(T))
+        study.supply(wanted[0], value(wanted[0].T))
     return study.history
-
-
-def fresh(name: OptimizerName, seed: int, budget: int, iterations: int | None = None) -> Study:
-    optimizer = make_optimizer(name, t_min=2, t_max=1000, seed=seed)
-    return Study(optimizer, START, budget, iterations)
 
 
 def test_tells_whole_batches_in_the_order_asked():
     script = Script([[5, 9, 5, 7], [7, 3]])
-    study = Study(script, [7, 2, 7], budget=10)
-    assert study.request() == [7, 2]
-    study.supply(2, 20.0)
-    assert study.request() == [7]
+    study = Study(script, points(7, 2, 7), budget=10)
+    assert study.request() == points(7, 2)
+    study.supply(Point(2), 20.0)
+    assert study.request() == points(7)
     assert script.told == []
-    study.supply(7, 70.0)
+    study.supply(Point(7), 70.0)
     assert script.told == [([7, 2, 7], [70.0, 20.0, 70.0])]
-    assert study.request() == [5, 9]
-    study.supply(9, 90.0)
-    study.supply(5, 50.0)
-    assert study.request() == [3]
-    study.supply(3, 30.0)
+    assert study.request() == points(5, 9)
+    study.supply(Point(9), 90.0)
+    study.supply(Point(5), 50.0)
+    assert study.request() == points(3)
+    study.supply(Point(3), 30.0)
     assert script.told[1:] == [([5, 9, 5, 7], [50.0, 90.0, 50.0, 70.0]), ([7, 3], [70.0, 30.0])]
     assert study.done
     assert study.request() == []
     assert study.asked == 3 + 4 + 2
-    rows = [(e.evaluation, e.batch, e.T, e.value, e.best_T, e.best_value) for e in study.history]
+    rows = [
+        (e.evaluation, e.batch, e.point.T, e.value, e.best_point.T, e.best_value)
+        for e in study.history
+    ]
     assert rows == [
         (1, 0, 7, 70.0, 7, 70.0),
         (2, 0, 2, 20.0, 2, 20.0),
@@ -79,90 +70,59 @@ def test_tells_whole_batches_in_the_order_asked():
 
 def test_budget_cuts_a_batch_to_its_first_new_members():
     script = Script([[4, 7, 5, 6]])
-    study = Study(script, [7, 8], budget=4)
+    study = Study(script, points(7, 8), budget=4)
     history = finish(study, float)
-    assert [e.T for e in history] == [7, 8, 4, 5]
+    assert [e.point.T for e in history] == [7, 8, 4, 5]
     assert len(script.told) == 1, "a batch that was cut is not told"
     assert study.asked == 2 + 3
 
 
 def test_start_longer_than_the_budget():
     script = Script([[4]])
-    study = Study(script, [7, 8, 9], budget=2)
-    assert [e.T for e in finish(study, float)] == [7, 8]
+    study = Study(script, points(7, 8, 9), budget=2)
+    assert [e.point.T for e in finish(study, float)] == [7, 8]
     assert script.told == []
 
 
 def test_ends_after_twenty_batches_without_a_new_point():
     script = Script([[7]] * 19 + [[8]] + [[7, 8]] * 50)
-    study = Study(script, [7], budget=99)
-    assert [e.T for e in finish(study, float)] == [7, 8]
+    study = Study(script, points(7), budget=99)
+    assert [e.point.T for e in finish(study, float)] == [7, 8]
     assert len(script.told) == 1 + 19 + 1 + PATIENCE
 
 
 def test_iterations_count_batches_that_bring_nothing_new():
     script = Script([[7], [8], [9], [10]])
-    study = Study(script, [7], budget=99, iterations=3)
-    assert [(e.T, e.batch) for e in finish(study, float)] == [(7, 0), (8, 2), (9, 3)]
-    assert [e.T for e in finish(Study(Script([[8]]), [7], 99, iterations=0), float)] == [7]
+    study = Study(script, points(7), budget=99, iterations=3)
+    assert [(e.point.T, e.batch) for e in finish(study, float)] == [(7, 0), (8, 2), (9, 3)]
+    assert [
+        e.point.T for e in finish(Study(Script([[8]]), points(7), 99, iterations=0), float)
+    ] == [7]
 
 
 def test_values_that_are_not_finite_are_kept_but_never_best():
     values = {2: math.nan, 3: math.inf, 4: 5.0, 5: -math.inf, 6: math.nan}
-    study = Study(Script([[4], [5, 6]]), [2, 3], budget=9)
+    study = Study(Script([[4], [5, 6]]), points(2, 3), budget=9)
     for T in (2, 3):
-        study.supply(T, values[T])
+        study.supply(Point(T), values[T])
     assert study.best is None
-    assert [(e.best_T, e.best_value) for e in study.history] == [(None, math.inf)] * 2
+    assert [(e.best_point, e.best_value) for e in study.history] == [(None, math.inf)] * 2
     history = finish(study, values.__getitem__)
-    assert [e.best_T for e in history] == [None, None, 4, 4, 4]
+    assert [e.best_point and e.best_point.T for e in history] == [None, None, 4, 4, 4]
     assert math.isnan(history[0].value)
-    assert study.best == (4, 5.0)
+    assert study.best == (Point(4), 5.0)
 
 
 def test_refuses_values_nobody_asked_for():
-    study = Study(Script([]), [7, 8], budget=2)
-    study.supply(7, 1.0)
+    study = Study(Script([]), points(7, 8), budget=2)
+    study.supply(Point(7), 1.0)
     for T in (7, 9):
         with pytest.raises(ValueError, match=rf"T={T} is not requested"):
-            study.supply(T, 1.0)
+            study.supply(Point(T), 1.0)
 
 
 def test_refuses_a_senseless_length():
     with pytest.raises(ValueError, match="budget"):
-        Study(Script([]), [7], budget=0)
+        Study(Script([]), points(7), budget=0)
     with pytest.raises(ValueError, match="iterations"):
-        Study(Script([]), [7], budget=1, iterations=-1)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    name=st.sampled_from(NAMES),
-    seed=st.integers(0, 2**32 - 1),
-    budget=st.integers(1, 40),
-    order=st.randoms(use_true_random=False),
-)
-def test_order_of_arrival_changes_nothing(
-    name: OptimizerName, seed: int, budget: int, order: random.Random
-):
-    in_order = finish(fresh(name, seed, budget))
-    assert finish(fresh(name, seed, budget), shuffle=order) == in_order
-    assert len(in_order) <= budget
-    assert len({e.T for e in in_order}) == len(in_order)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    name=st.sampled_from(NAMES),
-    seed=st.integers(0, 2**32 - 1),
-    budget=st.integers(1, 40),
-    more=st.integers(0, 20),
-    iterations=st.none() | st.integers(0, 5),
-)
-def test_a_larger_budget_continues_the_same_study(
-    name: OptimizerName, seed: int, budget: int, more: int, iterations: int | None
-):
-    short = finish(fresh(name, seed, budget, iterations))
-    long = finish(fresh(name, seed, budget + more, iterations))
-    assert long[: len(short)] == short
-    assert len(short) == min(budget, len(long))
+        Study(Script([]), points(7), budget=1, iterations=-1)
