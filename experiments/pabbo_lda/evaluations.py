@@ -100,7 +100,7 @@ class Evaluations:
         return self._context.ledger.get("evaluations", request.key)
 
     def ask(self, request: Request, path_s: float) -> None:
-        """Compute a value that is not known.
+        """Compute a value that is not known, once ``finished`` is called.
 
         Args:
             request: the evaluation.
@@ -110,7 +110,6 @@ class Evaluations:
         """
         self._open.setdefault(request.name, request)
         heapq.heappush(self._waiting, (-path_s, next(self._order), request))
-        self._submit()
 
     def finished(self) -> list[tuple[Request, TaskResult]]:
         """The evaluations that ended since the last call, stored; empty if none is under way."""

@@ -125,8 +125,8 @@ class LdaSettings(Settings):
         for name, ends in (("alpha", self.alpha), ("eta", self.eta)):
             if ends is None:
                 continue
-            if not 1e-3 <= ends[0] < ends[1] <= 100:
-                raise ValueError(f"lda.{name} = {list(ends)}: must be 1e-3 <= low < high <= 100")
+            if not 1e-3 <= ends[0] < ends[1] <= 1:
+                raise ValueError(f"lda.{name} = {list(ends)}: must be 1e-3 <= low < high <= 1")
             if alone := [optimizer for optimizer in self.optimizers if optimizer in T_ONLY]:
                 raise ValueError(
                     f"lda.optimizers = {alone}: these search T alone; "

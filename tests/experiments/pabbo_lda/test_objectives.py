@@ -64,7 +64,7 @@ def reference(fit_to: sparse.csr_matrix, point: Point) -> LatentDirichletAllocat
     ).fit(fit_to)
 
 
-@pytest.mark.parametrize("point", [Point(3), Point(20), Point(5, 0.7), Point(5, 0.02, 3.0)])
+@pytest.mark.parametrize("point", [Point(3), Point(20), Point(5, 0.7), Point(5, 0.02, 0.9)])
 def test_perplexities_are_those_of_scikit_learn(folder, point):
     train, held_out = counts(150, 1), counts(80, 2)
     expected = reference(held_out, point).perplexity(held_out)
