@@ -34,7 +34,9 @@ evaluate_large: *evaluation
 lda: {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64}
 """
 OPTIMIZERS = ("ga", "tpe", "sabbo")
-QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", "--only", "lda")
+# each process of a task first loads its packages: fewer of them than in the whole job
+WHOLE_CPUS = "lda.cpus=1"
+QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", WHOLE_CPUS, "--only", "lda")
 
 
 class Commands:
@@ -159,7 +161,7 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     again = commands.run(folder)
     assert again.status == 0
     assert "nothing to do" in again.output
-    more = commands.run(folder, "lda.runs=3")
+    more = commands.run(folder, "lda.runs=3", WHOLE_CPUS)
     assert more.status == 0, more.output
     assert "train_small: done before" in more.output
     evaluations = table(folder, "evaluations")
