@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from raypipe.launch.cluster import RayLauncher
 
 # tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 PROJECT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """Every training collects garbage, to measure its own memory: not among what was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +33,27 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip("real data not found: set RAYPIPE_DATA to the folder that holds it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLauncher]:
+    """One Ray cluster for all tests that need one, but none of their own."""
+    from raypipe.launch.cluster import RayLauncher
+    from tests.command import EXAMPLES
+
+    here = Path.cwd()
+    assert here == PROJECT, f"run the tests from {PROJECT}"
+    with pytest.MonkeyPatch.context() as patch:  # its workers keep the environment of now
+        patch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
+        patch.setenv("RAYPIPE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        launcher = RayLauncher()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture(scope="session")
+def address(launcher: RayLauncher) -> str:
+    """Where commands in processes of their own find that cluster."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +11,7 @@ import pytest
 
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
+from tests.command import start
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "training.md"
 
@@ -29,18 +28,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, name: str, *arguments: str, faults: str = "") -> RunDirectory:
-    command = [sys.executable, "-m", "raypipe", "run", "digits.yaml", "--run-dir", name]
-    ended = subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, "RAYPIPE_FAULTS": faults},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return RunDirectory.at(folder / name)
+Run = Callable[..., RunDirectory]
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, address: str) -> Run:
+    """The guide's command, on a cluster that was started before the guide's files were."""
+
+    def run(name: str, *arguments: str, faults: str = "") -> RunDirectory:
+        given = ("run", "digits.yaml", "--run-dir", name, "--address", address, *arguments)
+        ended = start(folder, *given, environment={"RAYPIPE_FAULTS": faults})
+        output, _ = ended.communicate()
+        assert ended.returncode == 0, output
+        return RunDirectory.at(folder / name)
+
+    return run
 
 
 def steps(run: RunDirectory) -> pd.DataFrame:
@@ -54,9 +56,9 @@ def test_the_task_is_short(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> RunDirectory:
+def plain(run: Run) -> RunDirectory:
     """The run without a fault: one micro-batch of 16 a step, each step logged."""
-    return run(folder, "plain", *SIXTEEN)
+    return run("plain", *SIXTEEN)
 
 
 SIXTEEN = (
@@ -81,9 +83,9 @@ def test_it_learns(plain: RunDirectory) -> None:
 
 @pytest.mark.slow
 def test_out_of_memory_ends_with_a_quarter_of_the_micro_batch(
-    folder: Path, plain: RunDirectory
+    run: Run, plain: RunDirectory
 ) -> None:
-    found = run(folder, "oom", *SIXTEEN, faults="oom:micro_batch>4")
+    found = run("oom", *SIXTEEN, faults="oom:micro_batch>4")
     trial = read_table(found, "trials").iloc[0]
     assert (trial["micro_batch"], trial["accumulation"], trial["attempts"]) == (4, 4, 3)
     assert list(read_table(found, "failures")["kind"]) == ["out_of_memory"] * 2
@@ -92,17 +94,17 @@ def test_out_of_memory_ends_with_a_quarter_of_the_micro_batch(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_leaves_no_trace_in_the_losses(folder: Path, plain: RunDirectory) -> None:
-    found = run(folder, "killed", *SIXTEEN, faults="kill_worker:step=60")
+def test_a_killed_worker_leaves_no_trace_in_the_losses(run: Run, plain: RunDirectory) -> None:
+    found = run("killed", *SIXTEEN, faults="kill_worker:step=60")
     assert list(read_table(found, "failures")["kind"]) == ["worker_died"]
     pd.testing.assert_series_equal(steps(found)["loss"], steps(plain)["loss"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_workers(folder: Path, plain: RunDirectory, strategy: str) -> None:
+def test_two_workers(run: Run, plain: RunDirectory, strategy: str) -> None:
     given = ("train.scaling.workers=2", f"train.scaling.strategy={strategy}")
-    found = run(folder, strategy, *SIXTEEN, "train.training.micro_batch=4", *given)
+    found = run(strategy, *SIXTEEN, "train.training.micro_batch=4", *given)
     trial = read_table(found, "trials").iloc[0]
     assert (trial["workers"], trial["accumulation"]) == (2, 2)
     both = steps(plain)["loss"], steps(found)["loss"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import threading
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import ray
 import ray.train
+from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
@@ -22,15 +22,15 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
+from raypipe.launch.relay import Relay, Told
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
 
 _POLL_S = 0.5
-_WORKERS_POLL_S = 0.02
 _START_ATTEMPTS = 60
 _GROW_S = 30.0
 _END_S = 20.0
-_CLEANER = "PlacementGroupCleanerCallback"
+_NEEDLESS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 
 class WorkerGroup:
@@ -54,7 +54,7 @@ class WorkerGroup:
         # beside the driver, where no lost node and no hungry neighbour takes it along for good
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.relay: Any = (
-            ray.remote(_Relay)
+            ray.remote(Relay)
             .options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
             .remote()
         )
@@ -116,15 +116,16 @@ class WorkerGroup:
 
 
 class _Trainer(TorchTrainer):
-    """Without Ray's actor that ends the workers of a controller that died; they end without it.
+    """Without two actors of Ray's, for which there is no public switch.
 
-    It asks whatever cluster it finds on the machine: beside one that has a dashboard it ends the
-    workers of a group that is well, and otherwise it only takes time. There is no public switch.
+    One ends the workers of a controller that died; they end without it. It asks whatever cluster
+    it finds on the machine: beside one that has a dashboard it ends the workers of a group that
+    is well. The other hands out Ray datasets, which nobody uses here. Each only takes time.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
-        return [each for each in callbacks if type(each).__name__ != _CLEANER]
+        return [each for each in callbacks if type(each).__name__ not in _NEEDLESS]
 
 
 class Groups:
@@ -172,13 +173,13 @@ def follow(
         UnitError: a worker failed or died, with the kind of failure.
 
     """
-    name = _name(job)
-    ray.get(relay.submit.remote(job))
+    name, pickled = _name(job), cloudpickle.dumps(job)
+    ray.get(relay.submit.remote(name, pickled))
     while True:
         pause()
-        told: _Told = ray.get(relay.drain.remote(_POLL_S))
+        told: Told = ray.get(relay.drain.remote(_POLL_S))
         if told.job != name:  # it was killed, for its memory, and started anew
-            ray.get(relay.submit.remote(job))
+            ray.get(relay.submit.remote(name, pickled))
         for each in told.rows:
             report(each)
         if told.outcome is not None:
@@ -187,75 +188,14 @@ def follow(
             raise UnitError(job.trial_id, failure.kind, failure.message, failure.limit)
 
 
-class _Told(NamedTuple):
-    job: str | None
-    rows: list[dict[str, Any] | str]
-    outcome: dict[str, Any] | None
-    failure: UnitError | None
-
-
-class _Relay:
-    """Between whoever has jobs and the workers: all methods run in one thread, in turns."""
-
-    def __init__(self) -> None:
-        self._job: TrainingJob | None = None
-        self._rows: list[dict[str, Any] | str] = []
-        self._outcome: dict[str, Any] | None = None
-        self._failure: UnitError | None = None
-        self._group: Any = None
-        self._closed = False
-
-    async def join(self, group: Any) -> None:
-        """A worker says where it is."""
-        self._group = group
-
-    async def submit(self, job: TrainingJob) -> None:
-        """A job for the workers, once the one before has ended."""
-        self._job, self._rows, self._outcome = job, [], None
-
-    async def next(self, done: str | None) -> TrainingJob | None:
-        """The job that is to be done; a worker waits for it, after the one it has done."""
-        while not self._closed:
-            if self._job is not None and self._outcome is None and _name(self._job) != done:
-                return self._job
-            await asyncio.sleep(_WORKERS_POLL_S)
-        return None
-
-    async def post(self, told: dict[str, Any] | str) -> None:
-        """A row or a remark of a job."""
-        self._rows.append(told)
-
-    async def finish(self, outcome: dict[str, Any]) -> None:
-        """Rank 0 has ended the job."""
-        self._outcome = outcome
-
-    async def settle(self, failure: UnitError) -> None:
-        """The group is over; whoever still waits for a job hears why."""
-        self._failure = failure
-
-    async def drain(self, seconds: float) -> _Told:
-        """What was told since the last time, after waiting some time for it."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while not (self._rows or self._outcome or self._failure) and loop.time() < until:
-            await asyncio.sleep(_WORKERS_POLL_S)
-        rows, self._rows = self._rows, []
-        job = None if self._job is None else _name(self._job)
-        return _Told(job, rows, self._outcome, self._failure)
-
-    async def close(self) -> Any:
-        """Let the workers go; where they are, if a job is still under way."""
-        self._closed = True
-        return self._group if self._job is not None and self._outcome is None else None
-
-
 def _worker(config: dict[Any, Any]) -> None:
     """What each worker runs: one job after the other, of which rank 0 tells."""
     relay = config["relay"]
     rank = ray.train.get_context().get_world_rank()
     ray.get(relay.join.remote(get_current_placement_group()))
     done: str | None = None
-    while (job := ray.get(relay.next.remote(done))) is not None:
+    while (pickled := ray.get(relay.next.remote(done))) is not None:
+        job = cloudpickle.loads(pickled)
         _log_to_file(job, rank)
         outcome = _train(job, relay)
         if rank == 0:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from raypipe.errors import FailureKind, UnitError
-from raypipe.paths import RunDirectory
-from raypipe.sweep.settings import SweepSettings
-from raypipe.training.job import Report, TrainingJob
+
+if TYPE_CHECKING:  # a CPU task's process imports this module, and torch takes seconds
+    from raypipe.paths import RunDirectory
+    from raypipe.sweep.settings import SweepSettings
+    from raypipe.training.job import Report, TrainingJob
 
 R = TypeVar("R")
 

@@ -1,14 +1,11 @@
-"""The main job through the public command, on a Ray cluster that the command starts."""
+"""The main job through the public command: once on a Ray cluster that the command starts."""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +15,10 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
+from raypipe.launch.cluster import RayLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import SCHEMAS, read_table
+from tests.command import Ended, in_process, start
 
 PROJECT = Path(__file__).resolve().parents[3]
 CONFIG = """
@@ -36,34 +35,37 @@ train_large:
 evaluate_large: *evaluation
 lda: {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64}
 """
-QUICK = ("lda.optimizers=[ga,tpe,sabbo]", "--only", "lda")
+OPTIMIZERS = ("ga", "tpe", "sabbo")
+# each process of a task first loads its packages: fewer of them than in the whole job
+WHOLE_CPUS = "lda.cpus=1"
+QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", WHOLE_CPUS, "--only", "lda")
 
 
-@dataclass(frozen=True)
-class Ended:
-    status: int
-    output: str
+class Commands:
+    """``raypipe run`` of one configuration, with what it prints."""
 
+    def __init__(self, config: Path, launcher: RayLauncher) -> None:
+        self._config, self._launcher = config, launcher
+        self.cache = config.parent / "cache"
 
-def start(config: Path, folder: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
-    environment = {**os.environ, "RAYPIPE_CACHE": str(config.parent / "cache")}
-    if faults:
-        environment["RAYPIPE_FAULTS"] = faults
-    command = [sys.executable, "-m", "raypipe", "run", str(config), "--run-dir", str(folder)]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=PROJECT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    def start(self, folder: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
+        """In a process of its own, which starts Ray where it is given no address."""
+        given = ("run", self._config, "--run-dir", folder, *arguments)
+        return start(PROJECT, *given, environment=self._environment(faults))
 
+    def alone(self, folder: Path, *arguments: str, faults: str = "") -> Ended:
+        """The same, to its end."""
+        process = self.start(folder, *arguments, faults=faults)
+        output, _ = process.communicate(timeout=400)
+        return Ended(process.returncode, output)
 
-def run(config: Path, folder: Path, *arguments: str, faults: str = "") -> Ended:
-    process = start(config, folder, *arguments, faults=faults)
-    output, _ = process.communicate(timeout=400)
-    return Ended(process.returncode, output)
+    def run(self, folder: Path, *arguments: str) -> Ended:
+        """In this process, on the tests' cluster."""
+        given = ("run", self._config, "--run-dir", folder, *arguments)
+        return in_process(self._launcher, *given, environment=self._environment(""))
+
+    def _environment(self, faults: str) -> dict[str, str]:
+        return {"RAYPIPE_CACHE": str(self.cache), "RAYPIPE_FAULTS": faults}
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
@@ -78,25 +80,27 @@ def results_of(folder: Path) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(CONFIG)
-    return path
+def commands(launcher, tmp_path_factory) -> Commands:
+    config = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    config.write_text(CONFIG)
+    return Commands(config, launcher)
 
 
 @pytest.fixture(scope="module")
-def whole(config, tmp_path_factory) -> tuple[Path, Ended]:
+def whole(commands, tmp_path_factory) -> tuple[Path, Ended]:
+    """As a user starts it."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    return folder, run(config, folder)
+    return folder, commands.alone(folder)
 
 
 @pytest.fixture(scope="module")
-def quick(config, tmp_path_factory) -> Path:
-    """Only studies, undisturbed: what disturbed runs are compared with."""
-    folder = tmp_path_factory.mktemp("quick") / "run"
-    ended = run(config, folder, *QUICK)
+def undisturbed(whole) -> pd.DataFrame:
+    """What ``QUICK`` alone must give, also when it is disturbed."""
+    folder, ended = whole
     assert ended.status == 0, ended.output
-    return folder
+    history = results_of(folder)
+    mine = history["optimizer"].isin(OPTIMIZERS) & (history["run"] < 2)
+    return history[mine].reset_index(drop=True)
 
 
 def test_every_stage_leaves_its_tables_and_the_report(whole):
@@ -126,8 +130,9 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
     assert "train_large" in page
 
 
-def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole):
+def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands, monkeypatch):
     folder, _ = whole
+    monkeypatch.setenv("RAYPIPE_CACHE", str(commands.cache))
     evaluations = table(folder, "evaluations")
     assert not evaluations.duplicated(["dataset", "seed", "T"]).any()
     assert len(evaluations) < table(folder, "studies")["unique_evaluations"].sum()
@@ -154,13 +159,13 @@ def test_studies_agree_with_their_history(whole):
         assert study["duration_s"] == pytest.approx(mine["elapsed_s"].max())
 
 
-def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
+def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     folder, _ = whole
     before = table(folder, "evaluations"), table(folder, "trials"), results_of(folder)
-    again = run(config, folder)
+    again = commands.run(folder)
     assert again.status == 0
     assert "nothing to do" in again.output
-    more = run(config, folder, "lda.runs=3")
+    more = commands.run(folder, "lda.runs=3", WHOLE_CPUS)
     assert more.status == 0, more.output
     assert "train_small: done before" in more.output
     evaluations = table(folder, "evaluations")
@@ -172,31 +177,32 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, config):
     pd.testing.assert_frame_equal(kept, before[2])
     assert set(history["run"]) == {0, 1, 2}
     assert set(table(folder, "summary")["runs"]) == {3}
-    refused = run(config, folder, "lda.runs=3", "lda.max_iter=3")
+    refused = commands.run(folder, "lda.runs=3", "lda.max_iter=3")
     assert refused.status == 2
     assert "lda.max_iter: stored 2, now 3" in refused.output
 
 
 @pytest.mark.slow
-def test_a_larger_budget_continues_the_studies(quick, config):
-    before = results_of(quick)
-    assert run(config, quick, *QUICK, "lda.evaluations=11").status == 0
-    after = results_of(quick)
-    pd.testing.assert_frame_equal(after[after["evaluation"] <= 8].reset_index(drop=True), before)
+def test_a_larger_budget_continues_the_studies(commands, undisturbed, tmp_path):
+    folder = tmp_path / "run"
+    assert commands.run(folder, *QUICK).status == 0
+    pd.testing.assert_frame_equal(results_of(folder), undisturbed)
+    assert commands.run(folder, *QUICK, "lda.evaluations=11").status == 0
+    after = results_of(folder)
+    kept = after[after["evaluation"] <= 8].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, undisturbed)
     assert after["evaluation"].max() == 11
 
 
 @pytest.mark.slow
-def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
-    ended = run(config, tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
+def test_killed_tasks_are_recorded_and_change_nothing(commands, undisturbed, tmp_path):
+    ended = commands.alone(tmp_path / "run", *QUICK, faults="kill_task:p=0.3")
     assert ended.status == 0, ended.output
     failures = table(tmp_path / "run", "failures")
     assert len(failures) > 0
     assert set(failures["kind"]) == {"worker_died"}
     assert set(failures["outcome"]) == {"again"}
     assert "raylet" not in ended.output
-    undisturbed = results_of(quick)
-    undisturbed = undisturbed[undisturbed["evaluation"] <= 8].reset_index(drop=True)
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), undisturbed)
 
 
@@ -207,34 +213,34 @@ def test_killed_tasks_are_recorded_and_change_nothing(quick, config, tmp_path):
         pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
     ],
 )
-def test_an_ended_command_continues_where_it_was(quick, config, tmp_path, number, status):
+def test_an_ended_command_continues_where_it_was(
+    commands, address, undisturbed, tmp_path, number, status
+):
     folder = tmp_path / "run"
-    process = start(config, folder, *QUICK, faults="delay_task:s=0.5")
+    process = commands.start(folder, *QUICK, "--address", address, faults="delay_task:s=0.5")
     wait_for_evaluations(folder, process)
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == status, output
-    ended = run(config, folder, *QUICK)
+    ended = commands.run(folder, *QUICK)
     assert ended.status == 0, ended.output
     assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
-    undisturbed = results_of(quick)
-    undisturbed = undisturbed[undisturbed["evaluation"] <= 8].reset_index(drop=True)
     pd.testing.assert_frame_equal(results_of(folder), undisturbed)
 
 
 @pytest.mark.slow
-def test_an_interrupted_training_continues_from_its_checkpoint(config, tmp_path):
+def test_an_interrupted_training_continues_from_its_checkpoint(commands, tmp_path):
     train = ("--only", "train_small", "train_small.training.steps=60")
     train += ("train_small.training.checkpoint_every=2",)
-    assert run(config, tmp_path / "whole", *train).status == 0
+    assert commands.run(tmp_path / "whole", *train).status == 0
     folder = tmp_path / "run"
-    process = start(config, folder, *train)
+    process = commands.start(folder, *train)
     wait_until(lambda: any(folder.glob("checkpoints/*/*/manifest.json")), process)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     assert table(folder, "stages").set_index("stage")["status"]["train_small"] == "interrupted"
-    assert run(config, folder, *train).status == 0
+    assert commands.run(folder, *train).status == 0
     columns = ["step", "loss", "lr"]
     pd.testing.assert_frame_equal(
         table(folder, "steps")[columns], table(tmp_path / "whole", "steps")[columns]

@@ -98,7 +98,7 @@ def test_out_of_memory_and_a_death_give_the_same_curve(launcher, tmp_path, refer
     """Both faults are rehearsed where they happen: in the worker's process."""
     from raypipe.faults import VARIABLE
 
-    monkeypatch.setenv(VARIABLE, "oom:micro_batch>4,kill_worker:step=6")
+    monkeypatch.setenv(VARIABLE, "oom:micro_batch>8,kill_worker:step=6")
     first = job(tmp_path, 16, 1, 1)
     told: list[tuple[int, str, int]] = []
 
@@ -110,8 +110,8 @@ def test_out_of_memory_and_a_death_give_the_same_curve(launcher, tmp_path, refer
 
     # the kill is of attempt 1 only, which here ends by the out-of-memory before step 6
     last, _ = train_to_the_end(first, launch, on_failure)
-    assert told == [(1, "out_of_memory", 16), (2, "out_of_memory", 8)]
-    assert (last.plan.micro_batch, last.plan.accumulation, last.attempt) == (4, 4, 3)
+    assert told == [(1, "out_of_memory", 16)]
+    assert (last.plan.micro_batch, last.plan.accumulation, last.attempt) == (8, 2, 2)
     assert_equal(outcome(last), reference)
 
 

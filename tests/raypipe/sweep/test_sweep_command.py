@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,12 @@ import pandas as pd
 import psutil
 import pytest
 
+from raypipe.launch.cluster import RayLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
+from tests import command
+from tests.command import EXAMPLES, Ended
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 CONFIG = """
 experiment: example_sweep
 train: {training: {steps: 40, effective_batch: 16, learning_rate: 0.01, log_every: 5}}
@@ -38,25 +39,19 @@ sweep:
 WAIT_S = 120
 
 
-@dataclass(frozen=True)
-class Ended:
-    status: int
-    output: str
-
-
-def start(folder: Path, *arguments: str, faults: str = "") -> subprocess.Popen[str]:
-    """The command, in a directory where the user's experiment is found by PYTHONPATH."""
+def given(folder: Path, *arguments: str) -> tuple[str, ...]:
+    """The command in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "c.yaml").write_text(CONFIG)
-    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES), "RAYPIPE_FAULTS": faults}
-    return subprocess.Popen(
-        [sys.executable, "-m", "raypipe", "sweep", "c.yaml", "--run-dir", "run", *arguments],
-        cwd=folder,
-        env={**environment, "RAYPIPE_CACHE": str(folder / "cache")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # what a terminal does: Ctrl-C is for the whole group
+    return ("sweep", "c.yaml", "--run-dir", "run", *arguments)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command with a Ray of its own; the user's experiment is found by PYTHONPATH."""
+    environment = {"PYTHONPATH": str(EXAMPLES), "RAYPIPE_CACHE": str(folder / "cache")}
+    # what a terminal does: Ctrl-C is for the whole group
+    return command.start(
+        folder, *given(folder, *arguments), environment=environment, start_new_session=True
     )
 
 
@@ -65,8 +60,12 @@ def end(process: subprocess.Popen[str]) -> Ended:
     return Ended(process.returncode, output)
 
 
-def sweep(folder: Path, *arguments: str, faults: str = "") -> Ended:
-    return end(start(folder, *arguments, faults=faults))
+def sweep(launcher: RayLauncher, folder: Path, *arguments: str, faults: str = "") -> Ended:
+    """The command in this process, on the tests' cluster."""
+    environment = {"RAYPIPE_CACHE": str(folder / "cache"), "RAYPIPE_FAULTS": faults}
+    arguments = given(folder, *arguments)
+    with contextlib.chdir(folder):
+        return command.in_process(launcher, *arguments, environment=environment)
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
@@ -119,20 +118,20 @@ def processes(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def whole(launcher, tmp_path_factory) -> Path:
     """An undisturbed sweep."""
     folder = tmp_path_factory.mktemp("whole")
-    ended = sweep(folder)
+    ended = sweep(launcher, folder)
     assert ended.status == 0, ended.output
     assert "recommended: micro_batch=" in ended.output
     return folder
 
 
-def test_the_same_command_again_has_nothing_to_do(whole):
+def test_the_same_command_again_has_nothing_to_do(launcher, whole):
     before = (whole / "run/ledger/00000000.jsonl").read_bytes()
     assert set(table(whole, "trials")["status"]) == {"succeeded"}
     assert len(table(whole, "trials")) == 12
-    again = sweep(whole)
+    again = sweep(launcher, whole)
     assert again.status == 0
     assert "nothing to do" in again.output
     assert "training" in again.output  # the recommendation is shown once more
@@ -142,9 +141,10 @@ def test_the_same_command_again_has_nothing_to_do(whole):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_an_interrupted_sweep_continues(whole, tmp_path, number):
+def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
     process = start(tmp_path)
-    wait_until(lambda: len(finished(tmp_path)) >= 3, process)
+    # what is being written when the signal comes is taken back: at most the last of these
+    wait_until(lambda: len(finished(tmp_path)) >= 4, process)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
@@ -157,14 +157,14 @@ def test_an_interrupted_sweep_continues(whole, tmp_path, number):
     assert table(tmp_path, "stages").set_index("stage")["status"]["sweep"] == "interrupted"
     before = finished(tmp_path)
     assert 3 <= len(before) < 12
-    continued = sweep(tmp_path)
+    continued = sweep(launcher, tmp_path)
     assert continued.status == 0, continued.output
     assert_as_undisturbed(tmp_path, whole)
     assert_kept(before, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(whole, tmp_path):
+def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(launcher, whole, tmp_path):
     draw = random.Random(7)
     before: dict[str, Mapping[str, Any]] = {}
     for done in sorted(draw.sample(range(1, 11), 3)):
@@ -177,7 +177,7 @@ def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(whole, tmp_path)
         assert_kept(before, tmp_path)
         before = finished(tmp_path)
         assert len(before) < 12
-    ended = sweep(tmp_path)
+    ended = sweep(launcher, tmp_path)
     assert ended.status == 0, ended.output
     assert_as_undisturbed(tmp_path, whole)
     assert_kept(before, tmp_path)
@@ -185,13 +185,15 @@ def test_a_sweep_killed_at_three_moments_is_as_one_that_was_not(whole, tmp_path)
     wait_until(lambda: not processes(tmp_path))
 
 
-def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(tmp_path):
+def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(launcher, tmp_path):
     """Some raise, one runs out of memory, which is a result, and rules another out."""
     points = [f"sweep.axes.training.{key}" for key in ("micro_batch", "precision", "accumulation")]
     axes = [
         f"{key}={values}" for key, values in zip(points, ("[4,8,16]", "[fp32]", "[1]"), strict=True)
     ]
-    ended = sweep(tmp_path, *axes, "sweep.axes.fail=[false,true]", faults="oom:micro_batch>4")
+    ended = sweep(
+        launcher, tmp_path, *axes, "sweep.axes.fail=[false,true]", faults="oom:micro_batch>4"
+    )
     assert ended.status == 1, ended.output
     assert "failed: sweep: sweep/train/" in ended.output
     assert "the machine went away" in ended.output

@@ -6,6 +6,7 @@ most 1e-5 of their norm. Sample means and token means, small networks and the la
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def test_one_worker(tmp_path: Path, task: str, dtype: torch.dtype, plan: tuple[i
 
 
 def _member(rank: int, folder: Path) -> None:
+    gc.freeze()  # each training collects garbage: not among what is imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -425,6 +426,7 @@ def test_steps_from_epochs(tmp_path: Path) -> None:
 
 
 def _worker(rank: int, asked: TrainingJob) -> None:
+    gc.freeze()  # each training collects garbage: not among what is imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     meeting = f"file://{asked.run.location}/meeting"

@@ -1,0 +1,60 @@
+"""Commands of raypipe, in a process of their own or in this one."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from raypipe import cli, commands
+
+if TYPE_CHECKING:
+    from raypipe.launch.cluster import RayLauncher
+
+EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+
+
+def start(
+    folder: Path, *arguments: str | Path, environment: Mapping[str, str], **options: bool
+) -> subprocess.Popen[str]:
+    """A command as a user starts it in a folder; without an address it starts Ray."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "raypipe", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+
+
+def in_process(
+    launcher: RayLauncher, *arguments: str | Path, environment: Mapping[str, str]
+) -> Ended:
+    """The same command in this process, on the cluster of the tests: seconds less each time."""
+    output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        patch.setattr(commands, "_start", lambda stack: launcher)
+        patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    signal.signal(signal.SIGTERM, handler)
+    return Ended(int(ended.value.code or 0), output.getvalue())
