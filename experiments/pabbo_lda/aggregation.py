@@ -61,9 +61,7 @@ def _blocks(corpus: pd.DataFrame, measure: str) -> pd.DataFrame:
     )
 
 
-def _tests(
-    dataset: str, measure: str, values: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Friedman's test with the average ranks, and Wilcoxon's with Holm's correction."""
     test = stats.friedman(values)
     about = {"dataset": dataset, "measure": measure}
@@ -134,7 +132,7 @@ def _summary(reached: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _by_key(table: pd.DataFrame, keys: Sequence[str]) -> dict[str, Row]:
+def _by_key(table: pd.DataFrame, keys: list[str]) -> dict[str, Row]:
     """The rows as plain values by their keys, missing values as None; the keys come first."""
     table = table[[*keys, *table.columns.difference(keys, sort=False)]].astype(object)
     rows = table.where(table.notna(), None).to_dict("records")

@@ -93,9 +93,10 @@ def convergence(studies: pd.DataFrame) -> pd.DataFrame:
 
 def _area(studies: pd.DataFrame, start: pd.Series[Any]) -> pd.Series[float]:
     """The area under the curve of each study of one corpus."""
-    curve = np.log(best_so_far(studies, "ratio"))
+    curve = best_so_far(studies, "ratio")
     beyond = curve.index.to_numpy()[:, None] > start[curve.columns].to_numpy(dtype=float)
-    return curve.where(beyond).mean()
+    area: pd.Series[float] = curve.apply(np.log).where(beyond).mean()
+    return area
 
 
 def anytime(studies: pd.DataFrame) -> pd.DataFrame:

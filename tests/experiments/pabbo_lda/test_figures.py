@@ -10,11 +10,13 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
-from experiments.pabbo_lda.figures import NAMES, figures
+from experiments.pabbo_lda.figures import figures
+from experiments.pabbo_lda.marks import NAMES
 from raypipe.report.figures import Figure, encode
 
 START = [733, 133, 355, 115]
-KINDS = ["best_by_evaluation", "best_by_time", "final_bars", "final_boxes", "t_trajectory"]
+KINDS = ["best_by_evaluation", "best_by_time", "excess_by_evaluation", "excess_by_time"]
+KINDS += ["final_bars", "final_boxes", "t_trajectory"]
 
 
 def _tables(
@@ -228,7 +230,7 @@ def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:
     history.loc[history["optimizer"] == "ga", "best_value"] *= 1e40
     history.loc[history["dataset"] == "broken", "best_value"] = np.nan
     drawn = _named({"study_history": history})
-    assert list(drawn) == [f"{KINDS[i]}-corpus" for i in (0, 1, 4)]
+    assert list(drawn) == [f"{KINDS[i]}-corpus" for i in (0, 1, 2, 3, 6)]
     axes = drawn["best_by_evaluation-corpus"].figure.axes[0]
     assert axes.get_yscale() == "log"
     shown = history[(history["dataset"] == "corpus") & (history["optimizer"] == "unknown_one")]
