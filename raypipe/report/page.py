@@ -286,10 +286,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-def _pairs(pairs: pd.DataFrame) -> str:
-    """What the pairwise tests found, in words; all of them behind a line."""
-    if pairs.empty:
-        return ""
+def findings(pairs: pd.DataFrame) -> list[str]:
+    """What the pairwise tests of one data set and measure found, in words."""
     found = pairs["p_holm"].astype(float) <= ALPHA
     said = []
     for conclusion, group in pairs.groupby("conclusion", sort=False):
@@ -300,7 +298,15 @@ def _pairs(pairs: pd.DataFrame) -> str:
             said.append(f"{text} (against {', '.join(others)})")
         else:
             said.append(f"{text} ({len(group)} {'pair' if len(group) == 1 else 'pairs'})")
-    body = "".join(f"<li>{escape(text)}</li>" for text in said)
+    return said
+
+
+def _pairs(pairs: pd.DataFrame) -> str:
+    """What the pairwise tests found, in words; all of them behind a line."""
+    if pairs.empty:
+        return ""
+    found = pairs["p_holm"].astype(float) <= ALPHA
+    body = "".join(f"<li>{escape(text)}</li>" for text in findings(pairs))
     body = f'<ul class="findings">{body}</ul>\n'
     columns = ["first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion"]
     table = html_table(pairs, columns, "Pairwise comparisons")

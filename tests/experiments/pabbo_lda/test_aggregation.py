@@ -230,7 +230,7 @@ STUDIES = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(STUDIES, st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
     rows = history(values)
@@ -239,7 +239,7 @@ def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
     assert json.dumps(aggregate(shuffled)) == json.dumps(aggregate(rows))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(STUDIES, st.permutations(range(3)))
 def test_numbering_the_runs_anew_changes_no_statistic(values: Values, order: list[int]) -> None:
     """Runs are exchangeable blocks: the same permutation of all optimisers' runs."""
@@ -254,7 +254,7 @@ def test_numbering_the_runs_anew_changes_no_statistic(values: Values, order: lis
                 assert after[name][key][column] == expected
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(STUDIES)
 def test_targets_and_curves_are_consistent(values: Values) -> None:
     studies = progress(history(values))
