@@ -8,6 +8,7 @@ its run out of the comparisons it is part of, and is counted.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TypedDict
 
@@ -57,6 +58,30 @@ def summary(values: pd.DataFrame) -> pd.DataFrame:
             "median": table.median(),
         }
     return pd.DataFrame(columns).rename_axis("algorithm")
+
+
+def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFrame:
+    """Quantiles of each algorithm over its runs, linear between its values.
+
+    An infinite value ranks last, and a quantile that any infinite value has a part in is infinite:
+    so the median of times some of which are censored is infinite where it cannot be known.
+
+    Args:
+        values: runs x algorithms; missing values are left out.
+        probabilities: in [0, 1].
+
+    Returns:
+        A row a probability, a column an algorithm; missing for an algorithm without values.
+
+    Raises:
+        ValueError: a column that is not numeric or has the name of another.
+
+    """
+    table = _checked(values)
+    highest = table.where(np.isfinite(table)).max().fillna(-np.inf)
+    # inf - inf is no number, so infinite values are ranked as the largest float
+    found = table.replace(np.inf, np.finfo(np.float64).max).quantile(list(probabilities))
+    return found.mask(found > highest, np.inf)
 
 
 def paired_comparisons(values: pd.DataFrame) -> pd.DataFrame:
@@ -198,9 +223,23 @@ def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, fl
     return {
         **counts,
         "statistic": float(min(lower, higher)),
-        "p_value": float(stats.wilcoxon(difference).pvalue),
+        "p_value": _p_value(difference, ranks),
         "effect": float((higher - lower) / ranks.sum()),
     }
+
+
+def _p_value(difference: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
+    """What ``scipy.stats.wilcoxon`` gives, without its Python loop over all signs for few ties."""
+    if difference.size > 13 or np.unique(ranks).size == ranks.size:
+        return float(stats.wilcoxon(difference).pvalue)
+    test = stats.permutation_test(
+        (np.sign(difference) * ranks,),
+        np.sum,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=np.inf,
+    )
+    return float(test.pvalue)
 
 
 def _conclusion(pair: pd.Series, needed: int) -> str:

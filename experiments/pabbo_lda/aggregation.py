@@ -1,68 +1,142 @@
-"""From finished studies to tables: summaries, paired comparisons, rankings."""
+"""From finished studies to tables: summaries, convergence, paired comparisons, rankings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from experiments.pabbo_lda.progress import TARGETS, anytime, convergence, progress, quartiles
 from raypipe import stats
 from raypipe.ledger import Row
 
+#: what optimisers are ranked by, columns of ``convergence``; lower is better
+MEASURES = ("final_value", "evaluations_to_1_percent", "area_under_curve")
 
-def aggregate(studies: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """The tables ``summary``, ``comparisons`` and ``rankings`` of the ``studies`` rows, by key.
+_KEYS = {
+    "anytime": ["dataset", "optimizer", "evaluation"],
+    "convergence": ["dataset", "optimizer", "run"],
+    "summary": ["dataset", "optimizer"],
+    "comparisons": ["dataset", "measure", "first", "second"],
+    "rankings": ["dataset", "measure", "optimizer"],
+    "across_corpora": ["measure", "optimizer"],
+}
 
-    Runs are blocks: the studies of a run share start, seed and objective. What too few runs
-    cannot tell is said in ``conclusion``.
+
+def aggregate(history: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Every table derived from the ``study_history`` rows, its rows by their keys.
+
+    Runs are blocks: the studies of a run share start, seed and objective. What too few runs or
+    corpora cannot tell is said in ``conclusion``.
     """
-    tables: dict[str, dict[str, Row]] = {"summary": {}, "comparisons": {}, "rankings": {}}
-    if not studies:
-        return tables
-    frame = pd.DataFrame(studies)
-    for dataset, group in frame.groupby("dataset", sort=False):
-        values = group.pivot_table(
-            index="run", columns="optimizer", values="best_perplexity", sort=False
-        )
-        values = values[list(dict.fromkeys(group["optimizer"]))]
-        for optimizer, row in stats.summary(values).iterrows():
-            tables["summary"][f"{dataset}/{optimizer}"] = {
-                "dataset": dataset,
-                "optimizer": optimizer,
-                "runs": int(row["n"]),
-                **_numbers(row.drop("n")),
-                **_effort(group[group["optimizer"] == optimizer]),
-            }
-        pairs = stats.paired_comparisons(values).rename(columns={"effect": "effect_size"})
-        for pair in pairs.to_dict("records"):
-            key = f"{dataset}/{pair['first']}/{pair['second']}"
-            tables["comparisons"][key] = {
-                "dataset": dataset,
-                **{str(k): v for k, v in pair.items()},
-            }
-        test = stats.friedman(values)
-        for optimizer, rank in test["average_ranks"].items():
-            tables["rankings"][f"{dataset}/{optimizer}"] = {
-                "dataset": dataset,
-                "optimizer": optimizer,
-                "average_rank": rank,
-                "runs": test["n"],
-                "chi2": test["chi2"],
-                "p_value": test["p_value"],
+    if not history:
+        return {name: {} for name in _KEYS}
+    studies = progress(history)
+    reached = convergence(studies)
+    tests = [
+        _tests(str(dataset), measure, _blocks(corpus, measure))
+        for dataset, corpus in reached.groupby("dataset")
+        for measure in MEASURES
+    ]
+    rankings = pd.concat([ranking for ranking, _ in tests])
+    tables = {
+        "anytime": anytime(studies),
+        "convergence": reached,
+        "summary": _summary(reached),
+        "comparisons": pd.concat([pairs for _, pairs in tests]),
+        "rankings": rankings,
+        "across_corpora": _across_corpora(rankings),
+    }
+    return {name: _by_key(table, _KEYS[name]) for name, table in tables.items()}
+
+
+def _blocks(corpus: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Runs x optimisers of a measure; never reached is worse than any number and ties."""
+    values = corpus[measure].astype(float)
+    if measure.startswith("evaluations_to"):
+        values = values.fillna(np.inf)
+    return corpus.assign(**{measure: values}).pivot(
+        index="run", columns="optimizer", values=measure
+    )
+
+
+def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Friedman's test with the average ranks, and Wilcoxon's with Holm's correction."""
+    test = stats.friedman(values)
+    about = {"dataset": dataset, "measure": measure}
+    ranking = pd.Series(test["average_ranks"], name="average_rank").rename_axis("optimizer")
+    ranks = ranking.reset_index().assign(
+        **about,
+        runs=test["n"],
+        chi2=test["chi2"],
+        p_value=test["p_value"],
+        kendalls_w=test["kendalls_w"],
+        conclusion=test["conclusion"],
+    )
+    pairs = stats.paired_comparisons(values).rename(columns={"effect": "effect_size"})
+    if values.shape[1] > 2 and not test["p_value"] <= stats.ALPHA:
+        pairs["conclusion"] += f" (exploratory; Friedman's test: {test['conclusion']})"
+    return ranks, pairs.assign(**about)
+
+
+def _across_corpora(rankings: pd.DataFrame) -> pd.DataFrame:
+    """How the corpora agree: average ranks, wins and Kendall's W over their average ranks.
+
+    A p-value only from so many corpora on that a pair of optimisers could be told apart at all.
+    """
+    needed = stats.runs_needed(1)
+    parts = []
+    for measure, group in rankings.groupby("measure"):
+        ranks = group.pivot(index="dataset", columns="optimizer", values="average_rank").dropna()
+        if len(ranks) < 2:
+            continue
+        test = stats.friedman(ranks)
+        tested = len(ranks) >= needed
+        part = pd.DataFrame(
+            {
+                "measure": measure,
+                "corpora": len(ranks),
+                "average_rank": pd.Series(test["average_ranks"]),
+                "wins": ranks.eq(ranks.min(axis=1), axis=0).sum(),
                 "kendalls_w": test["kendalls_w"],
-                "conclusion": test["conclusion"],
+                "p_value": test["p_value"] if tested else np.nan,
+                "conclusion": test["conclusion"].replace(" runs", " corpora")
+                if tested
+                else f"not tested: {len(ranks)} corpora cannot tell optimisers apart, "
+                f"it takes at least {needed}",
             }
-    return tables
+        )
+        parts.append(part.rename_axis("optimizer").reset_index())
+    return pd.concat(parts) if parts else pd.DataFrame(columns=_KEYS["across_corpora"])
 
 
-def _numbers(row: pd.Series[Any]) -> dict[str, float]:
-    return {str(name): float(value) for name, value in row.items()}
+def _summary(reached: pd.DataFrame) -> pd.DataFrame:
+    """Each optimiser on each corpus, over its runs."""
+    parts = []
+    for dataset, corpus in reached.groupby("dataset"):
+        groups = corpus.groupby("optimizer")
+        final = stats.summary(_blocks(corpus, "final_value")).rename(columns={"n": "runs"})
+        part = final.rename_axis("optimizer").assign(
+            best_T_median=groups["best_T"].median(),
+            evaluations_mean=groups["evaluations"].mean(),
+            duration_s_mean=groups["duration_s"].mean(),
+            area_under_curve_median=groups["area_under_curve"].median(),
+        )
+        for target in TARGETS:
+            name = f"evaluations_to_{target}"
+            part[f"runs_to_{target}"] = groups[name].count()
+            spread = quartiles(_blocks(corpus, name)).add_prefix(f"{name}_")
+            part = part.join(spread.replace(np.inf, np.nan))  # censored
+        parts.append(part.reset_index().assign(dataset=dataset))
+    return pd.concat(parts, ignore_index=True)
 
 
-def _effort(studies: pd.DataFrame) -> dict[str, float]:
+def _by_key(table: pd.DataFrame, keys: list[str]) -> dict[str, Row]:
+    """The rows as plain values by their keys, missing values as None; the keys come first."""
+    table = table[[*keys, *table.columns.difference(keys, sort=False)]].astype(object)
+    rows = table.where(table.notna(), None).to_dict("records")
     return {
-        "best_T_median": float(studies["best_T"].median()),
-        "evaluations_mean": float(studies["unique_evaluations"].mean()),
-        "duration_s_mean": float(studies["duration_s"].mean()),
+        "/".join(str(row[key]) for key in keys): {str(name): v for name, v in row.items()}
+        for row in rows
     }

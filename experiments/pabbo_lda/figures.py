@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from experiments.pabbo_lda.curves import (
+    BEST,
+    EXCESS,
+    RESOLUTION,
+    SOLVED,
+    best_of,
+    by_evaluation,
+    by_time,
+    solved,
+)
+from experiments.pabbo_lda.marks import (
+    LABELLED,
+    by_optimizer,
+    name_of,
+    runs_of,
+    strokes_of,
+)
+from experiments.pabbo_lda.progress import progress
 from raypipe.report.figures import (
     HEIGHT,
     INK,
@@ -25,22 +43,9 @@ from raypipe.report.figures import (
     needs_log,
     rows,
     set_log,
-    strokes,
     style,
 )
 from raypipe.report.values import number, plus_minus
-
-NAMES = {
-    "ga": "GA",
-    "es": "ES",
-    "pabbo_small": "PABBO small",
-    "pabbo_large": "PABBO large",
-    "sabbo": "SABBO",
-    "random": "random",
-    "tpe": "TPE",
-    "golden_section": "golden section",
-}
-_LABELLED = (0.115, 0.135, 0.575, 0.78)  # axes with room at the right for names and values
 
 _Draw = Callable[[str, pd.DataFrame], Figure]
 
@@ -48,18 +53,31 @@ _Draw = Callable[[str, pd.DataFrame], Figure]
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     """All figures the tables allow, by kind and then by corpus.
 
-    Reads ``study_history`` (curves, trajectories), ``summary`` (bars), ``studies`` (boxes) and
-    ``regret``. A missing or empty table, or a corpus without a finite value, leaves its figures
-    out; a table that lacks a column is a ValueError.
+    Reads ``study_history`` (curves, trajectories), ``convergence`` (shares of runs that came
+    close), ``summary`` (bars), ``studies`` (boxes) and ``regret``. A missing or empty table, or a
+    corpus without a finite value, leaves its figures out; a table that lacks a column is a
+    ValueError.
     """
     drawn: list[Figure] = []
-    history_columns = ["dataset", "optimizer", "run", "evaluation", "batch", "T"]
+    history_columns = ["dataset", "optimizer", "run", "seed", "evaluation", "batch", "T", "value"]
     history_columns += ["best_T", "best_value", "elapsed_s"]
     with style():
         history = rows(tables, "study_history", history_columns)
         if history is not None:
-            drawn += _each_dataset(history, "best_value", _by_evaluation)
-            drawn += _each_dataset(history, "best_value", _by_time)
+            history = progress(history)
+            history["excess"] = (history["ratio"] - 1).clip(lower=RESOLUTION)
+            for quantity in (BEST, EXCESS):
+                for draw in (by_evaluation, by_time):
+                    drawn += _each_dataset(history, quantity.column, partial(draw, quantity))
+        reached = rows(
+            tables,
+            "convergence",
+            ["dataset", "optimizer", SOLVED, "evaluations", "start_evaluations"],
+        )
+        if reached is not None:
+            drawn += _each_dataset(reached, "evaluations", solved)
+            if reached["dataset"].nunique() > 1:
+                drawn.append(solved("all corpora", reached))
         summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std", "min"])
         if summary is not None:
             drawn += _each_dataset(summary, "mean", _bars)
@@ -82,137 +100,9 @@ def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
     return [draw(str(name), group) for name, group in groups if finite(group[value]).size]
 
 
-def _strokes(present: Sequence[str]) -> dict[str, Stroke]:
-    """The stroke of each optimiser, whichever of them a study has."""
-    return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
-
-
-def _optimizers(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:
-    """The optimisers of a table in the fixed order, each with its rows and its stroke."""
-    groups = {str(name): group for name, group in table.groupby("optimizer", sort=True)}
-    fixed = _strokes(list(groups))
-    return [(name, groups[name], fixed[name]) for name in fixed if name in groups]
-
-
-def _name(optimizer: str) -> str:
-    return NAMES.get(optimizer, optimizer.replace("_", " "))
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
-
-
-def _best(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.DataFrame:
-    """The best so far of one optimiser: one row a point of ``at``, one column a run.
-
-    A finished run carries its best forward; a run with no finite value at all is left out, and so
-    are the points before every other run has one.
-    """
-    known = table[np.isfinite(table["best_value"].astype(float))].sort_values("evaluation")
-    series = {run: one.groupby(at)[column].last() for run, one in known.groupby("run")}
-    wide = pd.DataFrame(series).astype(float)
-    if at == "evaluation":
-        wide = wide.reindex(range(1, int(table[at].max()) + 1))
-    return wide.ffill().dropna()
-
-
-def _start(table: pd.DataFrame) -> int:
-    """How many evaluations make up the start population that all studies share; 0 for none."""
-    studies = [study for _, study in table.groupby(["optimizer", "run"])]
-    first = [study[study["batch"] == study["batch"].min()] for study in studies]
-    shared = {frozenset(batch["T"]) for batch in first}
-    return len(first[0]) if len(shared) == 1 and len(first[0]) > 1 else 0
-
-
-def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float) -> None:
-    """Median and interquartile band over runs; dotted where all runs are carried forward."""
-    band = best.quantile([0.25, 0.5, 0.75], axis=1).T
-    # A step curve needs only the points where it moves, and its ends.
-    moves = band.ne(band.shift()).any(axis=1)
-    moves.iloc[-1] = True
-    moves.loc[band.index[band.index <= end].max()] = True
-    band = band[moves]
-    x = band.index.to_numpy(float)
-    look: dict[str, Any] = {"color": stroke.colour, "drawstyle": "steps-post"}
-    own, rest = band[x <= end], band[x >= x[x <= end].max()]
-    axes.plot(own.index, own[0.5], linestyle=stroke.line, label=name, **look)
-    if len(rest) > 1:
-        axes.plot(rest.index, rest[0.5], linestyle=":", linewidth=1.1, label="_carried", **look)
-    if best.shape[1] > 1:
-        axes.fill_between(
-            x, band[0.25], band[0.75], step="post", color=stroke.colour, alpha=0.12, linewidth=0
-        )
-
-
-def _curves(table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
-    """The best-so-far curves of one corpus over the column ``at``; the last is for the caption."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(_LABELLED)
-    start, last = _start(table), float(table[at].max())
-    ends: list[tuple[float, str, Stroke]] = []
-    shown: list[float] = []  # what the y axis must show: from the end of the start population on
-    most = 0
-    for name, group, stroke in _optimizers(table):
-        best = _best(group, at)
-        if best.empty:
-            continue
-        most = max(most, best.shape[1])
-        best = best.reindex(best.index.union([last])).ffill()
-        _curve(axes, best, name, stroke, float(group[at].max()))
-        quartiles = _best(group, "evaluation").loc[max(1, start) :].quantile([0.25, 0.75], axis=1)
-        shown.extend(quartiles.to_numpy().ravel())
-        final = float(np.median(best.loc[last]))
-        ends.append((final, f"{_name(name)}  {number(final)}", stroke))
-    axes.set_title("lowest perplexity so far")
-    frame_y(axes, shown, ratio=3)
-    label_lines(axes, ends)
-    note = f", median of {_runs(most)} with the interquartile band." if most > 1 else "."
-    if float(finite(table["best_value"]).max()) > axes.get_ylim()[1]:
-        note += " The first, far higher values are cut off."
-    return figure, axes, note
-
-
-def _by_evaluation(dataset: str, table: pd.DataFrame) -> Figure:
-    last, start = int(table["evaluation"].max()), _start(table)
-    figure, axes, note = _curves(table, "evaluation")
-    if 0 < start < last:
-        axes.axvspan(1, start, color=MUTED, alpha=0.09, linewidth=0, label="_start")
-        axes.annotate(
-            "start",
-            (1, 0),
-            (4, 4),
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=7.5,
-        )
-        note += f" The first {start} evaluations (shaded) are the start all optimisers share."
-    axes.set_xlim(1, max(2, last))
-    axes.set_xlabel("evaluation (distinct T)")
-    if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
-        note += " Dotted: the studies have ended and their best is carried forward."
-    caption = f"Lowest perplexity found after each evaluation{note}"
-    group = "Best perplexity by evaluation"
-    return Figure(f"best_by_evaluation-{dataset}", dataset, caption, figure, group)
-
-
-def _by_time(dataset: str, table: pd.DataFrame) -> Figure:
-    longest = float(table["elapsed_s"].max())
-    if longest >= 2 * 3600:
-        scale, unit = 3600, "h"
-    else:
-        scale, unit = (60, "min") if longest >= 120 else (1, "s")
-    figure, axes, note = _curves(table.assign(elapsed=table["elapsed_s"] / scale), "elapsed")
-    axes.set_xlim(0, longest / scale or 1)
-    axes.set_xlabel(f"time in LDA evaluations, {unit}")
-    caption = f"Lowest perplexity by the summed time of a study's own evaluations{note}"
-    group = "Best perplexity by time"
-    return Figure(f"best_by_time-{dataset}", dataset, caption, figure, group)
-
-
 def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
     """One panel an optimiser: every T it tried, and the median of its best T so far."""
-    optimizers = _optimizers(table)
+    optimizers = by_optimizer(table)
     columns = min(2, len(optimizers))
     lines = -(-len(optimizers) // columns)
     height = 0.75 + 1.2 * lines
@@ -233,10 +123,10 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
         axes.plot(group["evaluation"], group["T"], linestyle="", marker="o", markersize=2.2,
                   markeredgewidth=0, color=MUTED, alpha=0.4, label="T",
                   rasterized=len(table) > 1500)  # fmt: skip
-        best = _best(group, "evaluation", "best_T")
+        best = best_of(group, "evaluation", "best_T")
         axes.plot(best.index, best.median(axis=1), color=stroke.colour, label="best T",
                   drawstyle="steps-post", linestyle=stroke.line)  # fmt: skip
-        axes.set_title(_name(name), pad=3)
+        axes.set_title(name_of(name), pad=3)
     set_log(grid[0, 0].yaxis, float(table["T"].min()), float(table["T"].max()), (1, 3))
     grid[0, 0].set_xlim(1, last)
     bottoms = grid.flat[max(0, len(optimizers) - columns) : len(optimizers)]
@@ -244,7 +134,7 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("evaluation")
     figure.supylabel("number of topics T", x=0.012, fontsize=8.5, color=MUTED)
-    runs = _runs(int(table["run"].nunique()))
+    runs = runs_of(int(table["run"].nunique()))
     caption = f"Grey: every number of topics T evaluated ({runs}). Line: the best T so far"
     caption += ", median over runs." if table["run"].nunique() > 1 else "."
     group_title = "Numbers of topics tried"
@@ -254,12 +144,12 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
 def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     """Mean and standard deviation of the final best; zero-based bars, or points on a log axis."""
     known = np.isfinite(table["mean"].astype(float))
-    lost = ", ".join(_name(name) for name in table.loc[~known, "optimizer"])
+    lost = ", ".join(name_of(name) for name in table.loc[~known, "optimizer"])
     table = table[known].sort_values("mean", ascending=False, kind="stable")
     figure = Canvas(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
     axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
-    fixed = _strokes(list(table["optimizer"]))
+    fixed = strokes_of(list(table["optimizer"]))
     mean = table["mean"].to_numpy(float)
     std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)
     y = np.arange(len(table))
@@ -282,13 +172,13 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
         text = plus_minus(m, s) if n > 1 else number(m)
         axes.text(1.03, y[i], text, transform=axes.get_yaxis_transform(), va="center", fontsize=8)
     axes.set_ylim(-0.6, len(table) - 0.4)
-    axes.set_yticks(y, [_name(name) for name in table["optimizer"]])
+    axes.set_yticks(y, [name_of(name) for name in table["optimizer"]])
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.spines["left"].set_visible(not logarithmic)
     axes.set_xlabel("final best perplexity")
     most = int(table["runs"].max())
-    caption = f"Final best perplexity of each optimiser, lower is better; {_runs(most)}"
+    caption = f"Final best perplexity of each optimiser, lower is better; {runs_of(most)}"
     caption += ", mean ± standard deviation." if most > 1 else "."
     caption += (
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
@@ -300,11 +190,11 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
 def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     """Quartiles over runs with every run as a point, best median at the left."""
     groups = {}
-    for name, group, _ in _optimizers(table):
+    for name, group, _ in by_optimizer(table):
         if (known := finite(group["best_perplexity"])).size:
             groups[name] = known
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
-    fixed = _strokes(names)
+    fixed = strokes_of(names)
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
     for place, name in enumerate(names):
@@ -321,7 +211,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
         size = 9 if known.size > 1 else 30
         axes.scatter(np.broadcast_to(beside, known.shape), known, s=size, color=colour,
                      edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
-    axes.set_xticks(range(len(names)), [_name(name).replace(" ", "\n") for name in names])
+    axes.set_xticks(range(len(names)), [name_of(name).replace(" ", "\n") for name in names])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     frame_y(axes, np.concatenate(list(groups.values())))
@@ -333,7 +223,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     caption += " reach the furthest run within 1.5 box lengths." if most > 1 else ""
     caption = caption if most > 1 else "The final best perplexity of the one run."
     caption += " The axis does not start at zero."
-    caption += f" {_runs(lost)} without a finite value left out." if lost else ""
+    caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
     return Figure(
         f"final_boxes-{dataset}", dataset, caption, figure, "Final best perplexity, every run"
     )
@@ -342,9 +232,9 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
 def _regret(stage: str, table: pd.DataFrame) -> Figure:
     """Simple regret of the model against random search, with its confidence band."""
     figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(_LABELLED)
+    axes = figure.add_axes(LABELLED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
-    fixed = _strokes([model])
+    fixed = strokes_of([model])
     ends: list[tuple[float, str, Stroke]] = []
     for (_, method), group in table.groupby(["trial_id", "method"], sort=False):
         group = group.sort_values("step")
@@ -356,7 +246,7 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
         axes.fill_between(group["step"], group["low"], group["high"], color=stroke.colour,
                           alpha=0.16, linewidth=0)  # fmt: skip
         last = float(group["mean"].iloc[-1])
-        ends.append((last, f"{_name(name)}  {number(last)}", stroke))
+        ends.append((last, f"{name_of(name)}  {number(last)}", stroke))
     frame_y(axes, table[["mean", "low", "high"]].where(table[["mean", "low", "high"]] > 0))
     label_lines(axes, [end for end in ends if np.isfinite(end[0])])
     axes.set_title("simple regret")
@@ -366,7 +256,7 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
     caption += " with its confidence band; the label is the regret after the last duel."
     return Figure(
         f"regret-{stage}",
-        f"{_name(model)} and random search",
+        f"{name_of(model)} and random search",
         caption,
         figure,
         "Simple regret of the model",

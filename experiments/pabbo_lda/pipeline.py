@@ -147,7 +147,9 @@ def _aggregate(earlier: Sequence[Stage]) -> Stage:
     unit = Unit("aggregate", {"of": fingerprint(done)})
 
     def run(context: StageContext) -> None:
-        for table, rows in aggregate(context.ledger.rows("studies")).items():
+        for table, rows in aggregate(context.ledger.rows("study_history")).items():
+            stale = {key for key, _ in context.ledger.items(table)} - rows.keys()
+            context.ledger.remove(table, stale)
             context.ledger.put(table, rows)
         context.finish(unit)
 

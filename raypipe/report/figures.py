@@ -26,7 +26,7 @@ from raypipe.report.values import number, power_of_ten
 INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
 WIDTH, HEIGHT = 5.2, 3.5  # inches: readable on a phone, two side by side on a desk
 
-# Eight colours chosen so that the closest pair stays apart under protanopia, deuteranopia and
+# Nine colours chosen so that the closest pair stays apart under protanopia, deuteranopia and
 # tritanopia (Oklab distance >= 0.08 with the model of Machado, Oliveira and Fernandes 2009) and
 # every one keeps a contrast of 2.6 on white and on the page's dark ground. The line style is the
 # second cue.
@@ -39,8 +39,10 @@ _COLOURS = (
     "#9ca2ac",
     "#00907e",
     "#7b7303",
+    "#c063c0",
 )
-_LINES = ("-", "-", "-", "-", "-", (0, (4, 1.5)), (0, (4, 1.5)), (0, (4, 1.5)))
+_DASHED, _DASH_DOT = (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5))
+_LINES = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
 
 _RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -94,11 +96,11 @@ class Stroke(NamedTuple):
     """How the lines of one name are drawn in every figure."""
 
     colour: str
-    line: str | tuple[int, tuple[float, float]]
+    line: str | tuple[int, tuple[float, ...]]
 
 
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """One stroke for each name, fixed by its place; the ninth name shares the first's colour."""
+    """One stroke for each name, fixed by its place; the tenth name shares the first's colour."""
     count = len(_COLOURS)
     return {name: Stroke(_COLOURS[i % count], _LINES[i % count]) for i, name in enumerate(names)}
 

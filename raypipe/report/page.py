@@ -21,7 +21,7 @@ from raypipe.report.html import (
 )
 from raypipe.report.sweep_page import sweep_section
 from raypipe.report.sweep_trials import SWEEP
-from raypipe.report.values import number, plus_minus, probability
+from raypipe.report.values import heading, number, plus_minus, probability
 from raypipe.stats import ALPHA
 
 Tables = Mapping[str, pd.DataFrame]
@@ -232,19 +232,35 @@ def _grid(drawn: Sequence[str], head: str) -> list[str]:
 
 
 def _statistics(tables: Tables) -> str:
-    columns = ["dataset", "optimizer", "average_rank", "chi2", "p_value", "kendalls_w"]
+    """The tests of each data set and measure, then what the data sets have in common."""
+    columns = ["dataset", "measure", "optimizer", "average_rank", "chi2", "p_value", "kendalls_w"]
     rankings = rows(tables, "rankings", [*columns, "conclusion"])
-    columns = ["dataset", "first", "second", "n", "p_value", "p_holm", "effect_size"]
+    columns = ["dataset", "measure", "first", "second", "n", "p_value", "p_holm", "effect_size"]
     comparisons = rows(tables, "comparisons", [*columns, "conclusion"])
-    present = [table for table in (rankings, comparisons) if table is not None]
+    said: dict[tuple[str, str], list[str]] = {}
+    for table, write in ((rankings, _ranking), (comparisons, _pairs)):
+        if table is not None:
+            for (dataset, measure), group in table.groupby(["dataset", "measure"], sort=False):
+                said.setdefault((str(dataset), str(measure)), []).append(write(group))
     parts = []
-    for dataset in dict.fromkeys(name for table in present for name in table["dataset"]):
-        parts.append(f"<h3>{escape(str(dataset))}</h3>")
-        if rankings is not None:
-            parts.append(_ranking(rankings[rankings["dataset"] == dataset]))
-        if comparisons is not None:
-            parts.append(_pairs(comparisons[comparisons["dataset"] == dataset]))
-    return "\n".join(parts)
+    for dataset in dict.fromkeys(dataset for dataset, _ in said):
+        parts.append(f"<h3>{escape(dataset)}</h3>")
+        for (of, measure), texts in said.items():
+            if of == dataset:
+                parts += [f"<h4>{escape(heading(measure))}</h4>", *texts]
+    return "\n".join([*parts, _across_corpora(tables)])
+
+
+def _across_corpora(tables: Tables) -> str:
+    columns = ["measure", "optimizer", "corpora", "average_rank", "wins", "kendalls_w"]
+    across = rows(tables, "across_corpora", [*columns, "conclusion"])
+    if across is None:
+        return ""
+    across = across.sort_values(["measure", "average_rank"], kind="stable")
+    across = across.assign(measure=[heading(str(measure)) for measure in across["measure"]])
+    words = " ".join(_sentence(str(text)) for text in across["conclusion"].unique())
+    table = html_table(across, [*columns, "p_value"], "Across corpora")
+    return f"<h3>Across corpora</h3>\n<p>{escape(words)}</p>\n{table}"
 
 
 def _ranking(ranking: pd.DataFrame) -> str:
@@ -270,10 +286,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
 
 
-def _pairs(pairs: pd.DataFrame) -> str:
-    """What the pairwise tests found, in words; all of them behind a line."""
-    if pairs.empty:
-        return ""
+def findings(pairs: pd.DataFrame) -> list[str]:
+    """What the pairwise tests of one data set and measure found, in words."""
     found = pairs["p_holm"].astype(float) <= ALPHA
     said = []
     for conclusion, group in pairs.groupby("conclusion", sort=False):
@@ -284,7 +298,15 @@ def _pairs(pairs: pd.DataFrame) -> str:
             said.append(f"{text} (against {', '.join(others)})")
         else:
             said.append(f"{text} ({len(group)} {'pair' if len(group) == 1 else 'pairs'})")
-    body = "".join(f"<li>{escape(text)}</li>" for text in said)
+    return said
+
+
+def _pairs(pairs: pd.DataFrame) -> str:
+    """What the pairwise tests found, in words; all of them behind a line."""
+    if pairs.empty:
+        return ""
+    found = pairs["p_holm"].astype(float) <= ALPHA
+    body = "".join(f"<li>{escape(text)}</li>" for text in findings(pairs))
     body = f'<ul class="findings">{body}</ul>\n'
     columns = ["first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion"]
     table = html_table(pairs, columns, "Pairwise comparisons")

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from raypipe.stats import friedman, holm, paired_comparisons, runs_needed, summary
+from raypipe.stats import (
+    friedman,
+    holm,
+    paired_comparisons,
+    quantiles,
+    runs_needed,
+    summary,
+)
 
 quick = settings(max_examples=60, deadline=None)
 WHOLE = st.integers(-20, 20).map(float)
@@ -250,3 +257,29 @@ def test_tables_that_are_no_numbers_are_refused(function):
 def test_nullable_columns_count_as_missing():
     values = pd.DataFrame({"a": pd.array([1.0, None, 3.0], dtype="Float64"), "b": [1, 2, 4]})
     assert pair_of(values)["dropped"] == 1
+
+
+def test_quantiles_rank_infinite_values_last():
+    inf = math.inf
+    values = pd.DataFrame(
+        {
+            "known": [3.0, 1.0, 2.0, 4.0],
+            "late": [1.0, 2.0, inf, inf],
+            "never": [inf] * 4,
+            "missing": [np.nan] * 4,
+            "huge": [1e44, 2e44, np.nan, 3e44],
+        }
+    )
+    found = quantiles(values, [0.25, 0.5, 0.75])
+    assert found["known"].tolist() == [1.75, 2.5, 3.25]
+    assert found["late"].tolist() == [1.75, inf, inf]
+    assert found["never"].tolist() == [inf] * 3
+    assert found["missing"].isna().all()
+    assert found["huge"].tolist() == pytest.approx([1.5e44, 2e44, 2.5e44])
+
+
+@quick
+@given(tables(algorithms=(1, 3)), st.floats(0, 1))
+def test_quantiles_of_finite_values_are_those_of_numpy(values, probability):
+    found = quantiles(values, [probability]).to_numpy()[0]
+    np.testing.assert_allclose(found, np.quantile(values, probability, axis=0))

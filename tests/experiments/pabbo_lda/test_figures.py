@@ -10,11 +10,13 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
-from experiments.pabbo_lda.figures import NAMES, figures
+from experiments.pabbo_lda.figures import figures
+from experiments.pabbo_lda.marks import NAMES
 from raypipe.report.figures import Figure, encode
 
 START = [733, 133, 355, 115]
-KINDS = ["best_by_evaluation", "best_by_time", "final_bars", "final_boxes", "t_trajectory"]
+KINDS = ["best_by_evaluation", "best_by_time", "excess_by_evaluation", "excess_by_time"]
+KINDS += ["final_bars", "final_boxes", "t_trajectory"]
 
 
 def _tables(
@@ -228,7 +230,7 @@ def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:
     history.loc[history["optimizer"] == "ga", "best_value"] *= 1e40
     history.loc[history["dataset"] == "broken", "best_value"] = np.nan
     drawn = _named({"study_history": history})
-    assert list(drawn) == [f"{KINDS[i]}-corpus" for i in (0, 1, 4)]
+    assert list(drawn) == [f"{KINDS[i]}-corpus" for i in (0, 1, 2, 3, 6)]
     axes = drawn["best_by_evaluation-corpus"].figure.axes[0]
     assert axes.get_yscale() == "log"
     shown = history[(history["dataset"] == "corpus") & (history["optimizer"] == "unknown_one")]
@@ -263,3 +265,33 @@ def test_a_table_without_a_column_it_must_have_is_refused() -> None:
     tables = _tables(["corpus"], ["ga"], 1)
     with pytest.raises(ValueError, match="'study_history' has no column 'elapsed_s'"):
         figures({"study_history": tables["study_history"].drop(columns="elapsed_s")})
+
+
+def test_shares_of_runs_that_came_close_count_the_censored_ones() -> None:
+    reached = pd.DataFrame(
+        {
+            "dataset": ["one"] * 4 + ["other"] * 2,
+            "optimizer": ["ga"] * 4 + ["tpe"] * 2,
+            "evaluations_beyond_start_to_1_percent": [3, 8, None, 3, 0, None],
+            "evaluations": 30,
+            "start_evaluations": 20,
+        }
+    )
+    drawn = _named({"convergence": reached})
+    assert list(drawn) == ["solved-one", "solved-other", "solved-all corpora"]
+    axes = drawn["solved-all corpora"].figure.axes[0]
+    at, share = [0, 2, 3, 7, 8, 10], [0, 0, 0.5, 0.5, 0.75, 0.75]
+    assert_allclose(_at(_line(axes, "ga"), np.array(at)), share)
+    assert_allclose(_at(_line(axes, "tpe"), np.array([0, 10])), 0.5)
+
+
+def test_the_excess_is_relative_to_the_best_known_of_each_seed() -> None:
+    tables = _tables(["corpus"], ["ga", "tpe"], 5)
+    axes = _named(tables)["excess_by_evaluation-corpus"].figure.axes[0]
+    table = tables["study_history"]
+    known = table.groupby("seed")["value"].transform("min")
+    excess = (table["best_value"] / known - 1).clip(lower=1e-3)
+    best = table.assign(excess=excess)[table["optimizer"] == "ga"].pivot(
+        index="evaluation", columns="run", values="excess"
+    )
+    assert_allclose(_at(_line(axes, "ga"), np.arange(1, 13)), best.median(axis=1))

@@ -60,7 +60,7 @@ def test_a_slug_is_a_plain_file_name_and_tells_texts_apart(first: str, second: s
 def test_a_name_keeps_its_stroke_when_names_are_added() -> None:
     few, many = strokes(["ga", "es"]), strokes(["ga", "es", "tpe"])
     assert {name: many[name] for name in few} == few
-    assert len({stroke.colour for stroke in strokes([str(i) for i in range(8)]).values()}) == 8
+    assert len({stroke.colour for stroke in strokes([str(i) for i in range(9)]).values()}) == 9
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -99,11 +99,11 @@ def test_labels_at_the_lines_do_not_overlap() -> None:
         canvas = Canvas(figsize=(5, 3.5))
         axes = canvas.add_axes((0.1, 0.1, 0.6, 0.8))
         frame_y(axes, [1000, 2000])
-        fixed = strokes([str(i) for i in range(8)])
+        fixed = strokes([str(i) for i in range(9)])
         label_lines(axes, [(1010.0, name, stroke) for name, stroke in fixed.items()])
         canvas.draw_without_rendering()
         boxes = sorted(text.get_window_extent().extents[[1, 3]].tolist() for text in axes.texts)
-    assert len(boxes) == 8
+    assert len(boxes) == 9
     assert all(below[1] <= above[0] + 1 for below, above in pairwise(boxes))
 
 

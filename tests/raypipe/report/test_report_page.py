@@ -83,14 +83,21 @@ def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:
              "median": [1750.0, 1680.0], "duration_s_mean": 125.0}
         ),
         "rankings": pd.DataFrame(
-            {"dataset": text, "optimizer": ["ga", text], "average_rank": [1.7, 1.3],
-             "chi2": 9.6, "p_value": 0.0019, "kendalls_w": 0.96, "conclusion": "they differ"}
+            {"dataset": text, "measure": "final_value", "optimizer": ["ga", text],
+             "average_rank": [1.7, 1.3], "chi2": 9.6, "p_value": 0.0019, "kendalls_w": 0.96,
+             "conclusion": "they differ"}
         ),
         "comparisons": pd.DataFrame(
-            {"dataset": text, "first": ["ga", "ga", "es"], "second": ["sabbo", text, text],
-             "n": 10, "p_value": [0.001, 0.4, 0.5], "p_holm": [0.003, 0.8, 0.8],
+            {"dataset": text, "measure": "final_value", "first": ["ga", "ga", "es"],
+             "second": ["sabbo", text, text], "n": 10, "p_value": [0.001, 0.4, 0.5],
+             "p_holm": [0.003, 0.8, 0.8],
              "effect_size": [1.0, 0.1, 0.1],
              "conclusion": ["sabbo is lower", "no difference found", "no difference found"]}
+        ),
+        "across_corpora": pd.DataFrame(
+            {"measure": "area_under_curve", "optimizer": ["ga", text], "corpora": 4,
+             "average_rank": [1.7, 1.3], "wins": [1, 3], "kendalls_w": 0.7, "p_value": None,
+             "conclusion": "not tested"}
         ),
         "environment": pd.DataFrame({"run_id": "r", "hostname": [text], "memory_bytes": 64e9}),
         "evaluations": pd.DataFrame({"run_id": "r", "dataset": [text], "T": 7}),
@@ -261,3 +268,15 @@ def test_a_caption_that_a_group_shares_is_printed_once() -> None:
 def test_two_figures_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two figures are named 'a'"):
         report_files({}, [_figure("a"), _figure("a")], "x", {})
+
+
+def test_statistics_name_the_measure_and_say_what_the_corpora_have_in_common() -> None:
+    words = _page(_tables()).words
+    for text in (
+        "final value",
+        "Average rank:",
+        "Across corpora",
+        "Not tested.",
+        "area under curve",
+    ):
+        assert text in words

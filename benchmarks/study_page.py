@@ -1,0 +1,280 @@
+"""The documentation page of a study, from its run directory.
+
+``python -m benchmarks.study_page RUN_DIR --out docs/studies/NAME`` writes ``results.md`` and the
+figures (PNG and SVG) into the folder and nothing else there: what is said about them is written by
+hand, in a file of its own. For the published corpora the published values stand beside ours, from
+``$RAYPIPE_DATA`` or ``../shared/data``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from benchmarks.tabular_study import markdown_table, published_counts
+from experiments.pabbo_lda.aggregation import MEASURES
+from experiments.pabbo_lda.figures import figures
+from experiments.pabbo_lda.marks import by_optimizer
+from experiments.pabbo_lda.progress import quartiles
+from raypipe.paths import RunDirectory
+from raypipe.report.figures import encode, slug
+from raypipe.report.page import findings
+from raypipe.report.values import MISSING, duration, heading, number, probability
+from raypipe.results import read_tables
+
+Tables = Mapping[str, pd.DataFrame]
+
+PROJECT = Path(__file__).resolve().parents[1]
+KINDS = ("excess_by_evaluation", "excess_by_time", "solved", "final_boxes")
+SETTINGS = ("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter")
+SETTINGS += ("batch_size", "precision")
+PACKAGES = ("python", "raypipe", "ray", "torch", "scikit_learn")
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published final values by corpus and method; distinct T of a run of each method."""
+
+    values: Mapping[str, Mapping[str, Mapping[str, float]]]
+    evaluations: Mapping[str, float]
+
+    @classmethod
+    def read(cls, folder: Path) -> Published:
+        """From the folder ``lda_published``."""
+        start = json.loads((folder / "lda_init_population.json").read_text())["initial_population"]
+        table = pd.read_csv(folder / "evaluations.csv.gz")
+        values = json.loads((folder / "summary_tables/best_perplexity_mean_std.json").read_text())
+        return cls(values, published_counts(table, start))
+
+
+def by_corpus(table: pd.DataFrame, column: str, write: str = "{}") -> dict[str, list[str]]:
+    """The cells of each optimiser, one a corpus in alphabetical order."""
+    wide = table.pivot(index="optimizer", columns="dataset", values=column)
+    return {
+        name: [MISSING if pd.isna(value) else write.format(value) for value in wide.loc[name]]
+        for name, _, _ in by_optimizer(table)
+    }
+
+
+def corpora_of(table: pd.DataFrame) -> list[str]:
+    """The corpora in alphabetical order."""
+    return sorted(table["dataset"].unique())
+
+
+def lines_of(cells: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """The lines of a table, an optimiser each."""
+    return [[f"`{name}`", *rest] for name, rest in cells.items()]
+
+
+def final_values(tables: Tables, published: Published | None) -> str:
+    """Mean and sample standard deviation of the final values, the published ones below."""
+    summary = tables["summary"]
+    texts = [f"{m:.2f} ± {s:.2f}" for m, s in zip(summary["mean"], summary["std"], strict=True)]
+    made = summary.groupby("optimizer")["evaluations_mean"].mean()
+    cells = by_corpus(summary.assign(texts=texts), "texts")
+    lines = lines_of({name: [*rest, f"{made[name]:.1f}"] for name, rest in cells.items()})
+    datasets = corpora_of(summary)
+    if published is not None:
+        for method, count in published.evaluations.items():
+            found = [published.values.get(name, {}).get(method) for name in datasets]
+            texts = [f"{v['mean']:.2f} ± {v['std']:.2f}" if v else MISSING for v in found]
+            lines.append([f"published {method}", *texts, f"{count:.1f}"])
+    return markdown_table(["optimiser", *datasets, "evaluations made"], lines)
+
+
+def at_published_counts(tables: Tables, published: Published) -> str:
+    """Each published mean against ours after its method's own number of evaluations."""
+    anytime = tables["anytime"]
+    datasets = corpora_of(anytime)
+    longest = int(anytime.groupby("dataset")["evaluation"].max().min())
+    lines = []
+    for method, used in published.evaluations.items():
+        count = min(round(used), longest)
+        found = [published.values.get(name, {}).get(method) for name in datasets]
+        texts = [f"{v['mean']:.2f}" if v else MISSING for v in found]
+        lines.append([f"**published {method}**", f"{used:.1f}", *texts])
+        ours = by_corpus(anytime[anytime["evaluation"] == count], "best_value_mean", "{:.2f}")
+        lines += lines_of({name: [str(count), *cells] for name, cells in ours.items()})
+    return markdown_table(["optimiser", "evaluations", *datasets], lines)
+
+
+def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = number) -> str:
+    """Median and quartiles over runs of a column of ``convergence``.
+
+    A missing value is censored: it counts as larger than any other, and the cell says for how many
+    runs there is one.
+    """
+    rows = []
+    for (dataset, optimizer), runs in reached.groupby(["dataset", "optimizer"]):
+        values = runs[column].astype(float)
+        found = quartiles(values.fillna(np.inf).to_frame("value")).loc["value"]
+        texts = {name: write(v) if np.isfinite(v) else MISSING for name, v in found.items()}
+        cell = "{median} [{q25}, {q75}]".format(**texts) if values.notna().any() else MISSING
+        if values.isna().any():
+            cell += f" ({values.count()}/{len(runs)})"
+        rows.append({"dataset": dataset, "optimizer": optimizer, "cell": cell})
+    table = pd.DataFrame(rows)
+    return markdown_table(["optimiser", *corpora_of(table)], lines_of(by_corpus(table, "cell")))
+
+
+def ranking(tables: Tables, measure: str) -> str:
+    """Average ranks by corpus and across corpora, and what the tests say."""
+    ranks = tables["rankings"][tables["rankings"]["measure"] == measure]
+    datasets = corpora_of(ranks)
+    cells = by_corpus(ranks, "average_rank", "{:.2f}")
+    header = ["optimiser", *datasets]
+    pairs = tables["comparisons"][tables["comparisons"]["measure"] == measure]
+    notes = [
+        _tests(ranks[ranks["dataset"] == name], pairs[pairs["dataset"] == name])
+        for name in datasets
+    ]
+    across = tables.get("across_corpora", pd.DataFrame())
+    if len(across):
+        across = across[across["measure"] == measure].set_index("optimizer")
+        header += ["mean rank over corpora", "corpora won"]
+        for name, row in across.iterrows():
+            cells[str(name)] += [f"{row['average_rank']:.2f}", f"{row['wins']:.0f}"]
+        notes.append(_agreement(across.iloc[0]))
+    return f"{markdown_table(header, lines_of(cells))}\n\n" + "\n".join(notes)
+
+
+def _agreement(across: pd.Series) -> str:
+    """What the corpora have in common; a p-value only where there are enough of them."""
+    text = f"- across corpora: Kendall's W = {number(across['kendalls_w'])}"
+    if pd.notna(across["p_value"]):
+        text += f", p {probability(float(across['p_value']))}"
+    return f"{text}; {across['conclusion']}."
+
+
+def _tests(ranks: pd.DataFrame, pairs: pd.DataFrame) -> str:
+    first = ranks.iloc[0]
+    text = f"- {first['dataset']}: {first['conclusion']}"
+    if pd.notna(first["p_value"]):
+        text += f" (Friedman χ² = {number(first['chi2'])}, "
+        text += f"p {probability(first['p_value'])}, Kendall's W = {number(first['kendalls_w'])})"
+    said = "; ".join(findings(pairs))
+    return f"{text}. Pairs: {said}." if said else f"{text}."
+
+
+def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
+    """What the numbers come from: settings, evaluations, time, code and packages."""
+    lines = []
+    chosen = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
+    if settings.get("start"):
+        chosen.append(f"{len(settings['start'])} start points")
+    if chosen:
+        lines.append(f"- settings (`lda`): {', '.join(chosen)}")
+    studies = f"{len(tables['convergence'])} studies"
+    evaluations = tables.get("evaluations", pd.DataFrame())
+    if len(evaluations):
+        studies += f", {len(evaluations)} different evaluations"
+        studies += f" taking {duration(float(evaluations['duration_s'].sum()))}"
+        cpu = evaluations.get("cpu_s", pd.Series(dtype=float)).astype(float)
+        if cpu.notna().any():
+            studies += f" and {number(float(cpu.sum()))} CPU seconds"
+    lines.append(f"- {studies}")
+    nodes = tables.get("environment", pd.DataFrame())
+    for name, columns in (("commit", ("git_commit",)), ("packages", PACKAGES)):
+        found = [
+            f"{'' if column == 'git_commit' else column.replace('_', '-') + ' '}{value}"
+            for column in columns
+            if column in nodes
+            for value in nodes[column].dropna().unique()
+        ]
+        if found:
+            lines.append(f"- {name}: {', '.join(found)}")
+    return "\n".join(lines)
+
+
+def page(
+    title: str,
+    tables: Tables,
+    settings: Mapping[str, Any],
+    pictures: Sequence[tuple[str, str]],
+    published: Published | None,
+) -> str:
+    """The text of ``results.md``; ``pictures`` are captions and file names without extension."""
+    reached = tables["convergence"]
+    parts = [
+        f"# {title}\n\nMade by `python -m benchmarks.study_page`; do not edit. Lower is better.",
+        provenance(tables, settings),
+        "## Final values\n\nThe best perplexity found: mean ± sample standard deviation over runs.",
+        final_values(tables, published),
+    ]
+    if published is not None:
+        parts += [
+            "## At equal evaluations\n\nMeans after each published method's own number of distinct "
+            "T, its start included, or after ours where that is smaller.",
+            at_published_counts(tables, published),
+        ]
+    parts.append(
+        "## How fast\n\nMedian [quartiles] over runs. A run that never came as close counts as "
+        f"later than any other; {MISSING} is a quartile that lies among such runs, and in brackets "
+        "is how many did come. The best known value of a corpus and seed is the smallest that any "
+        "study of this run has seen."
+    )
+    for text, column, write in (
+        ("Evaluations beyond the start to within 5 %",
+         "evaluations_beyond_start_to_5_percent", number),
+        ("Evaluations beyond the start to within 1 %",
+         "evaluations_beyond_start_to_1_percent", number),
+        ("Time of a study's own evaluations to within 1 %, the start included",
+         "time_to_1_percent_s", duration),
+        ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
+         "beyond the start, 0 is perfect", "area_under_curve", number),
+    ):  # fmt: skip
+        parts.append(f"{text}:\n\n{spread(reached, column, write)}")
+    parts.append(
+        "## Rankings\n\nAverage ranks, 1 is best, with runs as blocks: Friedman's test, then "
+        "Wilcoxon's signed-rank test for every pair with Holm's correction."
+    )
+    parts += [f"### By {heading(name)}\n\n{ranking(tables, name)}" for name in MEASURES]
+    parts.append("## Figures")
+    parts += [
+        f"![{caption}](figures/{name}.png)\n\n{caption} ([SVG](figures/{name}.svg))"
+        for caption, name in pictures
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_page(
+    tables: Tables, settings: Mapping[str, Any], out: Path, published: Published | None
+) -> None:
+    """Write ``results.md`` and ``figures/`` into the folder."""
+    if published is not None and not set(published.values) & set(tables["summary"]["dataset"]):
+        published = None
+    pictures = []
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    for figure in figures(tables):
+        if figure.name.startswith(KINDS):
+            name = slug(figure.name)
+            for kind, content in encode(figure).items():
+                (out / f"figures/{name}.{kind}").write_bytes(content)
+            pictures.append((f"{figure.title}: {figure.caption}", name))
+    (out / "results.md").write_text(page(out.name, tables, settings, pictures, published))
+
+
+def main() -> None:
+    """Write the page of the run directory that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir")
+    parser.add_argument("--out", type=Path, required=True, help="docs/studies/NAME")
+    arguments = parser.parse_args()
+    run = RunDirectory.at(arguments.run_dir)
+    settings = yaml.safe_load(run.read(run.config))["lda"]
+    data = Path(os.environ.get("RAYPIPE_DATA", PROJECT.parent / "shared/data")) / "lda_published"
+    published = Published.read(data) if data.is_dir() else None
+    write_page(read_tables(run), settings, arguments.out, published)
+
+
+if __name__ == "__main__":
+    main()

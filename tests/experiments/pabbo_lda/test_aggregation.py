@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from experiments.pabbo_lda.aggregation import MEASURES, aggregate
+from experiments.pabbo_lda.progress import anytime, convergence, progress
+from raypipe.ledger import Row
+
+Values = dict[str, list[list[float]]]  # of each optimiser, a list a run
+
+
+def history(values: Values, start: int = 2, dataset: str = "corpus") -> list[Row]:
+    """Studies with these values, a second an evaluation and one more for each of its number."""
+    rows: list[Row] = []
+    for optimizer, runs in values.items():
+        for run, study in enumerate(runs):
+            for i, value in enumerate(study):
+                seen = [v for v in study[: i + 1] if math.isfinite(v)]
+                best = min(seen, default=math.inf)
+                rows.append(
+                    {
+                        "dataset": dataset,
+                        "optimizer": optimizer,
+                        "run": run,
+                        "seed": 42 + run,
+                        "evaluation": i + 1,
+                        "batch": 0 if i < start else 1 + i - start,
+                        "T": 100 - i,
+                        "value": value,
+                        "best_T": 100 - study.index(best) if seen else None,
+                        "best_value": best,
+                        "elapsed_s": (i + 1) * (i + 2) / 2,
+                    }
+                )
+    return rows
+
+
+def table(rows: dict[str, Row], *keys: str) -> pd.DataFrame:
+    return pd.DataFrame(rows.values()).set_index(list(keys))
+
+
+# one run; the best known value is 100
+HAND: Values = {
+    "quick": [[300.0, 200.0, 105.0, 101.0, 100.0, 100.0]],
+    "slow": [[300.0, 200.0, 150.0, 150.0, 104.0, 150.0]],
+    "never": [[300.0, 200.0, 190.0]],
+    "at once": [[300.0, 100.5, 100.5]],
+}
+
+
+def test_evaluations_and_time_to_the_targets_by_hand() -> None:
+    reached = table(aggregate(history(HAND))["convergence"], "optimizer")
+    assert (reached["best_known"] == 100).all()
+    assert reached["start_evaluations"].tolist() == [2] * 4
+    assert reached["start_s"].tolist() == [3.0] * 4
+    for target, expected in {
+        "5_percent": {"quick": 3, "slow": 5, "never": None, "at once": 2},
+        "1_percent": {"quick": 4, "slow": None, "never": None, "at once": 2},
+    }.items():
+        for optimizer, n in expected.items():
+            row = reached.loc[optimizer].astype(object)
+            total, beyond, seconds = (
+                row[f"evaluations_to_{target}"],
+                row[f"evaluations_beyond_start_to_{target}"],
+                row[f"time_to_{target}_s"],
+            )
+            if n is None:
+                assert pd.isna(total)
+                assert pd.isna(beyond)
+                assert pd.isna(seconds)
+            else:
+                assert (total, beyond, seconds) == (n, max(0, n - 2), n * (n + 1) / 2)
+
+
+def test_the_area_is_the_mean_log_ratio_beyond_the_start_carried_to_the_longest() -> None:
+    reached = table(aggregate(history(HAND))["convergence"], "optimizer")["area_under_curve"]
+    assert reached["quick"] == pytest.approx((np.log(1.05) + np.log(1.01)) / 4)
+    assert reached["slow"] == pytest.approx((2 * np.log(1.5) + 2 * np.log(1.04)) / 4)
+    assert reached["never"] == pytest.approx(np.log(1.9))
+    assert reached["at once"] == pytest.approx(np.log(1.005))
+
+
+def test_a_study_that_finds_the_best_beyond_the_start_at_once_has_no_area() -> None:
+    rows = history({"a": [[9.0, 8.0, 5.0, 7.0]], "b": [[9.0, 8.0, 6.0, 5.0]]})
+    area = table(aggregate(rows)["convergence"], "optimizer")["area_under_curve"]
+    assert area["a"] == 0
+    assert area["b"] > 0
+
+
+def test_anytime_is_the_spread_over_runs_with_ended_studies_carried_forward() -> None:
+    values = {"a": [[8.0, 4.0, 2.0], [8.0, 6.0], [8.0, 8.0, 3.0]], "b": [[2.0], [3.0], [3.0]]}
+    found = table(aggregate(history(values))["anytime"], "optimizer", "evaluation")
+    assert sorted(found.index) == [(o, n) for o in "ab" for n in (1, 2, 3)]
+    third = found.loc["a", 3]
+    assert third["runs"] == 3
+    assert third["best_value_mean"] == pytest.approx((2 + 6 + 3) / 3)
+    assert third[["best_value_q25", "best_value_median", "best_value_q75"]].tolist() == [
+        2.5, 3.0, 4.5,
+    ]  # fmt: skip
+    assert third["ratio_mean"] == pytest.approx((1 + 2 + 1) / 3)
+    assert found.loc["b", 3]["ratio_q75"] == 1
+
+
+def test_the_best_known_is_that_of_the_same_corpus_and_seed() -> None:
+    rows = history({"a": [[4.0, 2.0], [9.0, 8.0]], "b": [[4.0, 3.0], [9.0, 7.0]]})
+    rows += history({"a": [[40.0, 1.0]]}, dataset="other")
+    known = progress(rows).groupby(["dataset", "seed"])["best_known"].unique().map(list)
+    assert known.to_dict() == {("corpus", 42): [2.0], ("corpus", 43): [7.0], ("other", 42): [1.0]}
+
+
+def test_censored_runs_rank_behind_all_others_and_tie_among_each_other() -> None:
+    run = [30.0, 20.0, 19.0, 18.0, 17.0, 16.0]
+    values: Values = {
+        "first": [[*run[:2], 10.0]] * 3,
+        "later": [[*run[:5], 10.0]] * 3,
+        "never": [run] * 3,
+        "neither": [run[:4]] * 3,
+    }
+    ranks = table(aggregate(history(values))["rankings"], "measure", "optimizer")
+    found = ranks.loc["evaluations_to_1_percent"]["average_rank"]
+    assert found.to_dict() == {"first": 1, "later": 2, "never": 3.5, "neither": 3.5}
+
+
+def test_quartiles_of_censored_evaluations_are_missing_where_they_cannot_be_known() -> None:
+    reach = [[30.0, 20.0, 10.0], [30.0, 20.0, 20.0, 10.0], [30.0, 20.0, 20.0, 20.0, 10.0]]
+    values = {
+        "best": [[10.0]] * 4,
+        "three": [*reach, [30.0, 20.0]],
+        "one": [reach[0]] + [[30.0]] * 3,
+    }
+    summary = table(aggregate(history(values))["summary"], "optimizer")
+    assert summary["runs_to_1_percent"].to_dict() == {"best": 4, "three": 3, "one": 1}
+    columns = [f"evaluations_to_1_percent_{name}" for name in ("q25", "median", "q75")]
+    lower, median, upper = summary.loc["three", columns]
+    assert (lower, median) == (3.75, 4.5)
+    assert math.isnan(upper)  # between 5 and never
+    assert summary.loc["one", columns].isna().all()
+    assert summary.loc["best", columns].tolist() == [1, 1, 1]
+
+
+def test_every_measure_is_tested_with_runs_as_blocks() -> None:
+    rng = np.random.default_rng(0)
+    values = {
+        name: rng.uniform(100 + shift, 140 + shift, (12, 8)).tolist()
+        for name, shift in (("a", 0), ("b", 20), ("c", 60))
+    }
+    tables = aggregate(history(values))
+    reached = table(tables["convergence"], "run", "optimizer")
+    assert len(tables["rankings"]) == len(tables["comparisons"]) == 3 * len(MEASURES)
+    for measure in MEASURES:
+        blocks = reached[measure].astype(float).fillna(np.inf).unstack()
+        test = scipy_stats.friedmanchisquare(*blocks.to_numpy().T)
+        ranking = tables["rankings"][f"corpus/{measure}/a"]
+        assert ranking["chi2"] == pytest.approx(test.statistic)
+        assert ranking["p_value"] == pytest.approx(test.pvalue)
+        assert ranking["runs"] == 12
+    final = reached["final_value"].unstack()
+    pair = tables["comparisons"]["corpus/final_value/a/c"]
+    assert pair["p_value"] == scipy_stats.wilcoxon(final["a"], final["c"]).pvalue
+    assert pair["conclusion"] == "a is lower"
+
+
+def test_pairs_are_exploratory_where_friedman_finds_nothing() -> None:
+    same = [[9.0, 8.0, float(7 + r % 3)] for r in range(12)]
+    pairs = aggregate(history({"a": same, "b": same, "c": same}))["comparisons"].values()
+    for pair in pairs:
+        assert pair["conclusion"] == (
+            "no difference found (exploratory; Friedman's test: no difference found)"
+        )
+    two = aggregate(history({"a": same, "b": same}))["comparisons"].values()
+    assert {pair["conclusion"] for pair in two} == {"no difference found"}
+
+
+@pytest.mark.parametrize(("corpora", "tested"), [(4, False), (5, False), (6, True)])
+def test_few_corpora_get_ranks_wins_and_agreement_but_no_p_value(
+    corpora: int, tested: bool
+) -> None:
+    rows: list[Row] = []
+    for i in range(corpora):
+        low, middle = (1.0, 2.0) if i else (2.0, 1.0)  # the first corpus disagrees
+        values = {
+            "a": [[9.0, 8.0, low]] * 3,
+            "b": [[9.0, 8.0, middle]] * 3,
+            "c": [[9.0, 8.0, 5.0]] * 3,
+        }
+        rows += history(values, dataset=f"corpus {i}")
+    across = table(aggregate(rows)["across_corpora"], "measure", "optimizer").loc["final_value"]
+    assert across["wins"].to_dict() == {"a": corpora - 1, "b": 1, "c": 0}
+    mean = {"a": (corpora + 1) / corpora, "b": (2 * corpora - 1) / corpora, "c": 3.0}
+    assert across["average_rank"].to_dict() == pytest.approx(mean)
+    spread = sum((rank - 2) ** 2 for rank in mean.values())
+    assert across["kendalls_w"].unique() == pytest.approx([spread / 2])
+    assert across["p_value"].notna().all() == tested
+    assert across["conclusion"].str.startswith("not tested").all() != tested
+
+
+def test_one_corpus_has_nothing_across_corpora() -> None:
+    assert aggregate(history(HAND))["across_corpora"] == {}
+    assert all(rows == {} for rows in aggregate([]).values())
+
+
+def test_values_without_a_finite_best_or_huge_ones_are_survived_and_stored_as_plain_json() -> None:
+    huge = [[1e44, 1e40, 1e38], [2e44, math.inf, 5.0]]
+    values = {"huge": huge, "broken": [[math.inf] * 3, [math.nan, 7.0, 6.0]], "c": huge[::-1]}
+    tables = aggregate(history(values, start=1))
+    json.dumps(tables)
+    reached = table(tables["convergence"], "optimizer", "run")
+    assert reached.loc[("broken", 0), "final_value"] == math.inf
+    assert reached.loc[("broken", 0), "area_under_curve"] == math.inf
+    ranks = table(tables["rankings"], "measure", "optimizer")["average_rank"]
+    assert ranks.notna().all()
+    lost = aggregate(history({"a": [[math.inf] * 3], "b": [[math.nan] * 3]}))
+    assert {row["area_under_curve"] for row in lost["convergence"].values()} == {None}
+
+
+VALUES = st.floats(1, 1e44) | st.sampled_from([2.0, 2.01, 2.1, 5.0, math.inf])
+STUDIES = st.dictionaries(
+    st.sampled_from(["ga", "es", "tpe", "sabbo"]),
+    st.lists(st.lists(VALUES, min_size=1, max_size=6), min_size=3, max_size=3),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=8, deadline=None)
+@given(STUDIES, st.randoms(use_true_random=False))
+def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
+    rows = history(values)
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    assert json.dumps(aggregate(shuffled)) == json.dumps(aggregate(rows))
+
+
+@settings(max_examples=8, deadline=None)
+@given(STUDIES, st.permutations(range(3)))
+def test_numbering_the_runs_anew_changes_no_statistic(values: Values, order: list[int]) -> None:
+    """Runs are exchangeable blocks: the same permutation of all optimisers' runs."""
+    before = aggregate(history(values))
+    after = aggregate(history({name: [runs[i] for i in order] for name, runs in values.items()}))
+    for name in ("summary", "rankings", "comparisons"):
+        assert before[name].keys() == after[name].keys()
+        for key, row in before[name].items():
+            for column, value in row.items():
+                number = isinstance(value, float)
+                expected = pytest.approx(value, rel=1e-9) if number else value
+                assert after[name][key][column] == expected
+
+
+@settings(max_examples=8, deadline=None)
+@given(STUDIES)
+def test_targets_and_curves_are_consistent(values: Values) -> None:
+    studies = progress(history(values))
+    reached = convergence(studies)
+    both = reached.dropna(subset="evaluations_to_1_percent")
+    assert (both["evaluations_to_5_percent"] <= both["evaluations_to_1_percent"]).all()
+    assert (both["evaluations_to_1_percent"] <= both["evaluations"]).all()
+    assert (reached["area_under_curve"].dropna() >= 0).all()
+    known = reached.dropna(subset="best_known").groupby("seed")
+    assert known["evaluations_to_1_percent"].count().ge(1).all()  # somebody found the best known
+    curves = anytime(studies)
+    for _, curve in curves.groupby("optimizer"):
+        for column in ("best_value_q25", "best_value_median", "best_value_q75", "ratio_median"):
+            steps = curve[column].dropna().to_numpy()
+            assert (steps[1:] <= steps[:-1] * (1 + 1e-12)).all()

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.study_page import Published, page, spread, write_page
+from experiments.pabbo_lda.aggregation import MEASURES, aggregate
+from raypipe.report.values import MISSING
+
+SETTINGS = {"runs": 3, "evaluations": 6, "start": [700, 500], "policy": {"file": "/secret/path"}}
+PUBLISHED = Published(
+    {"20news": {"GA": {"mean": 1776.345, "std": 185.936}, "ES": {"mean": 2056.9, "std": 173.3}}},
+    {"GA": 4.4, "ES": 53.8},
+)
+
+
+def tables(dataset: str = "20news") -> dict[str, pd.DataFrame]:
+    rows = []
+    for o, optimizer in enumerate(["ga", "es", "tpe"]):
+        for run in range(3):
+            rng = np.random.default_rng([o, run])
+            values = [3000.0, 2500.0, *rng.uniform(1500, 2000 + 100 * o, 4)]
+            for i, value in enumerate(values):
+                best = min(values[: i + 1])
+                rows.append({
+                    "dataset": dataset, "optimizer": optimizer, "run": run, "seed": 42 + run,
+                    "evaluation": i + 1, "batch": max(0, i - 1), "T": 100 - i, "value": value,
+                    "best_T": 100 - values.index(best), "best_value": best,
+                    "elapsed_s": 10.0 * (i + 1),
+                })  # fmt: skip
+    derived = {name: pd.DataFrame(list(found.values())) for name, found in aggregate(rows).items()}
+    environment = {"hostname": "secret-host", "git_commit": "0123abcd", "python": "3.11.7"}
+    return {
+        **derived,
+        "study_history": pd.DataFrame(rows),
+        "evaluations": pd.DataFrame({"duration_s": [2.0] * 50, "cpu_s": [1.5] * 50}),
+        "environment": pd.DataFrame([environment] * 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("studies") / "reduced"
+    write_page(tables(), SETTINGS, out, PUBLISHED)
+    return out
+
+
+def test_the_page_and_its_figures_are_all_that_is_written(written):
+    text = (written / "results.md").read_text()
+    assert sorted(path.name for path in written.iterdir()) == ["figures", "results.md"]
+    linked = set(re.findall(r"\(figures/([^)]+)\)", text))
+    assert linked == {path.name for path in (written / "figures").iterdir()}
+    kinds = {name.partition("-")[0] for name in linked}
+    assert kinds == {"excess_by_evaluation", "excess_by_time", "solved"}
+
+
+def test_the_page_says_where_it_comes_from_and_names_no_machine(written):
+    text = (written / "results.md").read_text()
+    assert "50 different evaluations taking 1 min 40 s and 75 CPU seconds" in text
+    assert "commit: 0123abcd\n" in text
+    assert "python 3.11.7" in text
+    assert "2 start points" in text
+    assert "secret" not in text
+
+
+def test_every_row_of_a_table_has_the_columns_of_its_header(written):
+    for block in re.findall(r"(?:^\|.*\n)+", (written / "results.md").read_text(), re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_published_values_stand_beside_ours_at_equal_evaluations(written):
+    text = (written / "results.md").read_text()
+    found = tables()
+    assert "| published GA | 1776.35 ± 185.94 | 4.4 |" in text
+    assert "| published ES | 2056.90 ± 173.30 | 53.8 |" in text
+    mean = found["summary"].set_index("optimizer").loc["tpe"]
+    assert f"| `tpe` | {mean['mean']:.2f} ± {mean['std']:.2f} | 6.0 |" in text
+    anytime = found["anytime"].set_index(["optimizer", "evaluation"])["best_value_mean"]
+    assert f"| `ga` | 4 | {anytime['ga', 4]:.2f} |" in text
+    assert f"| `ga` | 6 | {anytime['ga', 6]:.2f} |" in text  # 53.8 is more than was made
+
+
+def test_other_corpora_have_nothing_published_beside_them(tmp_path):
+    write_page(tables("stdlib"), SETTINGS, tmp_path, PUBLISHED)
+    assert "published" not in (tmp_path / "results.md").read_text()
+
+
+def test_every_measure_has_its_ranking():
+    text = page("x", tables(), {}, [], None)
+    assert text.count("Average ranks") == 1
+    for measure in MEASURES:
+        assert f"### By {measure.replace('_', ' ')}" in text
+
+
+def test_censored_runs_are_counted_and_their_quartiles_left_open():
+    reached = pd.DataFrame(
+        {"dataset": "c", "optimizer": ["ga"] * 4 + ["es"] * 2 + ["tpe"], "needed":
+         [3, 5, None, None, None, None, 7]}
+    )  # fmt: skip
+    lines = spread(reached, "needed").splitlines()
+    assert lines[2:] == [
+        f"| `ga` | {MISSING} [4.5, {MISSING}] (2/4) |",
+        f"| `es` | {MISSING} (0/2) |",
+        "| `tpe` | 7 [7, 7] |",
+    ]
