@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from experiments.pabbo_lda.aggregation import aggregate
+from experiments.pabbo_lda.curve_training import CurvePolicyTask
 from experiments.pabbo_lda.evaluation import EvaluationSettings, measure
 from experiments.pabbo_lda.model import ModelSettings, restore_model
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
+from experiments.pabbo_lda.optimizers.pabbo_curves import POLICY as CURVE_POLICY
 from experiments.pabbo_lda.settings import (
+    CurveStageSettings,
     DataSettings,
     LdaSettings,
     MainSettings,
@@ -33,6 +36,8 @@ Size = Literal["small", "large"]
 def stages(settings: MainSettings) -> list[Stage]:
     """hardware, train and evaluate both sizes, the studies, their comparison.
 
+    The optimiser ``pabbo_curves`` is trained only where the studies use it.
+
     Raises:
         ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
 
@@ -44,6 +49,10 @@ def stages(settings: MainSettings) -> list[Stage]:
         "pabbo_small": (train_small, settings.train_small.pabbo.model),
         "pabbo_large": (train_large, settings.train_large.pabbo.model),
     }
+    train_curves = []
+    if "pabbo_curves" in settings.lda.optimizers:
+        train_curves = [_train_curves(settings.train_curves)]
+        trained["pabbo_curves"] = (train_curves[0], settings.train_curves.pabbo.model)
     lda = _lda(settings.lda, corpora, trained)
     earlier = [
         hardware_stage(),
@@ -51,6 +60,7 @@ def stages(settings: MainSettings) -> list[Stage]:
         _evaluate("small", settings.evaluate_small, settings.train_small, train_small),
         train_large,
         _evaluate("large", settings.evaluate_large, settings.train_large, train_large),
+        *train_curves,
         lda,
     ]
     return [*earlier, _aggregate(earlier)]
@@ -64,6 +74,18 @@ def _train(size: Size, settings: PabboStageSettings) -> Stage:
     identity = {
         "version": VERSION,
         f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"evaluation"}),
+    }
+    return train_stage(name, settings, lambda: task, identity)
+
+
+def _train_curves(settings: CurveStageSettings) -> Stage:
+    name = "train_curves"
+    task = CurvePolicyTask(settings.pabbo)
+    if settings.training.steps is None:
+        raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
+    identity = {
+        "version": VERSION,
+        f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"held_out"}),
     }
     return train_stage(name, settings, lambda: task, identity)
 
@@ -132,7 +154,8 @@ def _study(
     identity = {"version": VERSION, "data": {"fingerprint": corpus.fingerprint}, "lda": lda}
     identity["objective"] = OBJECTIVE
     if train is not None:
-        lda["policy"] = settings.policy.model_dump(mode="json")
+        policy = CURVE_POLICY if optimizer == "pabbo_curves" else settings.policy
+        lda["policy"] = policy.model_dump(mode="json")
         identity |= _model(train)
     slot = f"lda/{corpus.name}/{optimizer}/{run}"
     unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")

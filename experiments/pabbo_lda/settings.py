@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from experiments.pabbo_lda.curve_training import CurvePolicySettings
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
 from experiments.pabbo_lda.optimizers import OptimizerName, PolicySettings
@@ -53,6 +54,13 @@ class PabboStageSettings(TrainStageSettings):
 
     training: TrainingSettings = recipe(steps=2000, effective_batch=16)
     pabbo: PabboSettings = PabboSettings()
+
+
+class CurveStageSettings(TrainStageSettings):
+    """The training of our own optimiser model, which knows what perplexities look like."""
+
+    training: TrainingSettings = recipe(steps=600, effective_batch=32)
+    pabbo: CurvePolicySettings = CurvePolicySettings()
 
 
 class LdaSettings(Settings):
@@ -107,4 +115,5 @@ class MainSettings(Settings):
         pabbo=PabboSettings(model=LARGE),
     )
     evaluate_large: EvaluationSettings = EvaluationSettings()
+    train_curves: CurveStageSettings = CurveStageSettings()
     lda: LdaSettings = LdaSettings()

@@ -9,13 +9,22 @@ from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
+from experiments.pabbo_lda.optimizers.pabbo_curves import CurvePABBO
 from experiments.pabbo_lda.optimizers.random_search import RandomSearch
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange
 from experiments.pabbo_lda.optimizers.tpe import TPE
 
 OptimizerName = Literal[
-    "ga", "es", "pabbo_small", "pabbo_large", "sabbo", "random", "tpe", "golden_section"
+    "ga",
+    "es",
+    "pabbo_small",
+    "pabbo_large",
+    "pabbo_curves",
+    "sabbo",
+    "random",
+    "tpe",
+    "golden_section",
 ]
 
 __all__ = [
@@ -59,8 +68,8 @@ def make_optimizer(
         t_min: the smallest T.
         t_max: the largest T.
         seed: of everything it draws.
-        scorer: the trained model, for ``pabbo_small`` and ``pabbo_large`` only.
-        pabbo: how these two use it; their defaults if None.
+        scorer: the trained model, for the three of PABBO only.
+        pabbo: how ``pabbo_small`` and ``pabbo_large`` use it; their defaults if None.
 
     Raises:
         ValueError: for an unknown name, an empty range, or PABBO without a scorer.
@@ -77,6 +86,10 @@ def make_optimizer(
                 raise ValueError(f"{name} needs the scorer of a trained model")
             settings = pabbo or PolicySettings()
             return PABBO(IntegerRange(t_min, t_max, settings.scale), seed, scorer, settings)
+        case "pabbo_curves":
+            if scorer is None:
+                raise ValueError(f"{name} needs the scorer of a trained model")
+            return CurvePABBO(space, seed, scorer)
         case "sabbo":
             return SABBO(space, seed)
         case "random":
