@@ -24,13 +24,10 @@ STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)
 
 
 class CurveSettings(Settings):
-    """The distribution of curves; each range is drawn from evenly in the logarithm."""
+    """The distribution of curves; all of it is even in the logarithm, the minimum as well."""
 
     t_min: int = Field(2, ge=2, description="fewest topics")
     t_max: tuple[PositiveInt, PositiveInt] = Field((200, 1000), description="most topics")
-    beyond: float = Field(
-        1.5, ge=1, description="the trend's minimum may be this factor below t_min"
-    )
     slope: tuple[float, float] = Field((0.01, 0.3), description="left of the minimum, by log T")
     cliff: tuple[float, float] = Field((1.2, 2.0), description="power of T that it rises with")
     noise: tuple[float, float] = Field((0.005, 0.03), description="std of the log-perplexity")
@@ -93,8 +90,7 @@ def _sample(
     s, double = settings, torch.float64
     draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 5, double).unbind(1)
     t_max = torch.floor(_log_uniform(draws[0], s.t_max))
-    lowest = s.t_min / s.beyond
-    optimum = lowest * torch.exp(draws[1] * torch.log(t_max / lowest))
+    optimum = s.t_min * torch.exp(draws[1] * torch.log(t_max / s.t_min))
     slope, cliff, noise = (
         _log_uniform(u, bounds)[:, None]
         for u, bounds in zip(draws[2:], (s.slope, s.cliff, s.noise), strict=True)

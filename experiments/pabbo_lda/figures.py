@@ -35,6 +35,7 @@ NAMES = {
     "es": "ES",
     "pabbo_small": "PABBO small",
     "pabbo_large": "PABBO large",
+    "pabbo_curves": "PABBO on curves",
     "sabbo": "SABBO",
     "random": "random",
     "tpe": "TPE",
