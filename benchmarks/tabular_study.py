@@ -1,8 +1,8 @@
 """Every optimiser on the published values of the objective: no topic model is trained.
 
-``python -m benchmarks.tabular_study [--pabbo-small FILE] [--pabbo-large FILE] [--pabbo-curves FILE]``
-from the project root writes ``docs/tabular-study.md`` and ``benchmarks/results/tabular_study.json``, in less than a
-minute on one core.
+``python -m benchmarks.tabular_study`` from the project root writes ``docs/tabular-study.md`` and
+``benchmarks/results/tabular_study.json``, in less than a minute on one core; with trained models
+(``--pabbo-small``, ``--pabbo-large``, ``--pabbo-curves``) a little longer.
 """
 
 from __future__ import annotations
@@ -229,9 +229,11 @@ def speed_table(results: pd.DataFrame, objective: TabularObjective, start: Seque
     return markdown_table(["optimiser", *datasets], rows)
 
 
-def page(equal: str, speed: str, own: str, counts: Mapping[str, float], left_out: Sequence[str]) -> str:
+def page(
+    equal: str, speed: str, own: str, counts: Mapping[str, float], left_out: Sequence[str]
+) -> str:
     """The text of ``docs/tabular-study.md``."""
-    names = " and ".join(f"`{name}`" for name in left_out)
+    names = ", ".join(f"`{name}`" for name in left_out)
     missing = f"\nLeft out, since no trained model was given: {names}.\n" if left_out else ""
     used = ", ".join(f"{method} {count:.1f}" for method, count in counts.items())
     return f"""# The optimisers on the published values
@@ -284,7 +286,8 @@ The first step of `es` and `sabbo`, a quarter of the range, and the smallest one
 with these values in view: with a first step of 15 % both need seven or eight evaluations more to
 come within 1 % (median over three seeds of the optimiser a run). So was the form of PABBO's duels,
 with a briefly trained small model, besides synthetic functions with their minimum anywhere.
-Nothing else was fitted to them.
+Nothing else was fitted to them. `pabbo_curves` learned from synthetic curves alone; it is the only
+one that uses how far values differ, not their order.
 """
 
 

@@ -130,7 +130,9 @@ def distance_to_close(curves: Curves, tolerance: float) -> Tensor:
 
 
 @torch.no_grad()
-def evaluations_to_close(model: PabboModel, samples: Tensor, settings: CurvePolicySettings) -> Tensor:
+def evaluations_to_close(
+    model: PabboModel, samples: Tensor, settings: CurvePolicySettings
+) -> Tensor:
     """Evaluations ``[B]`` beyond the start until one is close, the best score taken each time.
 
     0 where the start is close, ``steps + 1`` where nothing came close.

@@ -59,7 +59,7 @@ class PabboStageSettings(TrainStageSettings):
 class CurveStageSettings(TrainStageSettings):
     """The training of our own optimiser model, which knows what perplexities look like."""
 
-    training: TrainingSettings = recipe(steps=600, effective_batch=32)
+    training: TrainingSettings = recipe(steps=1200, effective_batch=16)
     pabbo: CurvePolicySettings = CurvePolicySettings()
 
 

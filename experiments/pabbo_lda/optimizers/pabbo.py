@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Scorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]
-(1 where the second was preferred, else 0, or a degree between), points float[N] (positions), pairs int[P, 2] (indices
-into points) and the share of the budget used."""
+(1 where the second was preferred, else 0, or a degree between), points float[N] (positions), pairs
+int[P, 2] (indices into points) and the share of the budget used."""
 
 CANDIDATES = 256
 

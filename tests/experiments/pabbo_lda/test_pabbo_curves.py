@@ -25,7 +25,7 @@ from experiments.pabbo_lda.curve_training import (
 from experiments.pabbo_lda.curves import CurveSettings, sample_curves
 from experiments.pabbo_lda.evaluation import HELD_OUT
 from experiments.pabbo_lda.model import ModelSettings, PabboModel, load_model
-from experiments.pabbo_lda.optimizers import IntegerRange, Optimizer, make_optimizer, model_scorer
+from experiments.pabbo_lda.optimizers import Optimizer, make_optimizer, model_scorer
 from experiments.pabbo_lda.pipeline import stages
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study import Study
