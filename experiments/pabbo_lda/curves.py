@@ -1,220 +1,138 @@
-"""Curves of the topic-number studies: the best so far, and the share of runs that came close."""
+"""Perplexity curves over the number of topics T, with the start of a study on each.
+
+The logarithm of a perplexity is a trend and an error. The trend in ``d = log(T / T_opt)`` is the
+linear-exponential loss of Varian (1975), ``slope (exp(cliff d) - cliff d - 1) / cliff``: more
+topics gain about ``slope`` for each factor e below ``T_opt``, and cost as ``T ** cliff`` above it,
+so that the perplexity itself explodes. The error is normal and of its own for every T: a value is
+deterministic, but that of T + 1 is another. All draws are keyed by ``(seed, sample)``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+import torch
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
 
-from experiments.pabbo_lda.marks import LABELLED, by_optimizer, name_of, runs_of
-from raypipe.report.figures import (
-    HEIGHT,
-    MUTED,
-    WIDTH,
-    Figure,
-    Stroke,
-    finite,
-    frame_y,
-    label_lines,
-)
-from raypipe.report.values import number
+from raypipe.settings import Settings
+from raypipe.training import keyed_random
 
-#: the column of ``convergence`` whose distribution :func:`solved` draws
-SOLVED = "evaluations_beyond_start_to_1_percent"
+#: streams of the keyed draws, apart from those of the other losses
+STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)
 
 
-#: the least excess that a figure tells from none, on its logarithmic axis
-RESOLUTION = 1e-3
+class CurveSettings(Settings):
+    """The distribution of curves; all of it is even in the logarithm, the minimum as well."""
 
+    t_min: int = Field(2, ge=2, description="fewest topics")
+    t_max: tuple[PositiveInt, PositiveInt] = Field((200, 1000), description="most topics")
+    slope: tuple[float, float] = Field((0.01, 0.3), description="left of the minimum, by log T")
+    cliff: tuple[float, float] = Field((1.2, 2.0), description="power of T that it rises with")
+    noise: tuple[float, float] = Field((0.005, 0.03), description="std of the log-perplexity")
+    start: tuple[int, int] = Field((2, 20), description="values of T known at the start")
 
-def _percent(excess: float) -> str:
-    return f"{number(float(f'{100 * excess:.2g}'))} %"
+    @model_validator(mode="after")
+    def _ordered(self) -> CurveSettings:
+        for name in ("t_max", "slope", "cliff", "noise", "start"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} = [{low}, {high}]: must be positive and ascending")
+        if self.t_min >= self.t_max[0]:
+            raise ValueError(f"t_max = {self.t_max} must lie above t_min = {self.t_min}")
+        if self.start[0] < 2:
+            raise ValueError(f"start = {self.start}: a duel needs two values of T")
+        return self
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """What a curve shows: its column, and how figures speak of it.
+class Curves:
+    """B curves, each at S values of T that a study starts from and N that it may ask for."""
 
-    The axis is logarithmic where the values span more than the factor ``log_from``.
+    T: Tensor
+    """int64 [B, S + N]: the start in the order evaluated, then the others, ascending"""
+    points: Tensor
+    """[B, S + N] positions in [-1, 1] on log T of the curve's own range"""
+    trend: Tensor
+    """[B, S + N] expected log-perplexity, 0 at its minimum"""
+    loss: Tensor
+    """[B, S + N] log-perplexity: the trend and the error"""
+    started: Tensor
+    """bool [B, S]: a shorter start has only the first of the S"""
+
+
+def linex(T: Tensor, optimum: Tensor, slope: Tensor, cliff: Tensor) -> Tensor:
+    """The trend ``[...]`` of the log-perplexity at T, 0 at the optimum and positive elsewhere."""
+    x = cliff * torch.log(T / optimum)
+    return slope * (torch.expm1(x) - x) / cliff
+
+
+def sample_curves(
+    seed: int,
+    samples: Tensor,
+    n: int,
+    settings: CurveSettings,
+    dtype: torch.dtype = torch.float32,
+) -> Curves:
+    """Curve ``samples[b]`` at ``n`` values of T, for all of ``samples``, an int64 [B].
+
+    The small T are all there; the larger ones are spread evenly over log T at random. The value of
+    a T does not depend on which others are drawn. The result is on the device of ``samples``.
     """
-
-    column: str
-    name: str
-    axis: str
-    caption: str
-    group: str
-    log_from: float
-    text: Callable[[float], str]
+    with torch.autocast(samples.device.type, enabled=False):
+        return _sample(seed, samples, n, settings, dtype)
 
 
-BEST = Quantity(
-    column="best_value",
-    name="best",
-    axis="lowest perplexity so far",
-    caption="Lowest perplexity found",
-    group="Best perplexity",
-    log_from=3,
-    text=number,
-)
-EXCESS = Quantity(
-    column="excess",
-    name="excess",
-    axis="lowest perplexity so far, above the best known",
-    caption="How far the lowest perplexity lies above the best that any study found for its corpus "
-    f"and seed ({_percent(RESOLUTION)} stands for that or less),",
-    group="Distance to the best known",
-    log_from=2,
-    text=_percent,
-)
-
-
-def best_of(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.DataFrame:
-    """The best so far of one optimiser: one row a point of ``at``, one column a run.
-
-    A finished run carries its best forward; a run with no finite value at all is left out, and so
-    are the points before every other run has one.
-    """
-    known = table[np.isfinite(table["best_value"].astype(float)) & table[column].notna()]
-    known = known.sort_values("evaluation")
-    series = {run: one.groupby(at)[column].last() for run, one in known.groupby("run")}
-    wide = pd.DataFrame(series).astype(float)
-    if at == "evaluation":
-        wide = wide.reindex(range(1, int(table[at].max()) + 1))
-    return wide.ffill().dropna()
-
-
-def _start(table: pd.DataFrame) -> int:
-    """How many evaluations make up the start population that all studies share; 0 for none."""
-    studies = [study for _, study in table.groupby(["optimizer", "run"])]
-    first = [study[study["batch"] == study["batch"].min()] for study in studies]
-    shared = {frozenset(batch["T"]) for batch in first}
-    return len(first[0]) if len(shared) == 1 and len(first[0]) > 1 else 0
-
-
-def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float) -> None:
-    """Median and interquartile band over runs; dotted where all runs are carried forward."""
-    band = best.quantile([0.25, 0.5, 0.75], axis=1).T
-    # A step curve needs only the points where it moves, and its ends.
-    moves = band.ne(band.shift()).any(axis=1)
-    moves.iloc[-1] = True
-    moves.loc[band.index[band.index <= end].max()] = True
-    band = band[moves]
-    x = band.index.to_numpy(float)
-    look: dict[str, Any] = {"color": stroke.colour, "drawstyle": "steps-post"}
-    own, rest = band[x <= end], band[x >= x[x <= end].max()]
-    axes.plot(own.index, own[0.5], linestyle=stroke.line, label=name, **look)
-    if len(rest) > 1:
-        axes.plot(rest.index, rest[0.5], linestyle=":", linewidth=1.1, label="_carried", **look)
-    if best.shape[1] > 1:
-        axes.fill_between(
-            x, band[0.25], band[0.75], step="post", color=stroke.colour, alpha=0.12, linewidth=0
-        )
-
-
-def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
-    """The best-so-far curves of one corpus over the column ``at``; the last is for the caption."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(LABELLED)
-    start, last = _start(table), float(table[at].max())
-    ends: list[tuple[float, str, Stroke]] = []
-    shown: list[float] = []  # what the y axis must show: from the end of the start population on
-    most = 0
-    for name, group, stroke in by_optimizer(table):
-        best = best_of(group, at, quantity.column)
-        if best.empty:
-            continue
-        most = max(most, best.shape[1])
-        best = best.reindex(best.index.union([last])).ffill()
-        _curve(axes, best, name, stroke, float(group[at].max()))
-        beyond = best_of(group, "evaluation", quantity.column).loc[max(1, start) :]
-        shown.extend(beyond.quantile([0.25, 0.75], axis=1).to_numpy().ravel())
-        final = float(np.median(best.loc[last]))
-        ends.append((final, f"{name_of(name)}  {quantity.text(final)}", stroke))
-    axes.set_title(quantity.axis)
-    frame_y(axes, shown, ratio=quantity.log_from)
-    if quantity.text is not number:  # powers of ten stay as they are
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.text(value)))
-    label_lines(axes, ends)
-    note = f", median of {runs_of(most)} with the interquartile band." if most > 1 else "."
-    if float(finite(table[quantity.column]).max()) > axes.get_ylim()[1]:
-        note += " The first, far higher values are cut off."
-    return figure, axes, note
-
-
-def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
-    """A quantity of one corpus after each evaluation; the start that all share is shaded."""
-    last, start = int(table["evaluation"].max()), _start(table)
-    figure, axes, note = _curves(quantity, table, "evaluation")
-    if 0 < start < last:
-        axes.axvspan(1, start, color=MUTED, alpha=0.09, linewidth=0, label="_start")
-        axes.annotate(
-            "start",
-            (1, 0),
-            (4, 4),
-            xycoords=axes.get_xaxis_transform(),
-            textcoords="offset points",
-            color=MUTED,
-            fontsize=7.5,
-        )
-        note += f" The first {start} evaluations (shaded) are the start all optimisers share."
-    axes.set_xlim(1, max(2, last))
-    axes.set_xlabel("evaluation (distinct T)")
-    if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
-        note += " Dotted: the studies have ended and their best is carried forward."
-    caption = f"{quantity.caption} after each evaluation{note}"
-    name = f"{quantity.name}_by_evaluation-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by evaluation")
-
-
-def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
-    """A quantity of one corpus by the summed duration of a study's evaluations."""
-    longest = float(table["elapsed_s"].max())
-    if longest >= 2 * 3600:
-        scale, unit = 3600, "h"
-    else:
-        scale, unit = (60, "min") if longest >= 120 else (1, "s")
-    figure, axes, note = _curves(
-        quantity, table.assign(elapsed=table["elapsed_s"] / scale), "elapsed"
+def _sample(
+    seed: int, samples: Tensor, n: int, settings: CurveSettings, dtype: torch.dtype
+) -> Curves:
+    s, double = settings, torch.float64
+    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 5, double).unbind(1)
+    t_max = torch.floor(_log_uniform(draws[0], s.t_max))
+    optimum = s.t_min * torch.exp(draws[1] * torch.log(t_max / s.t_min))
+    slope, cliff, noise = (
+        _log_uniform(u, bounds)[:, None]
+        for u, bounds in zip(draws[2:], (s.slope, s.cliff, s.noise), strict=True)
     )
-    axes.set_xlim(0, longest / scale or 1)
-    axes.set_xlabel(f"time in LDA evaluations, {unit}")
-    caption = f"{quantity.caption} by the summed time of a study's own evaluations{note}"
-    name = f"{quantity.name}_by_time-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by time")
+    start, started = _start(seed, samples, s, t_max)
+    T = torch.cat((start, _spread(seed, samples, n, s.t_min, t_max)), 1)
+    trend = linex(T.to(double), optimum[:, None], slope, cliff)
+    error = keyed_random.normal(seed, STREAM_NOISE, samples, s.t_max[1] + 1, double)
+    loss = trend + noise * error.gather(1, T)
+    points = 2 * torch.log(T.to(double) / s.t_min) / torch.log(t_max / s.t_min)[:, None] - 1
+    return Curves(T, points.to(dtype), trend.to(dtype), loss.to(dtype), started)
 
 
-def solved(dataset: str, table: pd.DataFrame) -> Figure:
-    """The share of runs within 1 % of the best known by evaluations beyond the start.
+def _log_uniform(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
+    low, high = bounds
+    return low * torch.exp(uniform * math.log(high / low))
 
-    An empirical distribution with censored runs, the data profile of Moré and Wild (2009,
-    doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
+
+def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Tensor:
+    """Distinct ascending integers ``[B, n]`` of [t_min, t_max], one in each n-th of log T.
+
+    Where several n-ths share an integer, they take the next ones above it.
     """
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(LABELLED)
-    last = max(1.0, float((table["evaluations"] - table["start_evaluations"]).max()))
-    ends: list[tuple[float, float, tuple[float, str, Stroke]]] = []
-    for name, group, stroke in by_optimizer(table):
-        needed = np.sort(finite(group[SOLVED]))
-        x = np.concatenate([[0.0], needed, [last]])
-        share = np.concatenate([np.arange(needed.size + 1), [needed.size]]) / len(group)
-        axes.plot(x, share, color=stroke.colour, linestyle=stroke.line, label=name,
-                  drawstyle="steps-post")  # fmt: skip
-        label = (float(share[-1]), f"{name_of(name)}  {100 * share[-1]:.0f} %", stroke)
-        ends.append((label[0], -float(needed.sum()), label))
-    axes.set_xlim(0, last)
-    axes.set_ylim(-0.02, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    # where the shares are equal, the first to get there is named on top
-    label_lines(axes, [label for _, _, label in sorted(ends, key=lambda end: end[:2])])
-    axes.set_title("runs within 1 % of the best known value")
-    axes.set_xlabel("evaluations beyond the start")
-    most = int(table.groupby("optimizer").size().max())
-    caption = f"Share of {runs_of(most)} of each optimiser that had come within 1 % of the best"
-    caption += " known value of its corpus and seed after so many evaluations."
-    return Figure(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")
+    place = torch.arange(n, device=samples.device)
+    within = keyed_random.uniform(seed, STREAM_POINTS, samples, n, torch.float64)
+    span = torch.log((t_max + 1) / t_min)[:, None]
+    T = torch.floor(t_min * torch.exp((place + within) / n * span)).long()
+    T = T.minimum(t_max[:, None].long())
+    T = place + (T - place).cummax(1).values
+    # the last ones cannot pass the end
+    return T.minimum(t_max[:, None].long() - (n - 1 - place))
+
+
+def _start(
+    seed: int, samples: Tensor, settings: CurveSettings, t_max: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The T that studies start from, drawn evenly in T or in log T: int64 and bool ``[B, S]``."""
+    (fewest, most), t_min = settings.start, settings.t_min
+    u = keyed_random.uniform(seed, STREAM_START, samples, most + 2, torch.float64)
+    count = fewest + torch.floor(u[:, 0] * (most + 1 - fewest))
+    end = (t_max + 1)[:, None]
+    even = t_min + u[:, 2:] * (end - t_min)
+    even_in_log = t_min * torch.exp(u[:, 2:] * torch.log(end / t_min))
+    start = torch.floor(torch.where(u[:, 1:2] < 0.5, even, even_in_log)).long()
+    return start, torch.arange(most, device=samples.device) < count[:, None]

@@ -11,7 +11,15 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from experiments.pabbo_lda.curves import (
+from experiments.pabbo_lda.marks import (
+    LABELLED,
+    by_optimizer,
+    name_of,
+    runs_of,
+    strokes_of,
+)
+from experiments.pabbo_lda.progress import progress
+from experiments.pabbo_lda.progress_figures import (
     BEST,
     EXCESS,
     RESOLUTION,
@@ -21,14 +29,6 @@ from experiments.pabbo_lda.curves import (
     by_time,
     solved,
 )
-from experiments.pabbo_lda.marks import (
-    LABELLED,
-    by_optimizer,
-    name_of,
-    runs_of,
-    strokes_of,
-)
-from experiments.pabbo_lda.progress import progress
 from raypipe.report.figures import (
     HEIGHT,
     INK,

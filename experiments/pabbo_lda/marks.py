@@ -17,7 +17,7 @@ NAMES = {
     "random": "random",
     "tpe": "TPE",
     "golden_section": "golden section",
-    "pabbo_curves": "PABBO curves",
+    "pabbo_curves": "PABBO on curves",
 }
 #: axes with room at the right for names and values
 LABELLED = (0.115, 0.135, 0.575, 0.78)

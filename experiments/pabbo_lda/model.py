@@ -127,10 +127,17 @@ class PabboModel(nn.Module):
         return tokens
 
     def embed_duels(self, duels: Tensor, preferred: Tensor) -> Tensor:
-        """Context tokens ``[..., d]`` of duels ``[..., 2]``, ``preferred`` ``[...]`` 0 or 1."""
-        tokens: Tensor = (
-            self.first(duels[..., :1]) + self.second(duels[..., 1:]) + self.preference(preferred)
-        )
+        """Context tokens ``[..., d]`` of duels ``[..., 2]``.
+
+        ``preferred`` ``[...]`` is 0 or 1, or as floating point a degree between them, whose
+        embedding is interpolated.
+        """
+        if preferred.is_floating_point():
+            first, second = self.preference.weight[:2]
+            preference = torch.lerp(first, second, preferred[..., None])  # exact at both ends
+        else:
+            preference = self.preference(preferred)
+        tokens: Tensor = self.first(duels[..., :1]) + self.second(duels[..., 1:]) + preference
         return tokens
 
     def forward(self, context: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -187,14 +194,15 @@ def score_pairs(
     Args:
         model: a trained model.
         duels: ``[D, 2]`` points compared so far, in [-1, 1]; D may be 0.
-        preferred: ``[D]`` 0 where the first point of the duel has won, 1 where the second.
+        preferred: ``[D]`` 0 where the first point of the duel has won, 1 where the second, or a
+            degree between, in floating point.
         points: ``[N]`` candidate points in [-1, 1].
         pairs: ``[P, 2]`` int64, the candidate pairs as indices into ``points``.
         budget_used: t/T, the running number of the duel to choose over the budget.
 
     """
     with torch.no_grad():
-        context = model.embed_duels(duels, preferred.long())
+        context = model.embed_duels(duels, preferred)
         encoded = model(context[None, None], model.embed_points(points)[None])
         return model.score(encoded, pairs[None], budget_used)[0, 0]
 

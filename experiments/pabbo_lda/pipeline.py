@@ -6,11 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from experiments.pabbo_lda.aggregation import aggregate
+from experiments.pabbo_lda.curve_training import CurvePolicyTask
 from experiments.pabbo_lda.evaluation import EvaluationSettings, measure
 from experiments.pabbo_lda.model import ModelSettings, restore_model
 from experiments.pabbo_lda.objectives import NAMES, Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
-from experiments.pabbo_lda.settings import LdaSettings, MainSettings, PabboStageSettings
+from experiments.pabbo_lda.optimizers.pabbo_curves import POLICY as CURVE_POLICY
+from experiments.pabbo_lda.settings import (
+    CurveStageSettings,
+    LdaSettings,
+    MainSettings,
+    PabboStageSettings,
+)
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.training import PabboTask
 from raypipe.errors import ConfigError
@@ -21,12 +28,16 @@ from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change
 VERSION = 1
+#: the same for the tables that are derived from them
+AGGREGATION = 2
 
 Size = Literal["small", "large"]
 
 
 def stages(settings: MainSettings) -> list[Stage]:
     """hardware, train and evaluate both sizes, the studies, their comparison.
+
+    The optimiser ``pabbo_curves`` is trained only where the studies use it.
 
     Raises:
         ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
@@ -39,6 +50,10 @@ def stages(settings: MainSettings) -> list[Stage]:
         "pabbo_small": (train_small, settings.train_small.pabbo.model),
         "pabbo_large": (train_large, settings.train_large.pabbo.model),
     }
+    train_curves = []
+    if "pabbo_curves" in settings.lda.optimizers:
+        train_curves = [_train_curves(settings.train_curves)]
+        trained["pabbo_curves"] = (train_curves[0], settings.train_curves.pabbo.model)
     lda = _lda(settings.lda, objectives, trained)
     earlier = [
         hardware_stage(),
@@ -46,6 +61,7 @@ def stages(settings: MainSettings) -> list[Stage]:
         _evaluate("small", settings.evaluate_small, settings.train_small, train_small),
         train_large,
         _evaluate("large", settings.evaluate_large, settings.train_large, train_large),
+        *train_curves,
         lda,
     ]
     return [*earlier, _aggregate(earlier)]
@@ -59,6 +75,18 @@ def _train(size: Size, settings: PabboStageSettings) -> Stage:
     identity = {
         "version": VERSION,
         f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"evaluation"}),
+    }
+    return train_stage(name, settings, lambda: task, identity)
+
+
+def _train_curves(settings: CurveStageSettings) -> Stage:
+    name = "train_curves"
+    task = CurvePolicyTask(settings.pabbo)
+    if settings.training.steps is None:
+        raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
+    identity = {
+        "version": VERSION,
+        f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"held_out"}),
     }
     return train_stage(name, settings, lambda: task, identity)
 
@@ -133,7 +161,8 @@ def _study(
     identity = {"version": VERSION, "data": dict(objective.data_identity), "lda": lda}
     identity["objective"] = NAMES[settings.objective]
     if train is not None:
-        lda["policy"] = settings.policy.model_dump(mode="json")
+        policy = CURVE_POLICY if optimizer == "pabbo_curves" else settings.policy
+        lda["policy"] = policy.model_dump(mode="json")
         identity |= _model(train)
     slot = f"lda/{objective.dataset}/{optimizer}/{run}"
     unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")
@@ -144,7 +173,7 @@ def _aggregate(earlier: Sequence[Stage]) -> Stage:
     done = [
         [unit.slot, fingerprint(unit.identity), unit.extent] for s in earlier for unit in s.units
     ]
-    unit = Unit("aggregate", {"of": fingerprint(done)})
+    unit = Unit("aggregate", {"version": AGGREGATION, "of": fingerprint(done)})
 
     def run(context: StageContext) -> None:
         for table, rows in aggregate(context.ledger.rows("study_history")).items():

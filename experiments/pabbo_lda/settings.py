@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from experiments.pabbo_lda.curve_training import CurvePolicySettings
 from experiments.pabbo_lda.evaluation import EvaluationSettings
 from experiments.pabbo_lda.model import LARGE
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
@@ -63,6 +64,13 @@ class PabboStageSettings(TrainStageSettings):
 
     training: TrainingSettings = recipe(steps=2000, effective_batch=16)
     pabbo: PabboSettings = PabboSettings()
+
+
+class CurveStageSettings(TrainStageSettings):
+    """The training of our own optimiser model, which knows what perplexities look like."""
+
+    training: TrainingSettings = recipe(steps=1200, effective_batch=16)
+    pabbo: CurvePolicySettings = CurvePolicySettings()
 
 
 class LdaSettings(Settings):
@@ -158,4 +166,5 @@ class MainSettings(Settings):
         pabbo=PabboSettings(model=LARGE),
     )
     evaluate_large: EvaluationSettings = EvaluationSettings()
+    train_curves: CurveStageSettings = CurveStageSettings()
     lda: LdaSettings = LdaSettings()

@@ -9,17 +9,28 @@ from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
+from experiments.pabbo_lda.optimizers.pabbo_curves import CurvePABBO
 from experiments.pabbo_lda.optimizers.random_search import RandomSearch, RandomTopics
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
 
 OptimizerName = Literal[
-    "ga", "es", "pabbo_small", "pabbo_large", "sabbo", "random", "tpe", "golden_section"
+    "ga",
+    "es",
+    "pabbo_small",
+    "pabbo_large",
+    "pabbo_curves",
+    "sabbo",
+    "random",
+    "tpe",
+    "golden_section",
 ]
 
 #: these search T alone, its priors being 1/T
-T_ONLY: frozenset[OptimizerName] = frozenset({"pabbo_small", "pabbo_large", "golden_section"})
+T_ONLY: frozenset[OptimizerName] = frozenset(
+    {"pabbo_small", "pabbo_large", "pabbo_curves", "golden_section"}
+)
 
 __all__ = [
     "T_ONLY",
@@ -63,8 +74,8 @@ def make_optimizer(
         name: one of the names of the configuration.
         space: what it searches; PABBO takes its scale of T from its own settings.
         seed: of everything it draws.
-        scorer: the trained model, for ``pabbo_small`` and ``pabbo_large`` only.
-        pabbo: how these two use it; their defaults if None.
+        scorer: the trained model, for the three of PABBO only.
+        pabbo: how ``pabbo_small`` and ``pabbo_large`` use it; their defaults if None.
 
     Raises:
         ValueError: for an unknown name, PABBO without a scorer, or priors to be searched by an
@@ -87,6 +98,10 @@ def make_optimizer(
             settings = pabbo or PolicySettings()
             topics = IntegerRange(space.t_min, space.t_max, settings.scale)
             return PABBO(topics, seed, scorer, settings)
+        case "pabbo_curves":
+            if scorer is None:
+                raise ValueError(f"{name} needs the scorer of a trained model")
+            return CurvePABBO(space.topics, seed, scorer)
         case "sabbo":
             return SABBO(space, seed)
         case "random":

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 Scorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]
-(1 where the second was preferred, else 0), points float[N] (positions), pairs int[P, 2] (indices
-into points) and the share of the budget used."""
+(1 where the second was preferred, else 0, or a degree between), points float[N] (positions), pairs
+int[P, 2] (indices into points) and the share of the budget used."""
 
 CANDIDATES = 256
 
@@ -94,12 +94,16 @@ class PABBO:
         return int(unknown[np.argmax(scores[:last] + scores[last:])])
 
     def _context(self, best: int) -> tuple[FloatArray, FloatArray]:
-        """The latest duels with the best T: positions [D, 2], and 1 where the second has won."""
+        """The latest duels with the best T: positions [D, 2], and who is preferred."""
         others = [T for T in self._losses if best != T][-self._settings.context :]
         duels = np.stack([np.full(len(others), best), others], axis=1)
         duels[1::2] = duels[1::2, ::-1]
         losses = np.vectorize(self._losses.__getitem__, otypes=[np.float64])(duels)
-        return self._space.positions(duels), (losses[:, 1] < losses[:, 0]).astype(np.float64)
+        return self._space.positions(duels), self._preferred(losses)
+
+    def _preferred(self, losses: FloatArray) -> FloatArray:
+        """1 where the second of losses [D, 2] has won, else 0."""
+        return (losses[:, 1] < losses[:, 0]).astype(np.float64)
 
 
 def model_scorer(model: PabboModel) -> Scorer:

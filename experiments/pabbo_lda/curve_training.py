@@ -1,0 +1,200 @@
+"""Training of PABBO's transformer as an optimiser of T: on curves, from the start of a study.
+
+The transformer is used in training exactly as in
+:class:`~experiments.pabbo_lda.optimizers.pabbo_curves.CurvePABBO`: its context are the duels of the
+best T so far with all the others, each with the degree of the preference; a candidate is a duel of
+the best with an unknown T, and its score is the mean of both orders.
+
+The score of a candidate is to be minus the expected distance in log T to the nearest T whose
+perplexity is within the tolerance of the curve's least. The smallest expected distance is at the
+median of what is still open, so that taking the best score bisects under noise (Horstein 1963;
+Waeber, Frazier and Henderson 2013: probabilistic bisection). In training the distances of all
+candidates are known, so the scores are fitted to them by least squares on the states that the
+policy itself reaches; a policy gradient on the same distances settled on the smallest T early and
+hardly left them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from experiments.pabbo_lda.curves import Curves, CurveSettings, sample_curves
+from experiments.pabbo_lda.duels import pick, summed
+from experiments.pabbo_lda.evaluation import HELD_OUT
+from experiments.pabbo_lda.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
+from raypipe.settings import Settings
+from raypipe.training import keyed_random
+from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
+
+#: stream of the keyed draws, apart from those of the curves
+STREAM_STUDY = 34
+
+
+class CurvePolicySettings(Settings):
+    """What the optimiser of curves trains on."""
+
+    model: ModelSettings = Field(
+        ModelSettings(layers=2, embedding_depth=3), description="the transformer"
+    )
+    curves: CurveSettings = Field(CurveSettings(), description="training curves")
+    points: PositiveInt = Field(48, description="values of T a curve that can be asked for")
+    steps: PositiveInt = Field(10, description="evaluations after the start")
+    tolerance: PositiveFloat = Field(0.01, description="of a log-perplexity close to the least")
+    temperature: PositiveFloat = Field(0.1, description="of the choices in training, in log T")
+    held_out: PositiveInt = Field(256, description="curves of the measure beside the training")
+
+    @model_validator(mode="after")
+    def _enough_points(self) -> CurvePolicySettings:
+        span = self.curves.t_max[0] - self.curves.t_min + 1
+        if not self.steps <= self.points <= span:
+            raise ValueError(
+                f"points = {self.points} must lie between steps = {self.steps} and the {span} "
+                "values of T of the shortest range"
+            )
+        return self
+
+
+class CurvePolicyTask(TrainTask):
+    """The optimiser of curves as a training problem; a sample is a curve."""
+
+    shuffle = False
+    unused_parameters = True  # the prediction head, which only PABBO as published trains
+    compile_loss = False  # the loop over evaluations would be unrolled
+
+    def __init__(self, settings: CurvePolicySettings) -> None:
+        self.settings = settings
+
+    def build_model(self) -> PabboModel:
+        """The transformer of the settings."""
+        return PabboModel(self.settings.model)
+
+    def metadata(self) -> Mapping[str, str]:
+        """The model's size, as :func:`~experiments.pabbo_lda.model.load_model` reads it."""
+        return {"model": self.settings.model.model_dump_json()}
+
+    def build_dataset(self) -> Dataset[int]:
+        """Numbers of curves."""
+        return SampleIds()
+
+    def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:
+        """The loss of the curves ``batch``, an int64 ``[B]``."""
+        s = self.settings
+        dtype = next(model.parameters()).dtype
+        curves = sample_curves(context.seed, batch, s.points, s.curves, dtype)
+        noise = keyed_random.gumbel(context.seed, STREAM_STUDY, batch, s.steps * s.points, dtype)
+        noise = s.temperature * noise.view(-1, s.steps, s.points)
+        scores, best = studies(model, curves, s.steps, noise)
+        distance = distance_to_close(curves, s.tolerance)[:, None, -s.points :]
+        loss = (scores + distance).square().mean((1, 2))
+        left = excess(curves).gather(1, best[:, -1:])[:, 0]
+        return Loss(loss.sum(), len(batch), summed({"error": loss, "excess": left}))
+
+    def evaluate(
+        self, model: PabboModel, device: torch.device, batch_size: int
+    ) -> Mapping[str, float]:
+        """How fast the policy comes close on held-out curves whose start is not."""
+        del batch_size
+        s = self.settings
+        samples = HELD_OUT + torch.arange(s.held_out, device=device)
+        with torch.autocast(device.type, enabled=False):
+            used = evaluations_to_close(model, samples, s)
+        used = used[used > 0].double()
+        return {
+            "evaluations": used.mean().item(),  # one more than the steps where they were too few
+            "within_5": (used <= 5).double().mean().item(),
+        }
+
+
+def excess(curves: Curves) -> Tensor:
+    """Log-perplexity ``[B, S + N]`` above the least of the curve; infinite where not started."""
+    loss = curves.loss.clone()
+    size = curves.started.shape[1]
+    loss[:, :size] = loss[:, :size].masked_fill(~curves.started, torch.inf)
+    return loss - loss.amin(1, keepdim=True)
+
+
+def distance_to_close(curves: Curves, tolerance: float) -> Tensor:
+    """Distance in log T ``[B, S + N]`` to the nearest T with an excess within the tolerance."""
+    place = torch.log(curves.T.to(curves.loss.dtype))
+    gap = (place[:, :, None] - place[:, None, :]).abs()
+    far = excess(curves) > tolerance
+    return gap.masked_fill(far[:, None], torch.inf).amin(2)
+
+
+@torch.no_grad()
+def evaluations_to_close(
+    model: PabboModel, samples: Tensor, settings: CurvePolicySettings
+) -> Tensor:
+    """Evaluations ``[B]`` beyond the start until one is close, the best score taken each time.
+
+    0 where the start is close, ``steps + 1`` where nothing came close.
+    """
+    s = settings
+    curves = sample_curves(0, samples, s.points, s.curves)
+    _, best = studies(model, curves, s.steps, None)
+    return (excess(curves).gather(1, best) > s.tolerance).sum(1)
+
+
+def degree(second: Tensor, margin: Tensor) -> Tensor:
+    """How far the second of a duel is preferred, in [0, 1].
+
+    ``second`` says whether it has won, ``margin`` by how much the log-perplexities differ.
+    """
+    certainty = torch.log1p(margin / UNIT) / math.log1p(DECIDED)
+    certainty = certainty.clamp(max=1)
+    return torch.where(second, 1 + certainty, 1 - certainty) / 2
+
+
+def studies(
+    model: PabboModel, curves: Curves, steps: int, noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """A study of ``steps`` evaluations after the start on each curve, all together.
+
+    The candidate with the best score is taken, or with ``noise`` ``[B, steps, N]`` the one with
+    the best sum of both: Gumbel noise draws from the softmax of the scores.
+
+    Returns:
+        the scores ``[B, steps, N]`` of the candidates at each step, and the index
+        ``[B, steps + 1]`` into S + N of the best T known before each step and at the end.
+
+    """
+    loss = curves.loss
+    batch, size = curves.started.shape
+    n = loss.shape[1] - size
+    known = curves.started
+    order = torch.arange(size, device=loss.device).expand(batch, size)
+    candidates = torch.arange(size, size + n, device=loss.device).expand(batch, n)
+    asked = torch.zeros_like(candidates, dtype=torch.bool)
+    best = loss[:, :size].masked_fill(~known, torch.inf).argmin(1, keepdim=True)
+    targets = model.embed_points(curves.points)
+    every, bests = [], [best]
+    for step in range(steps):
+        # the best is the first and the second of its duels in turn
+        others = known & (order != best)
+        second = others.cumsum(1) % 2 == 0
+        duels = torch.stack((best.expand_as(order), order), 2)
+        duels = torch.where(second[..., None], duels.flip(2), duels)
+        margin = F.relu(loss.gather(1, order) - loss.gather(1, best))
+        context = model.embed_duels(pick(curves.points, duels), degree(second, margin))
+        encoded = model(context[:, None], targets, others[:, None])
+        pairs = torch.stack((best.expand_as(candidates), candidates), 2)
+        scores = model.score(encoded, torch.cat((pairs, pairs.flip(2)), 1), 1.0)
+        scores = scores.view(batch, 2, n).mean(1)
+        every.append(scores)
+        drawn = scores.detach() if noise is None else scores.detach() + noise[:, step]
+        choice = drawn.masked_fill(asked, -torch.inf).argmax(1, keepdim=True)
+        asked = asked.scatter(1, choice, True)
+        chosen = size + choice
+        order = torch.cat((order, chosen), 1)
+        known = torch.cat((known, torch.ones_like(known[:, :1])), 1)
+        best = torch.where(loss.gather(1, chosen) < loss.gather(1, best), chosen, best)
+        bests.append(best)
+    return torch.stack(every, 1), torch.cat(bests, 1)
