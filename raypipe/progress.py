@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 _PLAIN_PERIOD_S = 10.0
+_LIVE_PERIOD_S = 0.5
 
 
 class Display:
@@ -78,11 +79,15 @@ class Display:
     def advance(self, stage: str, done: int, note: str = "") -> None:
         """So many pieces of a stage are done now."""
         self._done[stage] = done
+        now = time.monotonic()
+        period = _LIVE_PERIOD_S if self._live else _PLAIN_PERIOD_S
+        if now - self._printed[stage] < period:  # asking the machine takes longer than a short unit
+            self._progress.update(self._tasks[stage], completed=done)
+            return
+        self._printed[stage] = now
         busy = f"{note}  {machine_use()}"
         self._progress.update(self._tasks[stage], completed=done, note=busy)
-        now = time.monotonic()
-        if not self._live and now - self._printed[stage] >= _PLAIN_PERIOD_S:
-            self._printed[stage] = now
+        if not self._live:
             self.say(f"{stage}: {done}/{self._total[stage]}  {busy}".rstrip())
 
     def end(self, stage: str, status: str, seconds: float) -> None:

@@ -84,8 +84,8 @@ def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFr
     return found.mask(found > highest, np.inf)
 
 
-def paired_comparisons(values: pd.DataFrame) -> pd.DataFrame:
-    """Wilcoxon's signed-rank test, two-sided, for every pair of algorithms.
+def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.DataFrame:
+    """Wilcoxon's signed-rank test, two-sided, for every pair of algorithms, or for those of one.
 
     Runs where the two are equal are left out of the test (Wilcoxon 1945). The p-value is that of
     ``scipy.stats.wilcoxon``: exact for few runs, its normal limit for many. Holm's step-down
@@ -95,6 +95,8 @@ def paired_comparisons(values: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         values: runs x algorithms; a run with a missing value is left out of the pair.
+        control: the algorithm that the others are compared with, named before the values were
+            seen; then it is ``second`` in each pair, and fewer comparisons are to be corrected for.
 
     Returns:
         A row a pair of columns, in their order: ``first``, ``second``, ``n`` (runs with both
@@ -108,9 +110,12 @@ def paired_comparisons(values: pd.DataFrame) -> pd.DataFrame:
 
     """
     table = _checked(values)
+    couples = list(combinations(table.columns, 2))
+    if control is not None:
+        couples = [(name, control) for name in table.columns if name != control]
     rows = [
         {"first": a, "second": b, **_signed_rank(table[a].to_numpy(), table[b].to_numpy())}
-        for a, b in combinations(table.columns, 2)
+        for a, b in couples
     ]
     names = ["first", "second", "n", "dropped", "equal", "statistic", "p_value", "effect"]
     pairs = pd.DataFrame(rows, columns=names)

@@ -13,12 +13,15 @@ from raypipe.ledger import Row
 
 #: what optimisers are ranked by, columns of ``convergence``; lower is better
 MEASURES = ("final_value", "evaluations_to_1_percent", "area_under_curve")
+#: what every optimiser must beat; few runs can tell that, where they cannot tell all pairs
+CONTROL = "random"
 
 _KEYS = {
     "anytime": ["dataset", "optimizer", "evaluation"],
     "convergence": ["dataset", "optimizer", "run"],
     "summary": ["dataset", "optimizer"],
     "comparisons": ["dataset", "measure", "first", "second"],
+    "against_control": ["dataset", "measure", "first", "second"],
     "rankings": ["dataset", "measure", "optimizer"],
     "across_corpora": ["measure", "optimizer"],
 }
@@ -39,12 +42,13 @@ def aggregate(history: Sequence[Row]) -> dict[str, dict[str, Row]]:
         for dataset, corpus in reached.groupby("dataset")
         for measure in MEASURES
     ]
-    rankings = pd.concat([ranking for ranking, _ in tests])
+    rankings, pairs, against = (pd.concat(tables) for tables in zip(*tests, strict=True))
     tables = {
         "anytime": anytime(studies),
         "convergence": reached,
         "summary": _summary(reached),
-        "comparisons": pd.concat([pairs for _, pairs in tests]),
+        "comparisons": pairs,
+        "against_control": against,
         "rankings": rankings,
         "across_corpora": _across_corpora(rankings),
     }
@@ -61,8 +65,8 @@ def _blocks(corpus: pd.DataFrame, measure: str) -> pd.DataFrame:
     )
 
 
-def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Friedman's test with the average ranks, and Wilcoxon's with Holm's correction."""
+def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFrame, ...]:
+    """Average ranks with Friedman's test; Wilcoxon's for all pairs, and for those with random."""
     test = stats.friedman(values)
     about = {"dataset": dataset, "measure": measure}
     ranking = pd.Series(test["average_ranks"], name="average_rank").rename_axis("optimizer")
@@ -74,10 +78,15 @@ def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFra
         kendalls_w=test["kendalls_w"],
         conclusion=test["conclusion"],
     )
-    pairs = stats.paired_comparisons(values).rename(columns={"effect": "effect_size"})
-    if values.shape[1] > 2 and not test["p_value"] <= stats.ALPHA:
-        pairs["conclusion"] += f" (exploratory; Friedman's test: {test['conclusion']})"
-    return ranks, pairs.assign(**about)
+    pairs = stats.paired_comparisons(values)
+    against = stats.paired_comparisons(values, CONTROL) if CONTROL in values else pairs[:0]
+    tables = []
+    for table in (pairs, against):
+        table = table.rename(columns={"effect": "effect_size"}).assign(**about)
+        if values.shape[1] > 2 and not test["p_value"] <= stats.ALPHA:
+            table["conclusion"] += f" (exploratory; Friedman's test: {test['conclusion']})"
+        tables.append(table)
+    return ranks, *tables
 
 
 def _across_corpora(rankings: pd.DataFrame) -> pd.DataFrame:

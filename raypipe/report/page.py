@@ -237,8 +237,9 @@ def _statistics(tables: Tables) -> str:
     rankings = rows(tables, "rankings", [*columns, "conclusion"])
     columns = ["dataset", "measure", "first", "second", "n", "p_value", "p_holm", "effect_size"]
     comparisons = rows(tables, "comparisons", [*columns, "conclusion"])
+    against = rows(tables, "against_control", [*columns, "conclusion"])
     said: dict[tuple[str, str], list[str]] = {}
-    for table, write in ((rankings, _ranking), (comparisons, _pairs)):
+    for table, write in ((rankings, _ranking), (comparisons, _pairs), (against, _pairs)):
         if table is not None:
             for (dataset, measure), group in table.groupby(["dataset", "measure"], sort=False):
                 said.setdefault((str(dataset), str(measure)), []).append(write(group))
@@ -310,7 +311,9 @@ def _pairs(pairs: pd.DataFrame) -> str:
     body = f'<ul class="findings">{body}</ul>\n'
     columns = ["first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion"]
     table = html_table(pairs, columns, "Pairwise comparisons")
-    title = f"All {len(pairs)} pairs: Wilcoxon signed-rank tests with Holm's correction, "
+    control = pairs["second"].unique()
+    which = f"All {len(pairs)} pairs" if len(control) > 1 else f"Each against {control[0]}"
+    title = f"{which}: Wilcoxon signed-rank tests with Holm's correction, "
     title += f"{int(found.sum())} with p ≤ {ALPHA}"
     return body + fold(title, table)
 

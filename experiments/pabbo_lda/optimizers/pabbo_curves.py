@@ -29,7 +29,8 @@ class CurvePABBO(PABBO):
         won = losses[:, 1] < losses[:, 0]
         best, other = losses.min(1), losses.max(1)
         known = (best > 0) & np.isfinite(other)
-        ratio = np.divide(other, best, out=np.full(len(best), np.inf), where=known)
+        with np.errstate(over="ignore"):  # infinitely far is clear as well
+            ratio = np.divide(other, best, out=np.full(len(best), np.inf), where=known)
         certainty = np.minimum(1, np.log1p(np.log(ratio) / UNIT) / np.log1p(DECIDED))
         preferred: FloatArray = np.where(won, 1 + certainty, 1 - certainty) / 2
         return preferred

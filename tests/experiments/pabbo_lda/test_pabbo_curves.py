@@ -25,7 +25,13 @@ from experiments.pabbo_lda.curve_training import (
 from experiments.pabbo_lda.curves import CurveSettings, sample_curves
 from experiments.pabbo_lda.evaluation import HELD_OUT
 from experiments.pabbo_lda.model import ModelSettings, PabboModel, load_model
-from experiments.pabbo_lda.optimizers import Optimizer, make_optimizer, model_scorer
+from experiments.pabbo_lda.optimizers import (
+    Optimizer,
+    Point,
+    Space,
+    make_optimizer,
+    model_scorer,
+)
 from experiments.pabbo_lda.pipeline import stages
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study import Study
@@ -49,7 +55,7 @@ def tiny_model(seed: int = 0) -> PabboModel:
 
 
 def pabbo(scorer, t_max: int = 1000, seed: int = 0) -> Optimizer:
-    return make_optimizer("pabbo_curves", t_min=2, t_max=t_max, seed=seed, scorer=scorer)
+    return make_optimizer("pabbo_curves", space=Space(2, t_max), seed=seed, scorer=scorer)
 
 
 def lowest(duels, preferred, points, pairs, used):
@@ -101,7 +107,7 @@ def test_scores_are_fitted_to_the_distances_of_all_candidates():
     curves = sample_curves(3, samples, 59, TINY.curves, torch.float64)
     distance = distance_to_close(curves, 0.01)[:, -59:]
     assert float(loss.weight) == 5
-    assert float(loss.total) == pytest.approx(float((distance - 0.7).square().mean(1).sum()))
+    assert loss.total.item() == pytest.approx(float((distance - 0.7).square().mean(1).sum()))
 
 
 def test_a_study_in_training_is_a_study_in_use():
@@ -122,13 +128,15 @@ def test_a_study_in_training_is_a_study_in_use():
         if len({*start, *trained}) < len(start) + len(trained):
             continue  # in training a T of the start may be asked for again, to no avail
         losses = dict(zip(curves.T[row].tolist(), curves.loss[row].tolist(), strict=True))
-        study = Study(pabbo(model_scorer(model), 60), start, len(start) + TINY.steps)
+        study = Study(
+            pabbo(model_scorer(model), 60), [Point(T) for T in start], len(start) + TINY.steps
+        )
         while not study.done:
-            for T in study.request():
-                study.supply(T, math.exp(losses[T]))
-        assert [e.T for e in study.history] == start + trained
+            for point in study.request():
+                study.supply(point, math.exp(losses[point.T]))
+        assert [e.point.T for e in study.history] == start + trained
         assert study.best is not None
-        assert study.best[0] == int(curves.T[row, best[row, -1]])
+        assert study.best[0].T == int(curves.T[row, best[row, -1]])
         compared += 1
     assert compared >= 10
 
@@ -178,21 +186,21 @@ def test_degrees_at_the_ends_are_preferences():
 )
 def test_any_start_and_any_value(start: list[int], seed: int, values: list[float]):
     optimizer = pabbo(lowest, 30, seed)
-    optimizer.tell(start, [values[T - 2] for T in start])
+    optimizer.tell([Point(T) for T in start], [values[T - 2] for T in start])
     asked = []
     while batch := optimizer.ask():
-        optimizer.tell(batch, [values[T - 2] for T in batch])
-        asked += batch
+        optimizer.tell(batch, [values[point.T - 2] for point in batch])
+        asked += [point.T for point in batch]
     assert sorted({*start, *asked}) == list(range(2, 31))
     assert len(asked) == len(set(asked))
 
 
 def test_proposals_follow_the_scores_alone():
     optimizer = pabbo(lowest)
-    optimizer.tell(START, [float(T) for T in START])
+    optimizer.tell([Point(T) for T in START], [float(T) for T in START])
     for T in (2, 3, 4, 5, 6):
-        assert optimizer.ask() == [T]
-        optimizer.tell([T], [float(T)])
+        assert optimizer.ask() == [Point(T)]
+        optimizer.tell([Point(T)], [float(T)])
     with pytest.raises(ValueError, match="scorer"):
         pabbo(None)
 
@@ -253,10 +261,10 @@ def test_the_default_recipe_is_close_after_five_evaluations_of_the_published_val
     needed: dict[str, list[float]] = {}
     reached: dict[str, list[tuple[float, float]]] = {}
     for dataset, run in objective.runs:
-        study = Study(pabbo(scorer, seed=run), START, 82)
+        study = Study(pabbo(scorer, seed=run), [Point(T) for T in START], 82)
         while not study.done:
-            for T in study.request():
-                study.supply(T, objective.value(dataset, run, T))
+            for point in study.request():
+                study.supply(point, objective.value(dataset, run, point.T))
         best = objective.best(dataset, run)[1]
         close = [e.evaluation for e in study.history if e.value <= 1.01 * best]
         needed.setdefault(dataset, []).append(close[0] - len(START) if close else math.inf)
