@@ -1,9 +1,9 @@
 """Perplexity curves over the number of topics T, with the start of a study on each.
 
-The logarithm of a perplexity is a trend and an error. The trend in ``d = log(T / T_opt)`` is the
-linear-exponential loss of Varian (1975), ``slope (exp(cliff d) - cliff d - 1) / cliff``: more
-topics gain about ``slope`` for each factor e below ``T_opt``, and cost as ``T ** cliff`` above it,
-so that the perplexity itself explodes. The error is normal and of its own for every T: a value is
+The logarithm of a perplexity is a trend and an error. The trend falls by ``gain`` for each factor e
+of T up to the best T, rises by ``rise`` for each beyond it, and besides leaves the ground as
+``(T / edge) ** power``: each topic costs the bound a Dirichlet over all words, so that the
+perplexity itself explodes. The error is normal and of its own for every T: a value is
 deterministic, but that of T + 1 is another. All draws are keyed by ``(seed, sample)``.
 """
 
@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
@@ -22,20 +23,25 @@ from raypipe.training import keyed_random
 #: streams of the keyed draws, apart from those of the other losses
 STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)
 
+#: how far below the range, as a factor, the best T may lie
+_BELOW = 4
+
 
 class CurveSettings(Settings):
     """The distribution of curves; all of it is even in the logarithm, the minimum as well."""
 
     t_min: int = Field(2, ge=2, description="fewest topics")
     t_max: tuple[PositiveInt, PositiveInt] = Field((200, 1000), description="most topics")
-    slope: tuple[float, float] = Field((0.01, 0.3), description="left of the minimum, by log T")
-    cliff: tuple[float, float] = Field((1.2, 2.0), description="power of T that it rises with")
+    gain: tuple[float, float] = Field((0.03, 0.2), description="left of the best T, by log T")
+    rise: tuple[float, float] = Field((0.03, 0.2), description="right of it, by log T")
+    edge: tuple[float, float] = Field((0.05, 0.5), description="of the cliff, as a part of t_max")
+    power: tuple[float, float] = Field((1.2, 2.0), description="of T that the cliff rises with")
     noise: tuple[float, float] = Field((0.005, 0.03), description="std of the log-perplexity")
     start: tuple[int, int] = Field((2, 20), description="values of T known at the start")
 
     @model_validator(mode="after")
     def _ordered(self) -> CurveSettings:
-        for name in ("t_max", "slope", "cliff", "noise", "start"):
+        for name in ("t_max", "gain", "rise", "edge", "power", "noise", "start"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name} = [{low}, {high}]: must be positive and ascending")
@@ -55,17 +61,19 @@ class Curves:
     points: Tensor
     """[B, S + N] positions in [-1, 1] on log T of the curve's own range"""
     trend: Tensor
-    """[B, S + N] expected log-perplexity, 0 at its minimum"""
+    """[B, S + N] expected log-perplexity, up to a constant of the curve"""
     loss: Tensor
     """[B, S + N] log-perplexity: the trend and the error"""
     started: Tensor
     """bool [B, S]: a shorter start has only the first of the S"""
 
 
-def linex(T: Tensor, optimum: Tensor, slope: Tensor, cliff: Tensor) -> Tensor:
-    """The trend ``[...]`` of the log-perplexity at T, 0 at the optimum and positive elsewhere."""
-    x = cliff * torch.log(T / optimum)
-    return slope * (torch.expm1(x) - x) / cliff
+def trend_of(
+    T: Tensor, best: Tensor, gain: Tensor, rise: Tensor, edge: Tensor, power: Tensor
+) -> Tensor:
+    """The expected log-perplexity ``[...]`` at T, up to a constant."""
+    d = torch.log(T / best)
+    return gain * F.relu(-d) + rise * F.relu(d) + (T / edge) ** power
 
 
 def sample_curves(
@@ -88,16 +96,19 @@ def _sample(
     seed: int, samples: Tensor, n: int, settings: CurveSettings, dtype: torch.dtype
 ) -> Curves:
     s, double = settings, torch.float64
-    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 5, double).unbind(1)
+    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 7, double).unbind(1)
     t_max = torch.floor(_log_uniform(draws[0], s.t_max))
-    optimum = s.t_min * torch.exp(draws[1] * torch.log(t_max / s.t_min))
-    slope, cliff, noise = (
+    gain, rise, edge, power, noise = (
         _log_uniform(u, bounds)[:, None]
-        for u, bounds in zip(draws[2:], (s.slope, s.cliff, s.noise), strict=True)
+        for u, bounds in zip(draws[2:], (s.gain, s.rise, s.edge, s.power, s.noise), strict=True)
     )
+    edge = edge * t_max[:, None]
+    # even in the logarithm up to the cliff, from below the range on: then its lower end is best
+    lowest = s.t_min / _BELOW
+    best = lowest * torch.exp(draws[1][:, None] * F.relu(torch.log(edge / lowest)))
     start, started = _start(seed, samples, s, t_max)
     T = torch.cat((start, _spread(seed, samples, n, s.t_min, t_max)), 1)
-    trend = linex(T.to(double), optimum[:, None], slope, cliff)
+    trend = trend_of(T.to(double), best, gain, rise, edge, power)
     error = keyed_random.normal(seed, STREAM_NOISE, samples, s.t_max[1] + 1, double)
     loss = trend + noise * error.gather(1, T)
     points = 2 * torch.log(T.to(double) / s.t_min) / torch.log(t_max / s.t_min)[:, None] - 1
