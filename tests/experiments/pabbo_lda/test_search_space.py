@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import sparse
 
+from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import (
     T_ONLY,
     OptimizerName,
@@ -23,7 +23,6 @@ from experiments.pabbo_lda.optimizers.space import LogRange
 from experiments.pabbo_lda.pipeline import _study
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import Study
-from raypipe.datasets import Corpus
 
 SPACE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 #: far from where 1/T leads
@@ -131,11 +130,11 @@ def test_random_search_knows_a_small_space_whole_and_ends():
 
 
 def test_priors_enter_the_identity_of_a_study_only_when_they_are_searched():
-    corpus = Corpus("mine", sparse.csr_matrix(np.ones((2, 1000), dtype=np.int64)), None, "f", 0, 0)
-    plain = _study(LdaSettings(), corpus, "ga", 0, None).unit.identity["lda"]
+    objective = Objective("mine", "perplexity", {}, {"fingerprint": "f"}, None)
+    plain = _study(LdaSettings(), objective, "ga", 0, None).unit.identity["lda"]
     searched = LdaSettings(optimizers=("ga",), eta=(0.01, 1.0))
     assert not {"alpha", "eta"} & set(plain)
-    assert _study(searched, corpus, "ga", 0, None).unit.identity["lda"] == {
+    assert _study(searched, objective, "ga", 0, None).unit.identity["lda"] == {
         **plain,
         "eta": [0.01, 1.0],
     }
