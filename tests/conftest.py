@@ -31,6 +31,11 @@ def _little_to_collect() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """What the packages look for when the interpreter ends is there again."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real corpora, or a skip where this machine has none."""
