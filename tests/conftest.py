@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from raypipe.launch.cluster import RayLauncher
 
 # tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# how long an example takes hangs on what else the machine does
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -24,6 +29,11 @@ def _little_to_collect() -> None:
     """Every training collects garbage, to measure its own memory: not among what was imported."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What the packages look for when the interpreter ends is there again."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from raypipe.stages import train_stage
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 
-WAIT_S = 20
+WAIT_S = 400
 CPU_NODE = Hardware("here", 2, 2**30)
 GPU_NODE = replace(CPU_NODE, gpus=(Gpu(0, "GPU-0", "card", 2**34, "9.0"),))
 

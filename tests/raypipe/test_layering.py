@@ -54,9 +54,10 @@ def test_modules_can_be_read_in_a_sitting(folder: str) -> None:
         "from raypipe.cli import main\n"
         "try: main()\n"
         "except SystemExit as done: assert not done.code",
+        "import raypipe.launch.relay, raypipe.launch.task  # in processes that may need none",
     ],
 )
-def test_help_is_quick(code: str) -> None:
+def test_help_and_small_processes_are_quick(code: str) -> None:
     """Loading torch or ray takes seconds."""
     heavy = ["torch", "ray", "pandas", "pyarrow", "matplotlib", "sklearn"]
     shown = f"\nimport json, sys; print(json.dumps([m for m in {heavy} if m in sys.modules]))"

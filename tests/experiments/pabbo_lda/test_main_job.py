@@ -21,6 +21,7 @@ from raypipe.results import SCHEMAS, read_table
 from tests.command import Ended, in_process, start
 
 PROJECT = Path(__file__).resolve().parents[3]
+WAIT_S = 400
 CONFIG = """
 experiment: experiments.pabbo_lda
 data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
@@ -56,7 +57,7 @@ class Commands:
     def alone(self, folder: Path, *arguments: str, faults: str = "") -> Ended:
         """The same, to its end."""
         process = self.start(folder, *arguments, faults=faults)
-        output, _ = process.communicate(timeout=400)
+        output, _ = process.communicate(timeout=WAIT_S)
         return Ended(process.returncode, output)
 
     def run(self, folder: Path, *arguments: str) -> Ended:
@@ -220,7 +221,7 @@ def test_an_ended_command_continues_where_it_was(
     process = commands.start(folder, *QUICK, "--address", address, faults="delay_task:s=0.5")
     wait_for_evaluations(folder, process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == status, output
     ended = commands.run(folder, *QUICK)
     assert ended.status == 0, ended.output
@@ -237,7 +238,7 @@ def test_an_interrupted_training_continues_from_its_checkpoint(commands, tmp_pat
     process = commands.start(folder, *train)
     wait_until(lambda: any(folder.glob("checkpoints/*/*/manifest.json")), process)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, output
     assert table(folder, "stages").set_index("stage")["status"]["train_small"] == "interrupted"
     assert commands.run(folder, *train).status == 0
@@ -258,8 +259,8 @@ def wait_for_evaluations(folder: Path, process: subprocess.Popen[str]) -> None:
 
 
 def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + WAIT_S
     while not happened():
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "it did not happen in two minutes"
+        assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
         time.sleep(0.05)

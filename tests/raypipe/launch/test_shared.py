@@ -29,7 +29,7 @@ from tests.raypipe.launch.test_train import Regression, ignore, job
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
 from tests.raypipe.test_lanes import GPU_NODE
 
-WAIT_S = 120
+WAIT_S = 400
 
 
 def wait_until(happened: Callable[[], bool]) -> None:

@@ -29,8 +29,8 @@ from raypipe.tracking import Target, Trackers
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
 
-COMPANY_S = 60
-LEFT_S = 20
+COMPANY_S = 400
+LEFT_S = 400
 ASHA = ("sweep.kind=quality", "sweep.scheduler=asha", "sweep.reduction_factor=2")
 
 

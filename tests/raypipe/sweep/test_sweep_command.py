@@ -36,7 +36,7 @@ sweep:
     training.precision: [fp32, bf16]
     training.accumulation: [1, 2]
 """
-WAIT_S = 120
+WAIT_S = 400
 
 
 def given(folder: Path, *arguments: str) -> tuple[str, ...]:

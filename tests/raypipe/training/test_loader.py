@@ -304,7 +304,7 @@ def test_loader_processes_end_with_a_worker_that_is_killed() -> None:
     assert len(pids) == 2
     worker.kill()
     worker.join()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 400
     while any(_runs(pid) for pid in pids) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(_runs(pid) for pid in pids)
