@@ -16,7 +16,6 @@ test-all:
 	$(PYTHON) -m pytest -m "slow or not slow"
 
 bench:
-	$(PYTHON) -m benchmarks.tabular_study
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
 	$(PYTHON) -m benchmarks.sweep
 	$(PYTHON) -m benchmarks.lda

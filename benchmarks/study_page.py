@@ -33,13 +33,28 @@ from raypipe.results import read_tables
 Tables = Mapping[str, pd.DataFrame]
 
 PROJECT = Path(__file__).resolve().parents[1]
-KINDS = ("excess_by_evaluation", "excess_by_time", "solved", "final_boxes")
+KINDS = ("excess_by_evaluation", "solved", "final_boxes")
+#: what a study of recorded values does not have
+OF_TIME = ("excess_by_time",)
 SETTINGS = ("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter")
 SETTINGS += ("batch_size", "precision")
 PACKAGES = ("python", "raypipe", "ray", "torch", "scikit_learn")
 
 
 PUBLISHED = ("GA", "ES", "PABBO", "SABBO")
+
+
+#: what the section on speed shows: text, column of ``convergence``, how a number is written
+_SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("Evaluations beyond the start to within 5 %",
+     "evaluations_beyond_start_to_5_percent", number),
+    ("Evaluations beyond the start to within 1 %",
+     "evaluations_beyond_start_to_1_percent", number),
+    ("Time of a study's own evaluations to within 1 %, the start included",
+     "time_to_1_percent_s", duration),
+    ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
+     "beyond the start, 0 is perfect", "area_under_curve", number),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -198,7 +213,9 @@ def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
         lines.append(f"- settings (`lda`): {', '.join(chosen)}")
     studies = f"{len(tables['convergence'])} studies"
     evaluations = tables.get("evaluations", pd.DataFrame())
-    if len(evaluations):
+    if settings.get("objective") == "tabular":
+        studies += f", {len(evaluations)} different evaluations looked up"
+    elif len(evaluations):
         studies += f", {len(evaluations)} different evaluations"
         studies += f" taking {duration(float(evaluations['duration_s'].sum()))}"
         cpu = evaluations.get("cpu_s", pd.Series(dtype=float)).astype(float)
@@ -245,16 +262,9 @@ def page(
         "is how many did come. The best known value of a corpus and seed is the smallest that any "
         "study of this run has seen."
     )
-    for text, column, write in (
-        ("Evaluations beyond the start to within 5 %",
-         "evaluations_beyond_start_to_5_percent", number),
-        ("Evaluations beyond the start to within 1 %",
-         "evaluations_beyond_start_to_1_percent", number),
-        ("Time of a study's own evaluations to within 1 %, the start included",
-         "time_to_1_percent_s", duration),
-        ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
-         "beyond the start, 0 is perfect", "area_under_curve", number),
-    ):  # fmt: skip
+    for text, column, write in _SPREADS:
+        if column.endswith("_s") and settings.get("objective") == "tabular":
+            continue
         parts.append(f"{text}:\n\n{spread(reached, column, write)}")
     parts.append(
         "## Rankings\n\nAverage ranks, 1 is best, with runs as blocks: Friedman's test, then "
@@ -277,9 +287,10 @@ def write_page(
     if published is not None and not set(published.values) & set(tables["summary"]["dataset"]):
         published = None
     pictures = []
+    kinds = KINDS if settings.get("objective") == "tabular" else (*KINDS, *OF_TIME)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     for figure in figures(tables):
-        if figure.name.startswith(KINDS):
+        if figure.name.startswith(kinds):
             name = slug(figure.name)
             for kind, content in encode(figure).items():
                 (out / f"figures/{name}.{kind}").write_bytes(content)

@@ -17,10 +17,10 @@ NAMES = {
     "random": "random",
     "tpe": "TPE",
     "golden_section": "golden section",
-    "pabbo_curves": "PABBO on curves",
+    "pabbo_curves": "PABBO curves",
 }
 #: axes with room at the right for names and values
-LABELLED = (0.115, 0.135, 0.575, 0.78)
+LABELLED = (0.115, 0.135, 0.55, 0.78)
 
 
 def strokes_of(present: Sequence[str]) -> dict[str, Stroke]:

@@ -34,7 +34,8 @@ RESOLUTION = 1e-3
 
 
 def _percent(excess: float) -> str:
-    return f"{number(float(f'{100 * excess:.2g}'))} %"
+    sign = "≤" if excess <= RESOLUTION else ""
+    return f"{sign}{number(float(f'{100 * excess:.2g}'))} %"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ EXCESS = Quantity(
     name="excess",
     axis="lowest perplexity so far, above the best known",
     caption="How far the lowest perplexity lies above the best that any study found for its corpus "
-    f"and seed ({_percent(RESOLUTION)} stands for that or less),",
+    f"and seed (down to {_percent(RESOLUTION)}),",
     group="Distance to the best known",
     log_from=2,
     text=_percent,
