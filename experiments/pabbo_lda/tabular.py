@@ -71,10 +71,6 @@ class TabularObjective:
             return float(values[at])
         return float(np.exp(np.interp(np.log(T), np.log(points), np.log(values))))
 
-    def recorded(self, dataset: str, seed: int, T: int) -> bool:
-        """Whether the value of T is recorded; otherwise it is interpolated."""
-        return bool(np.isin(T, self._curve(dataset, seed)[0]))
-
     def best(self, dataset: str, seed: int) -> tuple[int, float]:
         """The T of the smallest recorded value, and that value."""
         points, values = self._curve(dataset, seed)

@@ -20,9 +20,7 @@ def test_table_returns_recorded_values_and_interpolates_between_them():
     objective = TabularObjective(TABLE)
     assert objective.runs == (("a", 1), ("b", 2))
     assert objective.value("a", 1, 10) == 100.0
-    assert objective.recorded("a", 1, 10)
     assert objective.value("a", 1, 20) == pytest.approx(1e5)  # halfway in log T and in log value
-    assert not objective.recorded("a", 1, 20)
     assert objective.value("a", 1, 1000) == pytest.approx(1e8)
     assert objective.best("a", 1) == (10, 100.0)
 
