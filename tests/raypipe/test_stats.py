@@ -185,6 +185,22 @@ def test_conclusions_without_a_significant_difference():
     assert table.iloc[0][["p_value", "effect", "equal"]].tolist() == [1, 0, 8]
 
 
+def test_a_control_makes_a_family_of_fewer_tests_which_fewer_runs_decide():
+    rng = np.random.default_rng(1)
+    values = pd.DataFrame(rng.normal([[0, 5, 5, 5, 5, 9]], 1, (9, 6)), columns=list("abcdef"))
+    against = paired_comparisons(values, control="c")
+    assert list(zip(against["first"], against["second"], strict=True)) == [
+        (name, "c") for name in "abdef"
+    ]
+    every = paired_comparisons(values).set_index(["first", "second"])
+    same = every.loc[[("a", "c"), ("b", "c")], "p_value"].tolist()
+    assert against["p_value"].tolist()[:2] == same
+    assert against["p_holm"].tolist() == holm(against["p_value"]).tolist()
+    assert against["conclusion"][0] == "a is lower"
+    assert against["conclusion"][4] == "c is lower"
+    assert every["conclusion"].str.startswith("cannot tell").all()
+
+
 @pytest.mark.parametrize("columns", [0, 1])
 def test_fewer_than_two_algorithms_have_no_pairs(columns):
     table = paired_comparisons(frame(np.ones((3, columns))))

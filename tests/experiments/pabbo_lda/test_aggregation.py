@@ -168,6 +168,20 @@ def test_every_measure_is_tested_with_runs_as_blocks() -> None:
     assert pair["conclusion"] == "a is lower"
 
 
+def test_random_search_is_the_control_where_it_took_part() -> None:
+    runs = 9
+    values: Values = {
+        "better": [[9.0, 9.0, 1.0 + run] for run in range(runs)],
+        "random": [[9.0, 9.0, 8.0 + run / 10] for run in range(runs)],
+        "worse": [[9.0, 9.0, 9.0] for _ in range(runs)],
+    }
+    tables = aggregate(history(values))
+    against = table(tables["against_control"], "measure", "first")
+    assert set(against.index.get_level_values("first")) == {"better", "worse"}
+    assert set(against["second"]) == {"random"}
+    assert aggregate(history({**HAND}))["against_control"] == {}
+
+
 def test_pairs_are_exploratory_where_friedman_finds_nothing() -> None:
     same = [[9.0, 8.0, float(7 + r % 3)] for r in range(12)]
     pairs = aggregate(history({"a": same, "b": same, "c": same}))["comparisons"].values()
