@@ -50,7 +50,7 @@ _SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
      "evaluations_beyond_start_to_5_percent", number),
     ("Evaluations beyond the start to within 1 %",
      "evaluations_beyond_start_to_1_percent", number),
-    ("Time of a study's own evaluations to within 1 %, the start included",
+    ("CPU time of a study's own evaluations to within 1 %, the start included",
      "time_to_1_percent_s", duration),
     ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
      "beyond the start, 0 is perfect", "area_under_curve", number),
@@ -165,10 +165,9 @@ def ranking(tables: Tables, measure: str) -> str:
     datasets = corpora_of(ranks)
     cells = by_corpus(ranks, "average_rank", "{:.2f}")
     header = ["optimiser", *datasets]
-    pairs, against = (
-        table[table["measure"] == measure]
-        for table in (tables["comparisons"], tables["against_control"])
-    )
+    pairs = tables["comparisons"][tables["comparisons"]["measure"] == measure]
+    against = tables.get("against_control", pd.DataFrame())
+    against = pairs[:0] if against.empty else against[against["measure"] == measure]
     notes = [
         _tests(*(table[table["dataset"] == name] for table in (ranks, pairs, against)))
         for name in datasets
@@ -216,11 +215,8 @@ def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
     if settings.get("objective") == "tabular":
         studies += f", {len(evaluations)} different evaluations looked up"
     elif len(evaluations):
-        studies += f", {len(evaluations)} different evaluations"
-        studies += f" taking {duration(float(evaluations['duration_s'].sum()))}"
-        cpu = evaluations.get("cpu_s", pd.Series(dtype=float)).astype(float)
-        if cpu.notna().any():
-            studies += f" and {number(float(cpu.sum()))} CPU seconds"
+        cpu = duration(float(evaluations["cpu_s"].sum()))
+        studies += f", {len(evaluations)} different evaluations taking {cpu} of CPU time"
     lines.append(f"- {studies}")
     nodes = tables.get("environment", pd.DataFrame())
     for name, columns in (("commit", ("git_commit",)), ("packages", PACKAGES)):

@@ -60,7 +60,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     """
     drawn: list[Figure] = []
     history_columns = ["dataset", "optimizer", "run", "seed", "evaluation", "batch", "T", "value"]
-    history_columns += ["best_T", "best_value", "elapsed_s"]
+    history_columns += ["best_T", "best_value", "cpu_s"]
     with style():
         history = rows(tables, "study_history", history_columns)
         if history is not None:

@@ -26,7 +26,7 @@ def progress(history: pd.DataFrame | Sequence[Row]) -> pd.DataFrame:
 
     Args:
         history: columns dataset, optimizer, run, seed, evaluation, batch, value, best_value and
-            elapsed_s; whatever else it has stays.
+            elapsed_s and cpu_s; whatever else it has stays.
 
     Returns:
         The rows, ordered by study and evaluation, with ``best_known`` (missing where no value of
@@ -55,15 +55,15 @@ def best_so_far(studies: pd.DataFrame, column: str) -> pd.DataFrame:
 def convergence(studies: pd.DataFrame) -> pd.DataFrame:
     """One row a study of :func:`progress`: where it ended and how it got there.
 
-    ``evaluations_to_*`` and ``time_to_*_s`` (seconds of its own evaluations) are missing where the
-    study never came as close: they are censored. ``area_under_curve`` is the
-    mean of log(best so far / best known) over the evaluations beyond the start, up to the most
-    that any study of the corpus made: 0 is perfect, and 0.01 is one per cent above the best known
-    on (geometric) average.
+    ``evaluations_to_*`` and ``time_to_*_s`` (CPU seconds of its own evaluations) are missing
+    where the study never came as close: they are censored. ``area_under_curve`` is the mean of
+    log(best so far / best known) over the evaluations beyond the start, up to the most that any
+    study of the corpus made: 0 is perfect, and 0.01 is one per cent above the best known on
+    (geometric) average.
     """
     grouped = studies.groupby(STUDY)
     last = grouped.last()
-    start = studies[studies["batch"] == 0].groupby(STUDY)[["evaluation", "elapsed_s"]].last()
+    start = studies[studies["batch"] == 0].groupby(STUDY)[["evaluation", "cpu_s"]].last()
     table = pd.DataFrame(
         {
             "seed": last["seed"],
@@ -73,19 +73,19 @@ def convergence(studies: pd.DataFrame) -> pd.DataFrame:
             "evaluations": last["evaluation"],
             "duration_s": last["elapsed_s"],
             "start_evaluations": start["evaluation"].astype("Int64"),
-            "start_s": start["elapsed_s"],
+            "start_s": start["cpu_s"],
         }
     )
     table["best_T"] = grouped["best_T"].last()
     for name, tolerance in TARGETS.items():
         limit = studies["best_known"] + tolerance * studies["best_known"].abs()
         reached = studies[studies["best_value"].astype(float) <= limit].groupby(STUDY)
-        first = reached[["evaluation", "elapsed_s"]].first().reindex(table.index)
+        first = reached[["evaluation", "cpu_s"]].first().reindex(table.index)
         evaluations = first["evaluation"].astype("Int64")
         beyond = (evaluations - table["start_evaluations"]).clip(lower=0)
         table[f"evaluations_to_{name}"] = evaluations
         table[f"evaluations_beyond_start_to_{name}"] = beyond
-        table[f"time_to_{name}_s"] = first["elapsed_s"]
+        table[f"time_to_{name}_s"] = first["cpu_s"]
     areas = [_area(group, table["start_evaluations"]) for _, group in studies.groupby("dataset")]
     table["area_under_curve"] = pd.concat(areas)
     return table.reset_index()

@@ -175,16 +175,14 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figu
 
 def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
     """A quantity of one corpus by the summed duration of a study's evaluations."""
-    longest = float(table["elapsed_s"].max())
+    longest = float(table["cpu_s"].max())
     if longest >= 2 * 3600:
         scale, unit = 3600, "h"
     else:
         scale, unit = (60, "min") if longest >= 120 else (1, "s")
-    figure, axes, note = _curves(
-        quantity, table.assign(elapsed=table["elapsed_s"] / scale), "elapsed"
-    )
+    figure, axes, note = _curves(quantity, table.assign(elapsed=table["cpu_s"] / scale), "elapsed")
     axes.set_xlim(0, longest / scale or 1)
-    axes.set_xlabel(f"time in LDA evaluations, {unit}")
+    axes.set_xlabel(f"CPU time of LDA evaluations, {unit}")
     caption = f"{quantity.caption} by the summed time of a study's own evaluations{note}"
     name = f"{quantity.name}_by_time-{dataset}"
     return Figure(name, dataset, caption, figure, f"{quantity.group} by time")

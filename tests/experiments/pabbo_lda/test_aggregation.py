@@ -38,6 +38,7 @@ def history(values: Values, start: int = 2, dataset: str = "corpus") -> list[Row
                         "best_T": 100 - study.index(best) if seen else None,
                         "best_value": best,
                         "elapsed_s": (i + 1) * (i + 2) / 2,
+                        "cpu_s": (i + 1) * (i + 2) / 2,
                     }
                 )
     return rows

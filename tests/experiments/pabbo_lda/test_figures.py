@@ -44,7 +44,7 @@ def _tables(
                         "value": value[i],
                         "best_T": int(T[int(np.argmin(value[: i + 1]))]),
                         "best_value": best[i],
-                        "elapsed_s": seconds[i],
+                        "cpu_s": seconds[i],
                     }
                     for i in range(length)
                 ]
@@ -141,12 +141,12 @@ def test_the_curve_by_time_is_the_median_of_the_runs_at_each_moment() -> None:
     tables = _tables(["corpus"], ["ga"], 3)
     axes = _named(tables)["best_by_time-corpus"].figure.axes[0]
     table = tables["study_history"]
-    scale = 60 if table["elapsed_s"].max() >= 120 else 1
-    first = table[table["evaluation"] == 1]["elapsed_s"].max()
-    moments = np.linspace(first, table["elapsed_s"].max(), 50)
+    scale = 60 if table["cpu_s"].max() >= 120 else 1
+    first = table[table["evaluation"] == 1]["cpu_s"].max()
+    moments = np.linspace(first, table["cpu_s"].max(), 50)
     expected = []
     for moment in moments:
-        seen = table[table["elapsed_s"] <= moment]
+        seen = table[table["cpu_s"] <= moment]
         expected.append(np.median(seen.groupby("run")["best_value"].min()))
     assert_allclose(_at(_line(axes, "ga"), moments / scale + 1e-9), expected)
 
@@ -263,8 +263,8 @@ def test_missing_and_empty_tables_leave_figures_out() -> None:
 
 def test_a_table_without_a_column_it_must_have_is_refused() -> None:
     tables = _tables(["corpus"], ["ga"], 1)
-    with pytest.raises(ValueError, match="'study_history' has no column 'elapsed_s'"):
-        figures({"study_history": tables["study_history"].drop(columns="elapsed_s")})
+    with pytest.raises(ValueError, match="'study_history' has no column 'cpu_s'"):
+        figures({"study_history": tables["study_history"].drop(columns="cpu_s")})
 
 
 def test_shares_of_runs_that_came_close_count_the_censored_ones() -> None:
