@@ -8,7 +8,8 @@ CHECKOUT is the public repository draiqw/lgd, branch SABO, whose cluster script 
 as there are cores, each with one job of scikit-learn: more at a time, or more jobs each, only
 compete for the cores, and the number of jobs changes the values. raypipe then runs
 ``configs/pabbo_lda.yaml`` on the same corpus, seeds and passes with its counterparts, in one
-command, with its cache off; its budget is the most distinct T that any of the scripts evaluated.
+command, with its cache off, for as many iterations of each optimiser as the scripts make (its
+batches are no smaller than theirs).
 Both times are of whole commands, imports and the start of Ray included. PABBO's model, which has
 no counterpart in the scripts (their PABBO_Simple has none), is trained before and not counted.
 
@@ -103,7 +104,7 @@ def run_scripts(
 
 
 def run_raypipe(
-    corpus: str, data: Path, seeds: int, passes: int, budget: int, folder: Path
+    corpus: str, data: Path, seeds: int, passes: int, iterations: int, folder: Path
 ) -> dict[str, Any]:
     """The whole command; seconds, values and how well the cores were used."""
     run = RunDirectory.at(folder / "run")
@@ -117,7 +118,8 @@ def run_raypipe(
         "lda.seed": FIRST_SEED,
         "lda.max_iter": passes,
         "lda.batch_size": BATCH_SIZE,
-        "lda.evaluations": budget,
+        "lda.iterations": iterations,
+        "lda.evaluations": 1000,
         "lda.cache": "false",
     }
     command = [sys.executable, "-m", "raypipe", "run", "configs/pabbo_lda.yaml"]
@@ -165,8 +167,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         scripts = run_scripts(reference, data, seeds, passes, iterations, Path(scratch))
         show(f"existing scripts: {scripts['wall_s']:.0f} s, distinct T {scripts['distinct_T']}")
-        budget = max(count for counts in scripts["distinct_T"].values() for count in counts)
-        ours = run_raypipe(corpus, data, seeds, passes, budget, Path(scratch))
+        ours = run_raypipe(corpus, data, seeds, passes, iterations, Path(scratch))
     theirs, values = scripts.pop("values"), ours.pop("values")
     shared = sorted(theirs.keys() & values.keys())
     differences = [abs(values[at] / theirs[at] - 1) for at in shared]
@@ -183,7 +184,6 @@ def main(
             "seeds": seeds,
             "passes": passes,
             "iterations": iterations,
-            "budget": budget,
         },
         "scripts": scripts,
         "raypipe": ours,

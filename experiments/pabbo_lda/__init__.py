@@ -4,9 +4,16 @@ Trains the optimiser model PABBO (small and large), measures it on held-out func
 studies of every optimiser on every corpus, and compares them.
 """
 
-from experiments.pabbo_lda.figures import figures
-from experiments.pabbo_lda.pipeline import VERSION, stages
-from experiments.pabbo_lda.settings import MainSettings
-from raypipe.experiment import Experiment
+from typing import Any
 
-EXPERIMENT = Experiment("pabbo_lda", VERSION, MainSettings, stages, figures)
+
+def __getattr__(name: str) -> Any:
+    """``EXPERIMENT``, loaded when it is asked for: the worker of an LDA training needs no torch."""
+    if name != "EXPERIMENT":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from experiments.pabbo_lda.figures import figures
+    from experiments.pabbo_lda.pipeline import VERSION, stages
+    from experiments.pabbo_lda.settings import MainSettings
+    from raypipe.experiment import Experiment
+
+    return Experiment("pabbo_lda", VERSION, MainSettings, stages, figures)

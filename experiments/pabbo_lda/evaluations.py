@@ -150,7 +150,8 @@ class Evaluations:
             objective = request.objective
             function, data = self._functions[objective.dataset]
             cpus = self._cpus if self._cpus is not None else objective.cpus(request.point)
-            arguments = (data, request.point, request.seed, *objective.arguments)
+            # plain values: a worker need not load the optimisers to read a point
+            arguments = (data, tuple(request.point), request.seed, *objective.arguments)
             self._pool.submit(request.name, function, *arguments, cpus=cpus)
 
     def _row(self, request: Request, told: Mapping[str, Any], *, cached: bool) -> Row:

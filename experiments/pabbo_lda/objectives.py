@@ -9,8 +9,9 @@ from typing import Any
 
 from sklearn.model_selection import train_test_split
 
+from experiments.pabbo_lda.inference import LdaFit
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import DataSettings, LdaFit, LdaSettings, ObjectiveName
+from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveName
 from experiments.pabbo_lda.tabular import TabularObjective
 from raypipe.datasets import Corpus, load_corpus, make_corpus
 from raypipe.errors import ConfigError
@@ -25,8 +26,9 @@ NAMES: Mapping[ObjectiveName, str] = {
 }
 #: CPU seconds that a pass over a count takes: so much, and so much a topic (measured on one core)
 _PASS_S, _TOPIC_S = 1.3e-7, 2e-9
-#: an evaluation of this length has a whole CPU; about a shorter one the driver and Ray do as much
-_WHOLE_CPU_S = 0.2
+#: an evaluation of this length has a whole CPU; about a shorter one the driver and Ray do as much.
+#: Smaller shares make more processes than cores, and each loads what it needs first (1.6 s).
+_WHOLE_CPU_S = 0.02
 _HELD_OUT = 0.2
 
 
@@ -93,7 +95,8 @@ def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
 
 def tabular_value(table: TabularObjective, point: Point, seed: int, dataset: str) -> float:
     """The recorded, or interpolated, value."""
-    return table.value(dataset, seed, point.T)
+    T, *_ = point
+    return table.value(dataset, seed, T)
 
 
 def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:

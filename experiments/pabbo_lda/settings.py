@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.pabbo_lda.curve_training import CurvePolicySettings
 from experiments.pabbo_lda.evaluation import EvaluationSettings
+from experiments.pabbo_lda.inference import LdaPrecision
 from experiments.pabbo_lda.model import LARGE
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
 from experiments.pabbo_lda.recipe import PabboSettings
@@ -16,16 +17,7 @@ from raypipe.datasets import Source
 from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
-LdaPrecision = Literal["float64", "float32"]
 ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]
-
-
-class LdaFit(NamedTuple):
-    """How a topic model is fitted: passes, documents a step, type of the words' probabilities."""
-
-    max_iter: int
-    batch_size: int
-    precision: LdaPrecision
 
 
 #: the published study's start: 20 values drawn with seed 42

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,11 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.utils import check_random_state
 
-from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import LdaFit
+from experiments.pabbo_lda.inference import LdaFit
 from experiments.pabbo_lda.variational import bound, e_step, m_step
+
+if TYPE_CHECKING:
+    from experiments.pabbo_lda.optimizers import Point
 
 TOP_WORDS = 10
 
@@ -104,7 +106,7 @@ def fit(
 
     Args:
         counts: documents x words, non-negative counts; empty documents are allowed.
-        point: the number of topics, at least 1, and the Dirichlet priors, 1/T where it has none.
+        point: the number of topics, at least 1, and the Dirichlet priors, 1/T where one is None.
         seed: of the initial topics.
         how: passes over the documents, documents a step, precision.
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.pabbo_lda.inference import LdaFit
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher

@@ -14,8 +14,8 @@ from scipy.special import psi
 from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
+from experiments.pabbo_lda.inference import LdaFit
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import LdaFit
 from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation, lda_perplexity
 from experiments.pabbo_lda.variational import digamma, exp_digamma
 
