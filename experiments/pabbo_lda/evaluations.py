@@ -142,7 +142,8 @@ class Evaluations:
         return results
 
     def _submit(self) -> None:
-        while self._waiting and self._pool.has_room:
+        # one waits in the pool where others hold all CPUs, or there would be nothing to wait for
+        while self._waiting and (self._pool.has_room or not self._submitted):
             request = heapq.heappop(self._waiting)[2]
             if request.name in self._submitted or request.name not in self._open:
                 continue  # asked for again with another path

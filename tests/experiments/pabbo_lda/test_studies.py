@@ -54,7 +54,7 @@ class ShuffledPool:
         return value
 
     def submit(self, key, function, *arguments, cpus=None):
-        assert self.has_room
+        assert self.has_room or not self.in_flight
         self.submitted.append(key)
         self.in_flight.append((key, function, arguments))
         self.most = max(self.most, len(self.in_flight))
@@ -265,6 +265,16 @@ def test_only_some_studies_are_open_at_once(tmp_path, monkeypatch):
     run(tmp_path / "run", study_settings(cache=False, optimizers=("tpe", "random"), runs=3))
     assert len(made) == 12
     assert most[0] < 12
+
+
+def test_where_others_hold_all_cpus_the_studies_wait_and_do_not_end(
+    undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ShuffledPool, "has_room", property(lambda self: False))
+    ledger, pool, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert pool.most == 1
+    assert outcome(ledger) == undisturbed
 
 
 def test_the_longest_path_is_served_first(tmp_path):
