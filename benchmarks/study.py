@@ -1,6 +1,6 @@
 """The same reduced study with the existing scripts and with raypipe, on the same cores.
 
-    pip install tensorboardX deap
+    pip install -e '.[bench]'
     python -m benchmarks.study --reference CHECKOUT/lda_hyperopt
 
 CHECKOUT is the public repository draiqw/lgd, branch SABO, whose cluster script starts
