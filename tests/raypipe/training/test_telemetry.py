@@ -265,7 +265,10 @@ def test_an_error_in_the_body_is_not_hidden_and_the_thread_ends() -> None:
 
 def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PERIOD_S", 0.12)
-    code = "memory = bytearray(60_000_000)\nwhile True: pass"
+    code = (  # it ends with this process, however that ends
+        "import os\nmemory, parent = bytearray(60_000_000), os.getppid()\n"
+        "while os.getppid() == parent: pass"
+    )
 
     def busy() -> bool:
         sum(range(20_000))
