@@ -286,6 +286,9 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
             return
         fresh = stage.derived and any(need in ran for need in stage.needs)
         if not fresh and _is_stored(session.ledger, stage):
+            if (session.ledger.get("stages", stage.name) or {}).get("status") != "succeeded":
+                _record_stage(session, stage, "succeeded", now(), 0.0, None)
+                _write_tables(session)
             session.display.say(f"{stage.name}: done before")
             return
         error = _run_stage(stage, session)
@@ -293,6 +296,8 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         if error is not None:
             broken[stage.name] = error
 
+    if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
+        _write_tables(session)
     open_lanes = {s.on_gpu for s in ordered if s.derived or not _is_stored(session.ledger, s)}
     if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
         in_lanes(ordered, run, session.launcher.interrupt)
@@ -328,9 +333,7 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
         session.display.end(stage.name, status, seconds)
-        with session.writing:  # or an older table might replace a newer one
-            tables = _tables(session.ledger)
-            results.write_tables(session.run, session.ledger, tables, session.run_id)
+        _write_tables(session)
     return message
 
 
@@ -351,6 +354,12 @@ def _record_stage(
         "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
     }
     session.ledger.put("stages", {stage.name: row})
+
+
+def _write_tables(session: Session) -> None:
+    with session.writing:  # or an older table might replace a newer one
+        tables = _tables(session.ledger)
+        results.write_tables(session.run, session.ledger, tables, session.run_id)
 
 
 def _tables(ledger: Ledger) -> list[str]:

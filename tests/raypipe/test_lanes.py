@@ -283,3 +283,13 @@ def test_a_training_works_on_gpus_unless_it_is_told_not_to(gpus, expected):
     scaling = ScalingSettings(gpus_per_worker=gpus)
     made = train_stage("train", TrainStageSettings(scaling=scaling), pytest.fail, {})
     assert made.on_gpu is expected
+
+
+def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session):
+    stages = [stage("a")]
+    session.ledger.put("evaluations", {"e": {"dataset": "d", "value": 1.0}})
+    StageContext(stages[0], session).finish(stages[0].units[0])  # and here it is killed
+    assert read_table(session.run, "evaluations").empty
+    assert run_stages(stages, session) is None
+    assert read_table(session.run, "evaluations")["value"].tolist() == [1.0]
+    assert statuses(session) == {"a": "succeeded"}

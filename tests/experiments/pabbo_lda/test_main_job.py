@@ -39,7 +39,8 @@ lda: {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch
 OPTIMIZERS = ("ga", "tpe", "sabbo")
 # each process of a task first loads its packages: fewer of them than in the whole job
 WHOLE_CPUS = "lda.cpus=1"
-QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", WHOLE_CPUS, "--only", "lda")
+ANEW = "lda.cache=false"  # the whole job has left every value in the cache
+QUICK = (f"lda.optimizers=[{','.join(OPTIMIZERS)}]", WHOLE_CPUS, ANEW, "--only", "lda")
 
 
 class Commands:
