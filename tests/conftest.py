@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # tests, workers and commands share the cores; read when torch and numpy are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray's processes wait for each other, on a busy machine longer than the minute after which they
+# end; that one is killed is still seen at once
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+os.environ.setdefault("RAY_health_check_timeout_ms", "120000")
+
 # how long an example takes hangs on what else the machine does
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

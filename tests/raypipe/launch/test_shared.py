@@ -199,10 +199,13 @@ class Beside(Regression):
 
 
 def note(folder: Path) -> None:
-    """A short task, beside a training or before it."""
-    if (folder / "training").exists():
+    """A task: a short one before a training, beside it one that has to be ended.
+
+    The process that cancels a task at the moment of its end may abort (ray-project/ray#54527).
+    """
+    if beside := (folder / "training").exists():
         (folder / "task").touch()
-    time.sleep(0.05)
+    time.sleep(WAIT_S if beside else 0.05)
 
 
 @pytest.mark.parametrize("kind", ["training", pytest.param("sweep", marks=pytest.mark.slow)])
