@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from raypipe.settings import Settings
 from raypipe.stages import train_stage
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
+
+#: an environment variable: the micro-batch whose trials last until a test has ended them
+HELD = "EXAMPLE_SWEEP_HELD"
 
 
 class Line(TrainTask):
@@ -36,6 +41,8 @@ class Line(TrainTask):
 
     def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
         x, y = batch
+        if os.environ.get(HELD) == str(len(x)):
+            time.sleep(0.5)
         return Loss((model(x).float().squeeze(1) - y).square().sum(), len(x))
 
 

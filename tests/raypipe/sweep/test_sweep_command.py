@@ -23,6 +23,7 @@ from raypipe.paths import RunDirectory
 from raypipe.results import read_table
 from tests import command
 from tests.command import EXAMPLES, Ended
+from tests.raypipe.examples.example_sweep import HELD
 
 CONFIG = """
 experiment: example_sweep
@@ -46,9 +47,9 @@ def given(folder: Path, *arguments: str) -> tuple[str, ...]:
     return ("sweep", "c.yaml", "--run-dir", "run", *arguments)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, *arguments: str, held: str = "") -> subprocess.Popen[str]:
     """The command with a Ray of its own; the user's experiment is found by PYTHONPATH."""
-    environment = {"PYTHONPATH": str(EXAMPLES), "RAYPIPE_CACHE": str(folder / "cache")}
+    environment = {"PYTHONPATH": str(EXAMPLES), "RAYPIPE_CACHE": str(folder / "cache"), HELD: held}
     # what a terminal does: Ctrl-C is for the whole group
     return command.start(
         folder, *given(folder, *arguments), environment=environment, start_new_session=True
@@ -142,7 +143,7 @@ def test_the_same_command_again_has_nothing_to_do(launcher, whole):
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
-    process = start(tmp_path)
+    process = start(tmp_path, held="8")  # it cannot end before the signal
     # what is being written when the signal comes is taken back: at most the last of these
     wait_until(lambda: len(finished(tmp_path)) >= 4, process)
     if number == signal.SIGINT:
