@@ -23,16 +23,16 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from experiments.pabbo_lda.curves import Curves, CurveSettings, sample_curves
 from experiments.pabbo_lda.duels import pick, summed
 from experiments.pabbo_lda.evaluation import HELD_OUT
 from experiments.pabbo_lda.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
+from experiments.pabbo_lda.training import ModelTask
 from raypipe.settings import Settings
 from raypipe.training import keyed_random
-from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
+from raypipe.training.task import Loss, StepContext
 
 #: stream of the keyed draws, apart from those of the curves
 STREAM_STUDY = 34
@@ -62,27 +62,12 @@ class CurvePolicySettings(Settings):
         return self
 
 
-class CurvePolicyTask(TrainTask):
+class CurvePolicyTask(ModelTask):
     """The optimiser of curves as a training problem; a sample is a curve."""
 
-    shuffle = False
-    unused_parameters = True  # the prediction head, which only PABBO as published trains
-    compile_loss = False  # the loop over evaluations would be unrolled
-
     def __init__(self, settings: CurvePolicySettings) -> None:
+        super().__init__(settings.model)
         self.settings = settings
-
-    def build_model(self) -> PabboModel:
-        """The transformer of the settings."""
-        return PabboModel(self.settings.model)
-
-    def metadata(self) -> Mapping[str, str]:
-        """The model's size, as :func:`~experiments.pabbo_lda.model.load_model` reads it."""
-        return {"model": self.settings.model.model_dump_json()}
-
-    def build_dataset(self) -> Dataset[int]:
-        """Numbers of curves."""
-        return SampleIds()
 
     def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:
         """The loss of the curves ``batch``, an int64 ``[B]``."""

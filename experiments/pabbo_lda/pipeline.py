@@ -19,7 +19,7 @@ from experiments.pabbo_lda.settings import (
     PabboStageSettings,
 )
 from experiments.pabbo_lda.studies import StudySpec, run_studies
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.training import ModelTask, PabboTask
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
@@ -44,16 +44,18 @@ def stages(settings: MainSettings) -> list[Stage]:
 
     """
     objectives = load_objectives(settings.data, settings.lda)
-    train_small = _train("small", settings.train_small)
-    train_large = _train("large", settings.train_large)
+    train_small = _train_size("small", settings.train_small)
+    train_large = _train_size("large", settings.train_large)
     trained: dict[OptimizerName, tuple[Stage, ModelSettings]] = {
         "pabbo_small": (train_small, settings.train_small.pabbo.model),
         "pabbo_large": (train_large, settings.train_large.pabbo.model),
     }
     train_curves = []
     if "pabbo_curves" in settings.lda.optimizers:
-        train_curves = [_train_curves(settings.train_curves)]
-        trained["pabbo_curves"] = (train_curves[0], settings.train_curves.pabbo.model)
+        curves = settings.train_curves
+        task = CurvePolicyTask(curves.pabbo)
+        train_curves = [_train("train_curves", curves, task, "held_out")]
+        trained["pabbo_curves"] = (train_curves[0], curves.pabbo.model)
     lda = _lda(settings.lda, objectives, trained)
     earlier = [
         hardware_stage(),
@@ -67,28 +69,22 @@ def stages(settings: MainSettings) -> list[Stage]:
     return [*earlier, _aggregate(earlier)]
 
 
-def _train(size: Size, settings: PabboStageSettings) -> Stage:
-    name = f"train_{size}"
+def _train_size(size: Size, settings: PabboStageSettings) -> Stage:
     task = PabboTask(settings.pabbo)  # refuses settings that contradict each other
-    if settings.training.steps is None:
-        raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
-    identity = {
-        "version": VERSION,
-        f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"evaluation"}),
-    }
-    return train_stage(name, settings, lambda: task, identity)
+    return _train(f"train_{size}", settings, task, "evaluation")
 
 
-def _train_curves(settings: CurveStageSettings) -> Stage:
-    name = "train_curves"
-    task = CurvePolicyTask(settings.pabbo)
+def _train(
+    name: str,
+    settings: PabboStageSettings | CurveStageSettings,
+    task: ModelTask,
+    measure: str,
+) -> Stage:
+    """A stage that trains ``task``; its setting ``measure`` does not change the training."""
     if settings.training.steps is None:
         raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
-    identity = {
-        "version": VERSION,
-        f"{name}.pabbo": settings.pabbo.model_dump(mode="json", exclude={"held_out"}),
-    }
-    return train_stage(name, settings, lambda: task, identity)
+    recipe = settings.pabbo.model_dump(mode="json", exclude={measure})
+    return train_stage(name, settings, lambda: task, {"version": VERSION, f"{name}.pabbo": recipe})
 
 
 def _evaluate(

@@ -15,33 +15,41 @@ from torch.utils.data import Dataset
 
 from experiments.pabbo_lda.evaluation import evaluate_model
 from experiments.pabbo_lda.losses import burn_in_loss, policy_loss
-from experiments.pabbo_lda.model import PabboModel
+from experiments.pabbo_lda.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.recipe import PabboSettings
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
 
-class PabboTask(TrainTask):
-    """PABBO as a training problem; a sample is a function."""
+class ModelTask(TrainTask):
+    """A training of PABBO's transformer on samples that are drawn by their numbers."""
 
     shuffle = False
-    unused_parameters = True  # the acquisition head rests during the burn-in
-    compile_loss = False  # the policy phase's loop over duels would be unrolled
+    unused_parameters = True  # one of the two heads may rest
+    compile_loss = False  # a loop over duels would be unrolled
 
-    def __init__(self, settings: PabboSettings) -> None:
-        self.settings = settings
+    def __init__(self, model: ModelSettings) -> None:
+        self._model = model
 
     def build_model(self) -> PabboModel:
         """The transformer of the settings."""
-        return PabboModel(self.settings.model)
+        return PabboModel(self._model)
 
     def metadata(self) -> Mapping[str, str]:
         """The model's size, as :func:`~experiments.pabbo_lda.model.load_model` reads it."""
-        return {"model": self.settings.model.model_dump_json()}
+        return {"model": self._model.model_dump_json()}
 
     def build_dataset(self) -> Dataset[int]:
-        """Numbers of functions."""
+        """Numbers of samples."""
         return SampleIds()
+
+
+class PabboTask(ModelTask):
+    """PABBO as a training problem; a sample is a function."""
+
+    def __init__(self, settings: PabboSettings) -> None:
+        super().__init__(settings.model)
+        self.settings = settings
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
         """The burn-in with the training batch, then the policy phase with its own."""
