@@ -18,6 +18,7 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raypipe.paths import RunDirectory
     from raypipe.report.figures import Figure
     from raypipe.runner import StageContext
     from raypipe.sweep.presets import Preset
@@ -44,12 +45,14 @@ class Unit:
 class Training:
     """What a training stage trains: its section of the configuration, and the task.
 
-    ``build_task`` makes the task when it is needed (it imports torch); ``identity`` is what
-    decides the result beside ``settings.training``.
+    ``build_task`` makes the task when it is needed (it imports torch), from what the stages before
+    left in the run directory; ``raypipe fit`` gives None, since no stage ran before it: the task
+    then makes up samples of the greatest size. ``identity`` is what decides the result beside
+    ``settings.training``.
     """
 
     settings: TrainStageSettings
-    build_task: Callable[[], TrainTask]
+    build_task: Callable[[RunDirectory | None], TrainTask]
     identity: Mapping[str, Any]
 
 

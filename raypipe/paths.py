@@ -99,6 +99,10 @@ class RunDirectory:
         """The trained weights of a finished training run."""
         return self.path("models", f"{trial_id.replace('/', '-')}.safetensors")
 
+    def artifact(self, stage: str, *parts: str) -> str:
+        """A file or folder that a stage leaves for those after it."""
+        return self.path("artifacts", stage, *parts)
+
     @property
     def report(self) -> str:
         """The folder of the report."""

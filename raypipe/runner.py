@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from raypipe.training.task import TrainTask
 
 log = logging.getLogger(__name__)
+
+#: a name, a function and its arguments
+Call = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,37 @@ class StageContext:
                 return final
         return []
 
+    def map(self, pool: TaskPool, calls: Iterable[Call]) -> Iterator[tuple[str, Any]]:
+        """Run calls as tasks; each name with its value as it comes, in no certain order.
+
+        Calls are drawn as the pool has room, so that there may be very many of them. One that
+        fails does not keep the others from running.
+
+        Raises:
+            UnitError: after all others: a call failed for good.
+
+        """
+        broken: TaskResult | None = None
+        waiting, under_way = iter(calls), 0
+        while True:
+            # one waits in the pool where others hold all CPUs, or nothing would be waited for
+            while pool.has_room or not under_way:
+                if (call := next(waiting, None)) is None:
+                    break
+                name, function, *arguments = call
+                pool.submit(name, function, *arguments)
+                under_way += 1
+            if not (results := self.finished(pool)):
+                break
+            under_way -= len(results)
+            for result in results:
+                if result.error is None:
+                    yield result.key, result.value
+                else:
+                    broken = broken or result
+        if broken is not None:
+            raise UnitError(broken.key, broken.kind or "error", broken.error or "")
+
     def call(
         self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False
     ) -> Any:
@@ -141,11 +175,7 @@ class StageContext:
         if gpus:
             self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
         with self.pool(PoolOptions(gpus=gpus)) as pool:
-            pool.submit(name, function, *arguments)
-            result = self.finished(pool)[0]
-        if result.error is not None:
-            raise UnitError(name, result.kind or "error", result.error)
-        return result.value
+            return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
 
     def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
         """Train to the end and record the trial; the weights lie at ``run.model(slot)``.

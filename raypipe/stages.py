@@ -10,6 +10,7 @@ from raypipe.provenance import environment_row, git_commit
 from raypipe.training.settings import TrainStageSettings
 
 if TYPE_CHECKING:
+    from raypipe.paths import RunDirectory
     from raypipe.runner import StageContext
     from raypipe.training.task import TrainTask
 
@@ -39,7 +40,7 @@ def hardware_stage() -> Stage:
 def train_stage(
     name: str,
     settings: TrainStageSettings,
-    build_task: Callable[[], TrainTask],
+    build_task: Callable[[RunDirectory | None], TrainTask],
     identity: Mapping[str, Any],
     needs: tuple[str, ...] = (),
 ) -> Stage:
@@ -48,7 +49,7 @@ def train_stage(
     Args:
         name: the stage, and the section of the configuration that holds its settings.
         settings: that section.
-        build_task: makes the task, when it is needed (it imports torch).
+        build_task: as of :class:`~raypipe.experiment.Training`.
         identity: what decides the result beside ``settings.training``.
         needs: the stages before it.
 
@@ -56,7 +57,7 @@ def train_stage(
     unit = Unit(name, {**identity, name: {"training": settings.training.identity()}})
 
     def run(context: StageContext) -> None:
-        context.train(unit, build_task(), settings)
+        context.train(unit, build_task(context.run), settings)
 
     trained = settings.training
     length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"

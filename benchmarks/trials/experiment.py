@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from experiments.lm_pretrain.model import LanguageModel, tiny
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.experiment import Experiment, Stage
+from raypipe.paths import RunDirectory
 from raypipe.settings import Settings
 from raypipe.stages import train_stage
 from raypipe.training.settings import TrainStageSettings
@@ -91,7 +92,8 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
 def _stages(settings: TrialSettings) -> Sequence[Stage]:
     batch = settings.train.training.effective_batch or 1
 
-    def build_task() -> TimedTask:
+    def build_task(run: RunDirectory | None) -> TimedTask:
+        del run
         return make_task(settings.steps, batch, settings.clock)
 
     return [train_stage("train", settings.train, build_task, {})]

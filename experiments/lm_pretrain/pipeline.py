@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.lm_pretrain.settings import PretrainingSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.experiment import Stage
+from raypipe.paths import RunDirectory
 from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change
@@ -14,7 +15,8 @@ VERSION = 1
 def stages(settings: PretrainingSettings) -> list[Stage]:
     """Hardware, and the training."""
 
-    def build_task() -> LanguageModelTask:
+    def build_task(run: RunDirectory | None) -> LanguageModelTask:
+        del run
         model, data = settings.model, settings.data
         size = (model.vocabulary, model.context)
         return LanguageModelTask(

@@ -84,7 +84,8 @@ def _train(
     if settings.training.steps is None:
         raise ConfigError(f"{name}.training.steps: is missing; PABBO has no epochs")
     recipe = settings.pabbo.model_dump(mode="json", exclude={measure})
-    return train_stage(name, settings, lambda: task, {"version": VERSION, f"{name}.pabbo": recipe})
+    identity = {"version": VERSION, f"{name}.pabbo": recipe}
+    return train_stage(name, settings, lambda _: task, identity)
 
 
 def _evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.training import RandomSamples, TransformerTask
 from raypipe.experiment import Stage
+from raypipe.paths import RunDirectory
 from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change
@@ -14,7 +15,8 @@ VERSION = 1
 def stages(settings: TrainerSettings) -> list[Stage]:
     """Hardware, and the training."""
 
-    def build_task() -> TransformerTask:
+    def build_task(run: RunDirectory | None) -> TransformerTask:
+        del run
         model, data = settings.model, settings.data
         return TransformerTask(
             model,

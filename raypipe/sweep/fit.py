@@ -88,9 +88,8 @@ class Fit:
                 self._left.pop(0)
                 continue
             search.trial = trial
-            job = self._context.job(
-                trial.unit, trial.training.build_task(), trial.training.settings
-            )
+            task = trial.training.build_task(None)
+            job = self._context.job(trial.unit, task, trial.training.settings)
             self._running = replace(job, measured=True)
             return self._running
         return None

@@ -57,7 +57,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     def run(context: StageContext) -> None:
         memory, trials = Memory(*maker.device), given
         search: Search | None = None
-        steps = total_steps(swept)
+        steps = total_steps(swept, context.run)
         grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.scheduler == "pbt":
             search = Population(maker, last.slot, grace, steps)
@@ -130,7 +130,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
         found = training_of(varied.stages(), stage.name, "sweep.stage")
-        context.train(unit, found.build_task(), found.settings)
+        context.train(unit, found.build_task(context.run), found.settings)
 
     return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
 

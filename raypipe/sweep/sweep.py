@@ -163,9 +163,8 @@ class Sweep:
         return row is not None and row["status"] == "skipped" and trial.lacks is None
 
     def _start(self, trial: Trial) -> TrainingJob:
-        job = self._context.job(trial.unit, trial.training.build_task(), trial.training.settings)
         job = replace(
-            job,
+            self._job(trial),
             attempt=self._attempts.get(trial.unit.slot, 1),
             measured=self._settings.kind == "systems",
             parent=trial.parent,
@@ -174,11 +173,15 @@ class Sweep:
         self._running[trial.unit.slot] = job
         return job
 
+    def _job(self, trial: Trial) -> TrainingJob:
+        task = trial.training.build_task(self._context.run)
+        return self._context.job(trial.unit, task, trial.training.settings)
+
     def _skip(self, trial: Trial, reason: str) -> None:
         if trial in self._waiting:
             self._waiting.remove(trial)
-        job = self._context.job(trial.unit, trial.training.build_task(), trial.training.settings)
-        self._record(trial, replace(job, attempt=0), "skipped", {"reason": reason})
+        job = replace(self._job(trial), attempt=0)
+        self._record(trial, job, "skipped", {"reason": reason})
         self._say(trial, f"skipped: {reason}")
 
     def _record(

@@ -12,6 +12,7 @@ from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Training, Unit
 from raypipe.hardware import Hardware
 from raypipe.identity import fingerprint
+from raypipe.paths import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
@@ -200,11 +201,11 @@ def slot_of(stage: str, identity: Mapping[str, Any]) -> str:
     return f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
 
 
-def total_steps(training: Training) -> int:
+def total_steps(training: Training, run: RunDirectory) -> int:
     """The optimiser steps of a training whose batch sizes are resolved."""
     settings, workers = training.settings.training, training.settings.scaling.most_workers
     cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
-    phases = training.build_task().phases(settings, settings.effective_batch or cut)
+    phases = training.build_task(run).phases(settings, settings.effective_batch or cut)
     return sum(phase.steps for phase in phases)
 
 

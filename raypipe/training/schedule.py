@@ -14,6 +14,8 @@ from raypipe.training.task import Phase
 def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     """The learning rate of a phase's step, counted from 0: linear warm-up, then the schedule."""
     warmup = min(training.warmup_steps, phase.steps)
+    if warmup < 1:
+        warmup = round(warmup * phase.steps)
     if step < warmup:
         return phase.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, phase.steps - warmup)

@@ -55,7 +55,9 @@ class TrainingSettings(Settings):
     optimizer: Literal["adam", "adamw"] = Field("adamw", description="the optimiser")
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's moment decay rates")
     weight_decay: float = Field(0.0, ge=0, description="decoupled in adamw, L2 in adam")
-    warmup_steps: int = Field(0, ge=0, description="linear warm-up from zero, in steps")
+    warmup_steps: int | Annotated[float, Field(gt=0, lt=1)] = Field(
+        0, ge=0, description="linear warm-up from zero, in steps; below 1 a share of all steps"
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after it")
     log_every: PositiveInt = Field(10, description="a row in `steps` every so many steps")
     eval_every: PositiveInt | None = Field(None, description="evaluate every so many steps")

@@ -106,7 +106,7 @@ def test_what_decides_the_result_is_the_identity(override, changes):
 def test_samples_are_evaluated_that_were_not_trained_on():
     _, train = stages(resolved(PLAIN, *SMALL).settings)
     assert train.training is not None
-    task = train.training.build_task()
+    task = train.training.build_task(None)
     rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
     held_out = task.build_eval_dataset()
     assert held_out is not None

@@ -55,7 +55,7 @@ class SweptSettings(Settings):
 def stages(settings: SweptSettings) -> Sequence[Stage]:
     task = Line(settings.width, settings.fail)
     identity = {"width": settings.width, "fail": settings.fail}
-    return [train_stage("train", settings.train, lambda: task, identity)]
+    return [train_stage("train", settings.train, lambda _: task, identity)]
 
 
 EXPERIMENT = Experiment("swept", 1, SweptSettings, stages)

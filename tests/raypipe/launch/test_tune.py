@@ -64,7 +64,7 @@ class NotedSettings(SweptSettings):
 
 def stages(settings: NotedSettings) -> Sequence[Stage]:
     identity = settings.model_dump(mode="json", include={"width", "fail", "exhaust"})
-    return [train_stage("train", settings.train, lambda: Noted(settings), identity)]
+    return [train_stage("train", settings.train, lambda _: Noted(settings), identity)]
 
 
 EXPERIMENT = Experiment("noted", 1, NotedSettings, stages)
