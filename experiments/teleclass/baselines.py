@@ -1,0 +1,78 @@
+"""What the phases have to beat: the nearest class name by embedding, and TF-IDF similarity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import chain
+from itertools import count as count_from
+from operator import add
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.preprocessing import normalize
+
+from experiments.teleclass.artifacts import record_measures
+from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.encoding import embeddings_of
+from experiments.teleclass.measures import Counts, count
+from experiments.teleclass.refinement import similarities
+from experiments.teleclass.settings import EncodeSettings
+from raypipe.runner import StageContext
+
+_BLOCK = 4096
+
+
+def measure_baselines(context: StageContext, corpus: Corpus, encoding: EncodeSettings) -> None:
+    """Measure both on the documents that are predicted, where their gold labels are known.
+
+    Each takes the most similar class with its ancestors. The names' vectors are those of the
+    encoder; TF-IDF, of the training documents, sees the classes' names and keywords.
+    """
+    documents = corpus.documents(corpus.predicted)
+    if documents.gold is None:
+        context.say("there are no gold labels to measure the baselines by")
+        return
+    names = embeddings_of(context.run, corpus, encoding, "names")
+    vectors = normalize(np.concatenate([block for _, block in names.blocks()]))
+    stored = embeddings_of(context.run, corpus, encoding, corpus.predicted)
+    nearest = _measured(
+        corpus, ((start, similarities(block, vectors)) for start, block in stored.blocks())
+    )
+    record_measures(context, corpus.taxonomy, "nearest_name", corpus.predicted, nearest)
+    tfidf = context.call("baselines/tfidf", _tfidf_measured, corpus)
+    record_measures(context, corpus.taxonomy, "tfidf", corpus.predicted, tfidf)
+
+
+def _tfidf_measured(corpus: Corpus) -> Counts:
+    """Task: the sums of TF-IDF similarity."""
+    descriptions = corpus.taxonomy.descriptions()
+    documents = corpus.documents(corpus.predicted)
+    vectoriser = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
+    vectoriser.fit(chain(*_texts(corpus.train), descriptions))
+    classes = vectoriser.transform(descriptions).T
+    blocks = (
+        (start, (vectoriser.transform(texts) @ classes).toarray())
+        for start, texts in zip(count_from(0, _BLOCK), _texts(documents), strict=False)
+    )
+    return _measured(corpus, blocks)
+
+
+def _texts(documents: Documents) -> Iterator[list[str]]:
+    for start in range(0, len(documents), _BLOCK):
+        yield documents.text_list(start, min(start + _BLOCK, len(documents)))
+
+
+def _measured(corpus: Corpus, blocks: Iterable[tuple[int, NDArray[np.float32]]]) -> Counts:
+    """The sums where each document has the class with the best score, and its ancestors."""
+    taxonomy, gold = corpus.taxonomy, corpus.documents(corpus.predicted).gold
+    counts = []
+    for start, scores in blocks:
+        best = (np.arange(len(scores)), scores.argmax(1))
+        chosen = sparse.csr_matrix((np.ones(len(scores), bool), best), scores.shape)
+        truth = gold[start : start + len(scores)]  # type: ignore[index]
+        counts.append(count(scores, taxonomy.closure(chosen), truth, taxonomy.depth))
+    return reduce(add, counts)

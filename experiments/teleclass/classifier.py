@@ -1,0 +1,128 @@
+"""The classifier: an encoder of token ids, pretrained or from scratch, and an output a class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.teleclass.settings import ClassifierSettings
+from experiments.transformer.model import Transformer, TransformerSettings, flops_per_sample
+
+
+def transformer_settings(settings: ClassifierSettings, classes: int) -> TransformerSettings:
+    """The transformer from scratch, of the sizes of the settings."""
+    return TransformerSettings(
+        vocabulary=settings.vocabulary,
+        length=settings.length,
+        outputs=max(2, classes),
+        hidden=settings.hidden,
+        layers=settings.layers,
+        heads=settings.heads,
+        dropout=settings.dropout,
+    )
+
+
+class ScratchClassifier(nn.Module):
+    """The transformer encoder of ``experiments.transformer``; padding is the token 0."""
+
+    def __init__(self, settings: ClassifierSettings, classes: int) -> None:
+        super().__init__()
+        self.transformer = Transformer(transformer_settings(settings, classes))
+        self.classes = classes
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of token ids ``[B, L]``; lengths ``[B]`` are not needed."""
+        del lengths
+        logits: Tensor = self.transformer(tokens)
+        return logits[:, : self.classes]
+
+
+class PretrainedClassifier(nn.Module):
+    """A BERT-style encoder of ``transformers`` with a linear head on its pooled states."""
+
+    def __init__(self, encoder: nn.Module, settings: ClassifierSettings, classes: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.mean = settings.pooling == "mean"
+        self.dropout = nn.Dropout(settings.dropout)
+        self.head = nn.Linear(int(encoder.config.hidden_size), classes)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of ids ``[B, L]`` of which the first ``lengths`` ``[B]`` count."""
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        states = self.encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        if self.mean:
+            weights = mask[..., None].to(states.dtype)
+            pooled = (states * weights).sum(1) / weights.sum(1).clamp(min=1)
+        else:
+            pooled = states[:, 0]
+        logits: Tensor = self.head(self.dropout(pooled))
+        return logits
+
+
+def build_classifier(settings: ClassifierSettings, classes: int) -> nn.Module:
+    """A classifier to train: with the pretrained weights, or freshly drawn ones."""
+    if settings.pretrained is None:
+        return ScratchClassifier(settings, classes)
+    from transformers import AutoModel
+
+    encoder = AutoModel.from_pretrained(settings.pretrained)
+    return PretrainedClassifier(_without_pooler(encoder), settings, classes)
+
+
+def metadata_of(settings: ClassifierSettings, classes: int) -> dict[str, str]:
+    """What :func:`restore_classifier` needs beside the weights."""
+    about = {"classifier": settings.model_dump_json(), "classes": str(classes)}
+    if settings.pretrained is not None:
+        from transformers import AutoConfig
+
+        about["config"] = AutoConfig.from_pretrained(settings.pretrained).to_json_string(False)
+    return about
+
+
+def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> nn.Module:
+    """A trained classifier from its weights; nothing but them is read."""
+    settings = ClassifierSettings.model_validate_json(metadata["classifier"])
+    classes = int(metadata["classes"])
+    model: nn.Module
+    if "config" not in metadata:
+        model = ScratchClassifier(settings, classes)
+    else:
+        from transformers import AutoConfig, AutoModel
+
+        config = json.loads(metadata["config"])
+        encoder = AutoModel.from_config(AutoConfig.for_model(**config))  # type: ignore[no-untyped-call]
+        model = PretrainedClassifier(_without_pooler(encoder), settings, classes)
+    model.load_state_dict(dict(weights))
+    return model.eval()
+
+
+def blocks_of(model: nn.Module) -> Iterable[nn.Module]:
+    """The encoder's layers: its longest list of modules."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=())
+
+
+def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
+    """Floating-point operations of a text's forward and backward at the full length.
+
+    Counted as in :func:`experiments.transformer.model.flops_per_sample`.
+    """
+    if isinstance(model, ScratchClassifier):
+        return float(flops_per_sample(transformer_settings(settings, classes)))
+    layers = list(blocks_of(model))
+    weights = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2)
+    width, length = int(model.encoder.config.hidden_size), settings.length
+    return 3.0 * (2 * length * weights + len(layers) * 4 * length**2 * width + 2 * width * classes)
+
+
+def _without_pooler(encoder: Any) -> nn.Module:
+    """The head stands on the states: a pooler would have no gradient, which DDP refuses."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    kept: nn.Module = encoder
+    return kept

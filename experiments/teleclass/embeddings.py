@@ -1,0 +1,97 @@
+"""The vectors of documents in a run directory: blocks of rows, each a memory-mapped Arrow file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from experiments.teleclass.artifacts import read_arrow, write_arrow
+from raypipe.paths import RunDirectory
+
+Vectors = NDArray[np.float32]
+_COLUMN, _FINGERPRINT, _CHECKSUM = "embedding", b"fingerprint", b"crc32"
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """The vectors ``[n, d]`` of ``n`` texts, in blocks of ``block`` rows; the last may be shorter.
+
+    Cheap to pickle: a task opens the blocks it works on. On a local or mounted file system a block
+    is mapped into memory and its rows are read from disk when they are used.
+    """
+
+    run: RunDirectory
+    name: str
+    rows: int
+    block: int
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.block)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The first row of a block and the one after its last."""
+        start = number * self.block
+        return start, min(start + self.block, self.rows)
+
+    def read(self, number: int) -> Vectors:
+        """The vectors of a block, not to be written to.
+
+        Raises:
+            OSError, ValueError: there is no such block, or it is damaged.
+
+        """
+        table = self._table(number)
+        column = table.column(_COLUMN).combine_chunks()
+        width = column.type.list_size
+        vectors: Vectors = column.values.to_numpy(zero_copy_only=True).reshape(-1, width)
+        return vectors
+
+    def read_rows(self, rows: NDArray[np.int64]) -> Vectors:
+        """The vectors of these rows ``[k, d]``, from the blocks they lie in."""
+        numbers = rows // self.block
+        parts = [(n, numbers == n) for n in np.unique(numbers)]
+        first = self.read(int(parts[0][0]))
+        found = np.empty((len(rows), first.shape[1]), np.float32)
+        for number, here in parts:
+            found[here] = self.read(int(number))[rows[here] - number * self.block]
+        return found
+
+    def write(self, number: int, vectors: Vectors, fingerprint: str) -> None:
+        """Store a block, all or nothing, with what its vectors are of."""
+        values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+        column = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
+        about = {_FINGERPRINT: fingerprint, _CHECKSUM: str(zlib.crc32(values.buffers()[1]))}
+        table = pa.table({_COLUMN: column}).replace_schema_metadata(about)
+        write_arrow(self.run, self._path(number), table)
+
+    def holds(self, number: int, fingerprint: str) -> bool:
+        """Whether a block is stored whole, and of this."""
+        if not self.run.exists(self._path(number)):
+            return False
+        try:
+            table, vectors = self._table(number), self.read(number)
+        except (OSError, ValueError):
+            return False
+        start, stop = self.bounds(number)
+        about = table.schema.metadata or {}
+        return (
+            len(vectors) == stop - start
+            and about.get(_FINGERPRINT) == fingerprint.encode()
+            and about.get(_CHECKSUM) == str(zlib.crc32(vectors.data)).encode()
+        )
+
+    def blocks(self) -> Iterator[tuple[int, Vectors]]:
+        """The first row and the vectors of each block."""
+        for number in range(len(self)):
+            yield self.bounds(number)[0], self.read(number)
+
+    def _table(self, number: int) -> pa.Table:
+        return read_arrow(self.run, self._path(number))
+
+    def _path(self, number: int) -> str:
+        return self.run.artifact("encode", self.name, f"{number:06d}.arrow")

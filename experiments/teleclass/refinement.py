@@ -1,0 +1,234 @@
+"""Phase 2, the arithmetic: which documents a class is made of, and which labels a document gets.
+
+Everything works on blocks of rows and keeps the best few alone, so that memory does not grow with
+the number of documents. Scores are cosine similarities; ties are decided by the smaller index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.preprocessing import normalize
+
+Floats = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+#: scores of a class that has no vector, and of a document that has none
+NEVER = -1.0
+_RANKED = 32
+
+
+@dataclass(frozen=True)
+class TopDocuments:
+    """For each class its best documents so far, the best first: scores and rows ``[k, C]``.
+
+    Where there are fewer than k the rest has the row -1.
+    """
+
+    scores: Floats
+    rows: Rows
+
+    @staticmethod
+    def empty(k: int, classes: int) -> TopDocuments:
+        """No document yet."""
+        scores = np.full((k, classes), -np.inf, np.float32)
+        return TopDocuments(scores, np.full((k, classes), -1, np.int64))
+
+    def merge(self, other: TopDocuments) -> TopDocuments:
+        """The best of both."""
+        scores = np.concatenate((self.scores, other.scores))
+        rows = np.concatenate((self.rows, other.rows))
+        order = np.lexsort((rows, -scores), axis=0)[: len(self.scores)]
+        return TopDocuments(
+            np.take_along_axis(scores, order, 0), np.take_along_axis(rows, order, 0)
+        )
+
+    def with_block(self, scores: Floats, first_row: int) -> TopDocuments:
+        """The best with a block of documents ``[B, C]`` considered, whose first has this row."""
+        k = len(self.scores)
+        better = scores > self.scores[-1]  # of equal ones the earlier row stays
+        rows, classes = np.nonzero(better)
+        if not len(rows):
+            return self
+        values = scores[rows, classes]
+        order = np.lexsort((rows, -values, classes))
+        rows, classes, values = rows[order], classes[order], values[order]
+        starts = np.searchsorted(classes, np.arange(scores.shape[1]))
+        rank = np.arange(len(classes)) - starts[classes]
+        kept = rank < k
+        block = TopDocuments.empty(k, scores.shape[1])
+        block.scores[rank[kept], classes[kept]] = values[kept]
+        block.rows[rank[kept], classes[kept]] = rows[kept] + first_row
+        return self.merge(block)
+
+
+def similarities(documents: Floats, classes: Floats) -> Floats:
+    """Cosine similarity ``[B, C]``; :data:`NEVER` where one of both is zero.
+
+    ``classes`` ``[C, d]`` have length 1 or 0, ``documents`` ``[B, d]`` any.
+    """
+    length = np.linalg.norm(documents, axis=1)
+    scores: Floats = documents @ classes.T
+    scores /= np.where(length > 0, length, 1)[:, None]
+    scores[length == 0] = NEVER
+    scores[:, ~classes.any(1)] = NEVER
+    return scores
+
+
+def margins(scores: Floats, related: sparse.csr_matrix) -> Floats:
+    """How far a class is ahead of the best class that is neither its ancestor nor its descendant.
+
+    Args:
+        scores: similarities ``[B, C]``.
+        related: bool ``[C, C]``, true for a class with itself, its ancestors and descendants.
+
+    Returns:
+        ``[B, C]``; the similarity itself where a class is related to all others.
+
+    """
+    count = scores.shape[1]
+    dense = related.toarray()
+    order = ranked(scores, min(_RANKED, count))
+    best = np.full_like(scores, -np.inf)
+    left = np.ones(scores.shape, bool)
+    for rank in order.T:
+        unrelated = left & ~dense[rank]
+        if unrelated.any():
+            values = scores[np.arange(len(scores)), rank]
+            best = np.where(unrelated, values[:, None], best)
+            left &= ~unrelated
+        if not left.any():
+            break
+    for start in range(0, len(pairs := np.argwhere(left)), 4096):
+        rows, classes = pairs[start : start + 4096].T
+        best[rows, classes] = np.where(dense[classes], -np.inf, scores[rows]).max(1)
+    return np.where(np.isfinite(best), scores - best, scores)
+
+
+def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: Floats) -> Floats:
+    """New class vectors: the mean of each class's documents, and what the description adds.
+
+    Args:
+        top: the documents of each class, ``[k, C]``.
+        vectors: of these documents, in the order of ``top.rows`` where it is not -1.
+        earlier: the class vectors ``[C, d]`` so far, kept where a class has no document.
+        anchors: added to the means, ``[C, d]``; zero for none.
+
+    """
+    used = top.rows >= 0
+    classes = np.nonzero(used)[1]
+    count = used.sum(0)
+    shape = (len(count), len(classes))
+    member = sparse.csr_matrix(
+        (np.ones(len(classes), np.float32), (classes, np.arange(len(classes)))), shape
+    )
+    sums = normalize(vectors)
+    means = normalize(member @ sums)
+    known = (count > 0) & earlier.any(1)
+    new: Floats = np.where(known[:, None], normalize(means + anchors), earlier)
+    return new.astype(np.float32)
+
+
+def best_labels(scores: Floats, most: int) -> tuple[NDArray[np.int32], Floats]:
+    """The ``most`` best classes of each document and the one after: ``[B, most + 1]`` each.
+
+    Where there are fewer classes the rest is -1 with the score of the last.
+    """
+    count = min(most + 1, scores.shape[1])
+    classes = ranked(scores, count)
+    values = np.take_along_axis(scores, classes, 1)
+    classes = np.where(values > NEVER, classes, -1)
+    missing = most + 1 - count
+    return (
+        np.pad(classes, ((0, 0), (0, missing)), constant_values=-1).astype(np.int32),
+        np.pad(values, ((0, 0), (0, missing)), mode="edge"),
+    )
+
+
+def cut_at_gap(
+    classes: NDArray[np.int32], scores: Floats, least: int
+) -> tuple[NDArray[np.int32], Floats]:
+    """Labels up to the largest gap between neighbours, at least ``least``; and how wide it is.
+
+    Args:
+        classes: the best classes ``[B, m + 1]`` of :func:`best_labels`, -1 for none.
+        scores: theirs.
+        least: labels a document at least.
+
+    Returns:
+        labels ``[B, m]``, -1 after the last; the largest gap ``[B]``, 0 without a label.
+
+    """
+    # what comes after the last class there is no gap
+    gaps = np.where(classes[:, 1:] >= 0, scores[:, :-1] - scores[:, 1:], -1)
+    cut = np.maximum(gaps.argmax(1) + 1, least)
+    labels = np.where(np.arange(gaps.shape[1]) < cut[:, None], classes[:, :-1], -1)
+    width = np.where(labels[:, 0] >= 0, gaps.max(1), 0).clip(0)
+    return labels, width
+
+
+def reached(scores: Floats, children: Iterable[Sequence[int]], roots: Rows) -> NDArray[np.bool_]:
+    """The classes ``[B, C]`` that a top-down search of each document reaches (its candidates).
+
+    From each class reached at level l (the roots' parent is level 0) the l + 3 most similar
+    children are taken; of all at level l + 1 > 1 the (l + 2)^2 with the best path scores stay. A
+    path score is the similarity's exponential times the best path score of a parent (Zhang et al.
+    2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section 3.2).
+    """
+    below = [np.asarray(each, np.int64) for each in children]
+    size, count = scores.shape
+    similarity = np.exp(scores)
+    found = np.zeros((size, count), bool)
+    path = np.zeros((size, count), np.float32)
+    frontier = np.zeros((size, count), bool)
+    _take(frontier, path, similarity, np.arange(size), roots, np.ones(size, np.float32), 3)
+    level = 1
+    while frontier.any():
+        found |= frontier
+        following = np.zeros_like(frontier)
+        for parent in np.flatnonzero(frontier.any(0)):
+            if len(below[parent]):
+                rows = np.flatnonzero(frontier[:, parent])
+                above = path[rows, parent]
+                _take(following, path, similarity, rows, below[parent], above, level + 3)
+        following &= ~found
+        most = (level + 2) ** 2
+        if most < count:
+            reach = np.where(following, path, 0)
+            least = -np.partition(-reach, most - 1, axis=1)[:, most - 1]
+            following &= reach >= np.maximum(least, np.finfo(np.float32).tiny)[:, None]
+        frontier = following
+        level += 1
+    return found
+
+
+def _take(
+    frontier: NDArray[np.bool_],
+    path: Floats,
+    similarity: Floats,
+    rows: Rows,
+    children: Rows,
+    above: Floats,
+    most: int,
+) -> None:
+    """Add the most similar children of a class to the frontier of these rows, in place."""
+    below = similarity[np.ix_(rows, children)]
+    kept = ranked(below, min(most, len(children)))
+    chosen = children[kept]
+    frontier[rows[:, None], chosen] = True
+    scores = np.take_along_axis(below, kept, 1) * above[:, None]
+    path[rows[:, None], chosen] = np.maximum(path[rows[:, None], chosen], scores)
+
+
+def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
+    """The columns of the ``count`` largest of each row, the largest first, ties by index."""
+    if count < scores.shape[1]:
+        kept = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
+    else:
+        kept = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
+    order = np.argsort(-np.take_along_axis(scores, kept, 1), axis=1, kind="stable")
+    return np.take_along_axis(kept, order, 1)
