@@ -1,0 +1,1 @@
+"""TELEClass: weakly supervised hierarchical multi-label text classification."""

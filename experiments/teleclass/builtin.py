@@ -1,0 +1,126 @@
+"""The built-in corpus: the standard library's docstrings under its packages and modules."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
+from experiments.teleclass.documents import Documents, check_size
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
+from raypipe.datasets.docstrings import DocstringRecord, docstring_records
+from raypipe.datasets.text import TOKEN_PATTERN
+
+#: A smaller module is part of its package, or left out where it has none.
+MIN_DOCUMENTS = 12
+#: Share of the documents kept for the test.
+TEST_SHARE = 0.3
+#: Said of every module, so key terms of none.
+GENERIC = frozenset({"module", "package", "python"})
+
+
+def builtin_documents(
+    max_documents: int | None = None,
+) -> tuple[Taxonomy, Documents, Documents]:
+    """Taxonomy, training and test documents from the docstrings of Python's standard library.
+
+    Documents are the docstrings of classes, functions and methods, each text and each name once.
+    Classes are the modules and packages, at any depth, with at least 12 documents in them and
+    below; a document has the deepest class around it and all its ancestors. The first lines of
+    the modules' own docstrings give their keywords. Which documents are for the test hangs on a
+    hash of their names. The same Python gives the same corpus.
+
+    Args:
+        max_documents: keep at most this many of each, see :meth:`Documents.sample`; the taxonomy
+            stays as it is.
+
+    Raises:
+        CorpusError: ``max_documents`` below 1, or a Python without the sources of its library.
+
+    """
+    check_size(max_documents)
+    records, summaries, dropped = _records()
+    sizes = Counter(prefix for record in records for prefix in _prefixes(record.module))
+    ids = sorted(prefix for prefix, size in sizes.items() if size >= MIN_DOCUMENTS)
+    taxonomy = _taxonomy(ids, summaries)
+    position = {id_: c for c, id_ in enumerate(ids)}
+    # sizes grow upward, so the classes around a document are its first prefixes
+    around = [[position[p] for p in _prefixes(r.module) if p in position] for r in records]
+    rows = [row for row, classes in enumerate(around) if classes]
+    dropped["documents of small modules"] = len(records) - len(rows)
+    deepest = np.array([around[row][-1] for row in rows])
+    kept = [records[row] for row in rows]
+    names = [_name(record) for record in kept]
+    ones = np.ones(len(rows), dtype=np.bool_)
+    gold = sparse.csr_matrix((ones, (np.arange(len(rows)), deepest)), shape=(len(rows), len(ids)))
+    whole = Documents(
+        ids=pa.array(names, pa.large_string()),
+        texts=pa.array([record.text for record in kept], pa.large_string()),
+        gold=taxonomy.closure(gold),
+        dropped={reason: n for reason, n in dropped.items() if n},
+    )
+    test = _is_test(names)
+    train, held_out = (whole.take(np.flatnonzero(chosen)) for chosen in (~test, test))
+    return taxonomy, train.sample(max_documents), held_out.sample(max_documents)
+
+
+def _records() -> tuple[list[DocstringRecord], dict[str, str], Counter[str]]:
+    """The documents, the summaries of the modules, and what was dropped."""
+    found: dict[str, DocstringRecord] = {}
+    texts: set[str] = set()
+    summaries: dict[str, str] = {}
+    dropped: Counter[str] = Counter()
+    for record in docstring_records():
+        if record.kind == "module":
+            summaries[record.module] = record.summary
+        elif record.text in texts:
+            dropped["repeated texts"] += 1
+        elif _name(record) in found:
+            dropped["repeated names"] += 1
+        else:
+            texts.add(record.text)
+            found[_name(record)] = record
+    return list(found.values()), summaries, dropped
+
+
+def _taxonomy(ids: Sequence[str], summaries: Mapping[str, str]) -> Taxonomy:
+    """The classes with their keywords; the part before the last dot is the parent."""
+    source = "built-in corpus"
+    names = [" ".join(re.split(r"[._]+", id_.strip("._"))) for id_ in ids]
+    parents = [(id_.rpartition(".")[0], id_) for id_ in ids]
+    return make_taxonomy(
+        [Row(source, id_, name) for id_, name in zip(ids, names, strict=True)],
+        [Row(source, parent, id_) for parent, id_ in parents if parent],
+        [_content_words(summaries.get(id_, "")) for id_ in ids],
+        source=source,
+    )
+
+
+def _content_words(text: str) -> list[str]:
+    """The words that carry meaning, each once, in their order."""
+    words = dict.fromkeys(re.findall(TOKEN_PATTERN, text.lower()))
+    return [word for word in words if word not in ENGLISH_STOP_WORDS | GENERIC]
+
+
+def _prefixes(module: str) -> list[str]:
+    """``xml.dom`` -> ``xml``, ``xml.dom``."""
+    parts = module.split(".")
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _name(record: DocstringRecord) -> str:
+    return f"{record.module}:{record.qualname}"
+
+
+def _is_test(names: Sequence[str]) -> NDArray[np.bool_]:
+    """About 30 %, drawn by a hash that is not the one samples are drawn by."""
+    digests = b"".join(hashlib.sha256(f"test {name}".encode()).digest()[:8] for name in names)
+    return np.frombuffer(digests, dtype=">u8") < TEST_SHARE * 2.0**64

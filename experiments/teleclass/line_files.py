@@ -1,0 +1,56 @@
+"""Text files whose lines are fields, read with the places that errors name."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.files import open_text, reading
+
+
+class Row(NamedTuple):
+    """Two fields of a source, and where they stand."""
+
+    place: str
+    left: str
+    right: str
+
+
+def numbered_lines(path: Path, form: str) -> Iterator[tuple[int, str]]:
+    """Numbers, from 1, and content of the lines of a UTF-8 text file that are not blank.
+
+    Raises:
+        CorpusError: no such file, damaged compression, or bytes that are not UTF-8.
+
+    """
+    if not path.is_file():
+        raise CorpusError(f"{path}: there is no such file; expected lines {form}")
+    with reading(path, f"UTF-8 text, lines {form}"), open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix("\ufeff")  # Windows editors put one there
+            if line.strip():
+                yield number, line.removesuffix("\n")
+
+
+def tab_rows(path: Path, form: str) -> Iterator[Row]:
+    """The lines ``left<TAB>right`` of a file, without the white space around the fields.
+
+    Raises:
+        CorpusError: what :func:`numbered_lines` raises, or a line with another number of fields.
+
+    """
+    for number, line in numbered_lines(path, form):
+        fields = line.split("\t")
+        if len(fields) != 2:
+            raise malformed(path, number, line, form)
+        yield Row(f"{path}, line {number}", fields[0].strip(), fields[1].strip())
+
+
+def malformed(path: Path, number: int, line: str, form: str) -> CorpusError:
+    """The error for a line of another form."""
+    shown = textwrap.shorten(line, 80, placeholder=" ...")
+    return CorpusError(f"{path}, line {number}: expected {form}, got {shown!r}; correct that line")

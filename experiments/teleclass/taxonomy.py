@@ -1,0 +1,258 @@
+"""The classes and their hierarchy, a directed acyclic graph, in the layouts of TELEClass's data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from experiments.teleclass.line_files import Row, malformed, numbered_lines, tab_rows
+from raypipe.datasets.corpus import CorpusError
+
+
+@dataclass(frozen=True)
+class Taxonomy:
+    """Classes with any number of parents each; :func:`make_taxonomy` checks what it is made of.
+
+    Attributes:
+        ids: what files and predictions call the classes, C of them.
+        names: what people call them; several classes may share a name.
+        edges: (parent, child) as positions in ``ids``, sorted, each once.
+        keywords: terms of each class, possibly none.
+        dropped: how much the reader left out, by reason; not part of equality.
+
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...] = field(repr=False)
+    edges: tuple[tuple[int, int], ...] = field(repr=False)
+    keywords: tuple[tuple[str, ...], ...] = field(repr=False)
+    dropped: Mapping[str, int] = field(compare=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def parents(self) -> list[list[int]]:
+        """The classes directly above each class."""
+        found: list[list[int]] = [[] for _ in self.ids]
+        for parent, child in self.edges:
+            found[child].append(parent)
+        return found
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """The classes directly below each class."""
+        found: list[list[int]] = [[] for _ in self.ids]
+        for parent, child in self.edges:
+            found[parent].append(child)
+        return found
+
+    @cached_property
+    def roots(self) -> NDArray[np.int64]:
+        """The classes without parents, int64, ascending."""
+        return np.array([c for c, above in enumerate(self.parents) if not above], dtype=np.int64)
+
+    @cached_property
+    def leaves(self) -> NDArray[np.int64]:
+        """The classes without children, int64, ascending; a class alone is root and leaf."""
+        return np.array([c for c, below in enumerate(self.children) if not below], dtype=np.int64)
+
+    @cached_property
+    def depth(self) -> NDArray[np.int64]:
+        """Classes on the longest path from a root to each class, int64 [C]; 1 for roots."""
+        depth = np.ones(len(self), dtype=np.int64)
+        for c in self._order:
+            for parent in self.parents[c]:
+                depth[c] = max(depth[c], depth[parent] + 1)
+        return depth
+
+    @cached_property
+    def ancestors(self) -> sparse.csr_matrix:
+        """Which classes each class implies, bool [C, C]: row c has c and all its ancestors."""
+        rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(self)
+        for c in self._order:
+            rows[c] = np.unique(np.concatenate([[c], *(rows[p] for p in self.parents[c])]))
+        indptr = np.cumsum([0, *map(len, rows)])
+        indices = np.concatenate(rows)
+        ones = np.ones(len(indices), dtype=np.bool_)
+        return sparse.csr_matrix((ones, indices, indptr), shape=(len(self), len(self)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sha256 (hexadecimal) of the content, the same on every platform."""
+        content = json.dumps([self.ids, self.names, self.edges, self.keywords])
+        return hashlib.sha256(content.encode("ascii")).hexdigest()
+
+    def closure(self, labels: sparse.csr_matrix) -> sparse.csr_matrix:
+        """Label sets with all ancestors added: TELEClass's phase "hierarchy".
+
+        Args:
+            labels: bool [N, C], a row a document.
+
+        Returns:
+            bool [N, C] in canonical form; the input is left as it is.
+
+        Raises:
+            ValueError: another number of columns than classes.
+
+        """
+        if labels.shape[1] != len(self):
+            raise ValueError(
+                f"the labels have {labels.shape[1]} columns, but there are {len(self)} classes; "
+                "give one column for each class"
+            )
+        closed = sparse.csr_matrix(labels.astype(np.bool_) @ self.ancestors)
+        closed.eliminate_zeros()
+        closed.sort_indices()
+        return closed
+
+    def descriptions(self) -> list[str]:
+        """A text for each class to embed: its name, and its keywords if it has any."""
+        return [
+            f"{name}: {', '.join(terms)}".replace("_", " ") if terms else name.replace("_", " ")
+            for name, terms in zip(self.names, self.keywords, strict=True)
+        ]
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """All classes, parents before children."""
+        return list(TopologicalSorter(dict(enumerate(self.parents))).static_order())
+
+
+def make_taxonomy(
+    classes: Sequence[Row],
+    edges: Sequence[Row],
+    keywords: Sequence[Sequence[str]] | None = None,
+    *,
+    source: str,
+    dropped: Mapping[str, int] | None = None,
+) -> Taxonomy:
+    """Check classes and edges and make a :class:`Taxonomy` of them.
+
+    Args:
+        classes: id and name of each class.
+        edges: ids of parent and child; repeated ones are dropped with a count.
+        keywords: the terms of each class, in the order of ``classes``.
+        source: what an error without a place of its own names.
+        dropped: what was left out before, by reason.
+
+    Raises:
+        CorpusError: no classes, an id that is repeated or holds white space or commas (they
+            separate ids in files), an edge of an unknown class, of a class to itself, or one that
+            closes a cycle; the place of the first one is named.
+
+    """
+    if not classes:
+        raise CorpusError(f"{source}: there are no classes; give a line id<TAB>name for each")
+    first: dict[str, Row] = {}
+    for row in classes:
+        if "," in row.left or row.left.split() != [row.left]:
+            raise CorpusError(
+                f"{row.place}: {row.left!r} cannot be the id of a class: predictions separate ids "
+                "by spaces, gold labels by commas; use one word without commas"
+            )
+        if not row.right:
+            raise CorpusError(f"{row.place}: class {row.left!r} has no name; give it one")
+        if row.left in first:
+            raise CorpusError(
+                f"{row.place}: class id {row.left!r} is repeated, it is already at "
+                f"{first[row.left].place}; give each class an id of its own"
+            )
+        first[row.left] = row
+    ids = tuple(first)
+    position = {id_: c for c, id_ in enumerate(ids)}
+    found: dict[tuple[int, int], str] = {}
+    for row in edges:
+        for id_ in (row.left, row.right):
+            if id_ not in position:
+                raise CorpusError(f"{row.place}: {unknown_class(id_, ids)}")
+        if row.left == row.right:
+            raise CorpusError(
+                f"{row.place}: class {row.left!r} is its own parent; remove that edge"
+            )
+        found.setdefault((position[row.left], position[row.right]), row.place)
+    counts = Counter(dropped or {})
+    counts["repeated edges"] += len(edges) - len(found)
+    taxonomy = Taxonomy(
+        ids=ids,
+        names=tuple(row.right for row in classes),
+        edges=tuple(sorted(found)),
+        keywords=tuple(tuple(terms) for terms in keywords or [()] * len(ids)),
+        dropped={reason: n for reason, n in counts.items() if n},
+    )
+    _refuse_cycles(taxonomy, found)
+    return taxonomy
+
+
+def read_taxonomy(labels: Path, hierarchy: Path, keywords: Path | None = None) -> Taxonomy:
+    """The taxonomy in files of TELEClass's layout, UTF-8, each plain or ``.gz``.
+
+    Args:
+        labels: ``id<TAB>name`` a line.
+        hierarchy: ``parent id<TAB>child id`` a line.
+        keywords: ``name:term,term`` a line; every class of that name gets the terms. Names that
+            no class has are dropped with a count.
+
+    Raises:
+        CorpusError: a missing or damaged file, a malformed line, or what :func:`make_taxonomy`
+            refuses.
+
+    """
+    classes = list(tab_rows(labels, "id<TAB>name"))
+    edges = list(tab_rows(hierarchy, "parent id<TAB>child id"))
+    terms: dict[str, dict[str, None]] = {row.right: {} for row in classes}
+    unknown = 0
+    if keywords is not None:
+        for number, line in numbered_lines(keywords, "name:term,term"):
+            name, colon, listed = (part.strip() for part in line.rpartition(":"))
+            if not colon or not name:
+                raise malformed(keywords, number, line, "name:term,term")
+            if name in terms:
+                terms[name] |= dict.fromkeys(term for t in listed.split(",") if (term := t.strip()))
+            else:
+                unknown += 1
+    return make_taxonomy(
+        classes,
+        edges,
+        [tuple(terms[row.right]) for row in classes],
+        source=str(labels),
+        dropped={"keywords of unknown classes": unknown},
+    )
+
+
+def unknown_class(id_: str, ids: Sequence[str]) -> str:
+    """What to say about an id that no class has."""
+    nearest = get_close_matches(id_, ids, n=1, cutoff=0.0)[0]
+    return (
+        f"there is no class {id_!r}; the nearest of the {len(ids)} class ids is {nearest!r}: "
+        "correct the id or add the class to the labels"
+    )
+
+
+def _refuse_cycles(taxonomy: Taxonomy, places: Mapping[tuple[int, int], str]) -> None:
+    """Raise for the first cycle, naming its classes and the last of its edges in the source."""
+    sorter = TopologicalSorter(dict(enumerate(taxonomy.parents)))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1]
+        closing = set(pairwise(cycle))
+        place = [place for edge, place in places.items() if edge in closing][-1]
+        path = " -> ".join(f"{taxonomy.ids[c]} ({taxonomy.names[c]})" for c in cycle)
+        shown = textwrap.shorten(path, 1000, placeholder=" ...")
+        raise CorpusError(
+            f"{place}: this edge closes a cycle of classes: {shown}; remove one of its edges"
+        ) from error

@@ -1,0 +1,85 @@
+"""The built-in corpus of docstrings."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from experiments.teleclass import builtin
+from experiments.teleclass.builtin import builtin_documents
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.docstrings import docstring_records
+
+
+@pytest.fixture(scope="module")
+def records():
+    return list(docstring_records())
+
+
+@pytest.fixture
+def corpus(records, monkeypatch):
+    monkeypatch.setattr(builtin, "docstring_records", lambda: iter(records))
+    return builtin_documents()
+
+
+def test_classes_follow_the_dotted_names(corpus):
+    taxonomy, train, test = corpus
+    assert len(taxonomy) > 100
+    assert taxonomy.depth.max() >= 3
+    assert {"xml", "xml.dom", "xml.dom.minidom"} <= set(taxonomy.ids)
+    assert taxonomy.names[taxonomy.ids.index("xml.dom.minidom")] == "xml dom minidom"
+    for parent, child in taxonomy.edges:
+        assert taxonomy.ids[child].rpartition(".")[0] == taxonomy.ids[parent]
+    assert taxonomy.depth.tolist() == [id_.count(".") + 1 for id_ in taxonomy.ids]
+    sizes = np.asarray(train.gold.sum(axis=0) + test.gold.sum(axis=0)).ravel()
+    assert sizes.min() >= 12
+
+
+def test_keywords_are_content_words_of_the_summary(corpus, records):
+    taxonomy = corpus[0]
+    summaries = {r.module: r.summary.lower() for r in records if r.kind == "module"}
+    assert sum(map(bool, taxonomy.keywords)) > len(taxonomy) / 2
+    for id_, terms in zip(taxonomy.ids, taxonomy.keywords, strict=True):
+        assert all(term in summaries[id_] for term in terms)
+        assert not {"the", "and", "python", "module"} & set(terms)
+
+
+def test_documents_are_docstrings_under_their_deepest_class(corpus, records):
+    taxonomy, train, test = corpus
+    known = {(f"{r.module}:{r.qualname}", r.text) for r in records if r.kind != "module"}
+    texts = []
+    for documents in (train, test):
+        assert (taxonomy.closure(documents.gold) != documents.gold).nnz == 0
+        for row, (name, text) in enumerate(
+            zip(documents.ids.to_pylist(), documents.texts.to_pylist(), strict=True)
+        ):
+            assert (name, text) in known
+            module = f"{name.partition(':')[0]}."
+            expected = {id_ for id_ in taxonomy.ids if module.startswith(f"{id_}.")}
+            assert expected
+            assert {taxonomy.ids[c] for c in documents.gold[row].indices} == expected
+            texts.append(text)
+    assert len(texts) == len(set(texts))
+    dropped = sum(train.dropped.values())
+    assert len(texts) + dropped == sum(r.kind != "module" for r in records)
+
+
+def test_split_and_samples_hang_on_names_only(corpus):
+    taxonomy, train, test = corpus
+    assert len(test) / (len(train) + len(test)) == pytest.approx(0.3, abs=0.03)
+    assert not set(train.ids.to_pylist()) & set(test.ids.to_pylist())
+    small = builtin_documents(200)
+    assert small[0].fingerprint == taxonomy.fingerprint
+    for sample, whole in zip(small[1:], (train, test), strict=True):
+        names = whole.ids.to_pylist()
+        chosen = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:200]
+        assert sample.ids.to_pylist() == [name for name in names if name in set(chosen)]
+    again = builtin_documents()
+    assert [d.fingerprint for d in again] == [d.fingerprint for d in corpus]
+
+
+def test_a_sample_of_nothing_is_refused():
+    with pytest.raises(CorpusError, match="max_documents is 0; allowed is 1 or more"):
+        builtin_documents(0)

@@ -1,0 +1,414 @@
+"""Documents: the layouts of their files, what is dropped and counted, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import pickle
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from experiments.teleclass import blocks, documents
+from experiments.teleclass.documents import Documents, read_documents
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.taxonomy import make_taxonomy, read_taxonomy
+from raypipe.datasets.corpus import CorpusError
+
+TAXONOMY = make_taxonomy(
+    [Row("", id_, f"name {id_}") for id_ in ("0", "10", "11", "12")],
+    [Row("", "0", "10"), Row("", "10", "11")],
+    source="test",
+)
+#: Texts that readers like to damage.
+TEXTS = [
+    "NA",
+    "1.0",
+    ' "quoted", with comma',
+    "two\nlines",
+    "naïve \u2028 text 🎈",
+    "x\\ny",
+    "null",
+]
+IDS = [f"doc/{i}" for i in range(len(TEXTS))]
+LABELS = [["11"], [], ["10", "12"], ["0"], ["12"], ["12", "12"], []]
+GOLD = [[0, 1, 2], [], [0, 1, 3], [0], [3], [3], []]
+ROWS = [{"id": i, "text": t, "labels": c} for i, t, c in zip(IDS, TEXTS, LABELS, strict=True)]
+
+
+def jsonl(rows: list) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def save(path: Path, rows: list[dict] = ROWS) -> Path:
+    """Rows in the layout of the suffix."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".jsonl"):
+        return write(path, jsonl(rows))
+    if name.endswith(".csv"):
+        flat = [row | {"labels": ", ".join(row["labels"])} for row in rows]
+        return write(path, pd.DataFrame(flat).to_csv(index=False))
+    if name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
+        return path
+    return write(path, "".join(f"{row['id']}\t{row['text']}\n" for row in rows))
+
+
+def gold_of(read: Documents) -> list[list[int]]:
+    assert read.gold.dtype == np.bool_
+    assert read.gold.shape == (len(read), len(TAXONOMY))
+    return [row.indices.tolist() for row in read.gold]
+
+
+@pytest.fixture(params=[2, 4096], ids=["blocks of 2", "one block"])
+def _block(request, monkeypatch):
+    for module in (blocks, documents):
+        monkeypatch.setattr(module, "BLOCK", request.param)
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet"])
+def test_tables_of_every_layout(tmp_path, suffix):
+    read = read_documents(save(tmp_path / f"train.v1{suffix}"), TAXONOMY)
+    assert (read.ids.to_pylist(), read.texts.to_pylist()) == (IDS, TEXTS)
+    assert read.ids.type == read.texts.type == pa.large_string()
+    assert gold_of(read) == GOLD
+    assert read.dropped == {}
+    assert read.text_list(2, 4) == TEXTS[2:4]
+    assert read.text_list(5, 99) == TEXTS[5:]
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+def test_lines(tmp_path, suffix):
+    path = write(tmp_path / f"corpus{suffix}", "7\tone\ttwo \n\n x y \t three\n8\t \n")
+    read = read_documents(path, TAXONOMY)
+    assert read.ids.to_pylist() == ["7", "x y"]
+    assert read.texts.to_pylist() == ["one\ttwo ", " three"]
+    assert read.gold is None
+    assert read.dropped == {"empty documents": 1}
+
+
+def test_one_content_has_one_fingerprint_however_it_is_stored(tmp_path, monkeypatch):
+    whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
+    monkeypatch.setattr(documents, "HASHED", 2)
+    same = [
+        read_documents(save(tmp_path / "a.parquet"), TAXONOMY),
+        read_documents(save(tmp_path / "a.csv"), TAXONOMY),
+        whole.take(range(len(whole))),
+        pickle.loads(pickle.dumps(whole)),
+        Documents(
+            whole.ids[:], pa.concat_arrays([whole.texts[:3], whole.texts[3:]]), whole.gold, {}
+        ),
+    ]
+    sliced = pa.array(["before", *TEXTS], pa.large_string())[1:]
+    same.append(Documents(whole.ids, sliced, whole.gold, {}))
+    monkeypatch.undo()
+    assert {d.fingerprint for d in same[3:]} == {whole.fingerprint}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.take([0, 1]),
+        lambda d: d.take([1, 0, 2, 3, 4, 5, 6]),
+        lambda d: Documents(d.texts, d.ids, d.gold, {}),
+        lambda d: Documents(d.ids, d.texts, None, {}),
+        lambda d: Documents(d.ids, d.texts, sparse.csr_matrix(d.gold.shape, dtype=bool), {}),
+    ],
+)
+def test_another_content_has_another_fingerprint(tmp_path, change):
+    whole = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY)
+    assert change(whole).fingerprint != whole.fingerprint
+
+
+def test_take_keeps_documents_and_labels_together(tmp_path):
+    taken = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY).take(np.array([5, 0]))
+    assert (taken.ids.to_pylist(), gold_of(taken)) == ([IDS[5], IDS[0]], [GOLD[5], GOLD[0]])
+    assert len(taken.take([])) == 0
+    assert len(taken.take([]).fingerprint) == 64
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_several_columns_make_the_text_and_rows_are_ids(tmp_path, suffix):
+    rows = [
+        {"title": "a", "number": 1, "body": "b", "labels": []},
+        {"title": "", "number": 2, "body": "c", "labels": []},
+        {"title": "", "number": 3, "body": "", "labels": []},
+        {"title": "d", "number": 4, "body": None, "labels": []},
+    ]
+    path = save(tmp_path / f"a{suffix}", rows)
+    read = read_documents(path, TAXONOMY, columns=("title", "body"), labels_column="none")
+    assert read.texts.to_pylist() == ["a\nb", "c", "d"]
+    assert read.ids.to_pylist() == ["0", "1", "3"]
+    assert read.gold is None
+    assert read.dropped == {"empty documents": 1}
+    numbered = read_documents(path, TAXONOMY, columns=["body"], id_column="number")
+    assert numbered.ids.to_pylist() == ["1", "2"]
+    assert gold_of(numbered) == [[], []]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_labels_may_be_numbers_missing_or_none(tmp_path, suffix):
+    rows = [{"text": "a", "labels": [11, 12]}, {"text": "b", "labels": None}]
+    rows += [{"text": " ", "labels": [0]}, {"text": "c", "labels": []}]
+    read = read_documents(save(tmp_path / f"a{suffix}", rows), TAXONOMY)
+    assert gold_of(read) == [[0, 1, 2, 3], [], []]
+    assert read.dropped == {"empty documents": 1, "documents without gold": 1}
+    for row in rows:
+        row["labels"] = None
+    assert read_documents(save(tmp_path / f"b{suffix}", rows), TAXONOMY).gold is None
+
+
+def test_tables_of_polars_and_of_categories(tmp_path):
+    frame = pl.DataFrame({"id": IDS, "text": TEXTS, "labels": LABELS})
+    frame.write_parquet(tmp_path / "polars.parquet")
+    pd.DataFrame({"id": IDS, "text": pd.Categorical(TEXTS), "labels": LABELS}).to_parquet(
+        tmp_path / "pandas.parquet"
+    )
+    for name in ("polars", "pandas"):
+        read = read_documents(tmp_path / f"{name}.parquet", TAXONOMY)
+        assert (read.texts.to_pylist(), gold_of(read)) == (TEXTS, GOLD)
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_gold_labels_of_their_own_file(tmp_path, suffix):
+    rows = [{"id": 1, "text": "a", "labels": ["unknown"]}, {"id": 2, "text": "b"}]
+    rows += [{"id": 3, "text": ""}, {"id": 4, "text": "d"}, {"id": 5, "text": "e"}]
+    path = write(tmp_path / "a.jsonl", jsonl(rows))
+    gold = write(tmp_path / f"gold.txt{suffix}", "9\t0\n5\t12,10\n\n3\t0\n1\t11\n4\t\n8\t0\n")
+    read = read_documents(path, TAXONOMY, labels=gold)
+    assert gold_of(read) == [[0, 1, 2], [], [], [0, 1, 3]]
+    assert read.dropped == {
+        "empty documents": 1,
+        "gold of other documents": 3,
+        "documents without gold": 1,
+    }
+
+
+def test_an_empty_gold_file_leaves_all_documents_without(tmp_path):
+    gold = write(tmp_path / "gold.txt", "")
+    read = read_documents(save(tmp_path / "a.jsonl"), TAXONOMY, labels=gold)
+    assert gold_of(read) == [[]] * len(IDS)
+    assert read.dropped == {"documents without gold": len(IDS)}
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_sample_has_the_smallest_hashes_and_is_part_of_larger_ones(tmp_path, suffix):
+    rows = [{"id": f"d{i}", "text": "x" * (i % 5), "labels": ["11"] * (i % 2)} for i in range(40)]
+    path = save(tmp_path / f"a{suffix}", rows)
+    full = read_documents(path, TAXONOMY)
+    by_hash = sorted(full.ids.to_pylist(), key=lambda i: hashlib.sha256(i.encode()).digest())
+    for size in (1, 3, 11, 32, 50):
+        read = read_documents(path, TAXONOMY, max_documents=size)
+        chosen = set(by_hash[:size])
+        rows_chosen = [row for row, id_ in enumerate(full.ids.to_pylist()) if id_ in chosen]
+        assert read.fingerprint == full.take(rows_chosen).fingerprint
+        assert read.fingerprint == full.sample(size).fingerprint
+        beyond = {"documents beyond max_documents": 32 - size} if size < 32 else {}
+        assert read.dropped == {"empty documents": 8} | beyond
+    assert full.sample(None) is full
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize(
+    ("suffix", "places"),
+    [(".jsonl", "line 2 and 5"), (".txt", "line 2 and 5"), (".csv", "row 1 and 4")],
+)
+def test_a_repeated_id_is_refused_naming_both_places(tmp_path, suffix, places):
+    ids = ["a", "b", "c", "d", "b", "a"]
+    rows = [{"id": i, "text": "" if i == "b" else "t", "labels": []} for i in ids]
+    path = save(tmp_path / f"x{suffix}", rows)
+    with pytest.raises(CorpusError, match=rf"x{suffix}: document id 'b' is repeated, in {places};"):
+        read_documents(path, TAXONOMY, max_documents=1)
+
+
+@pytest.mark.usefixtures("_block")
+def test_a_repeated_id_in_the_gold_file_is_refused(tmp_path):
+    gold = write(tmp_path / "gold.txt", "u\t0\n\nv\t0\nw\t0\nv\t0\n")
+    with pytest.raises(
+        CorpusError, match=r"gold.txt: document id 'v' is repeated, in line 3 and 5"
+    ):
+        read_documents(save(tmp_path / "a.jsonl"), TAXONOMY, labels=gold)
+
+
+@pytest.mark.usefixtures("_block")
+@pytest.mark.parametrize(
+    ("suffix", "place"), [(".jsonl", "line 6"), (".csv", "row 5"), (".parquet", "row 5")]
+)
+def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffix, place):
+    rows = [*ROWS[:5], ROWS[5] | {"labels": ["12", "111"]}, ROWS[6] | {"labels": ["x"]}]
+    message = rf"{place}, document 'doc/5': there is no class '111'; the nearest .* is '11'"
+    with pytest.raises(CorpusError, match=message):
+        read_documents(save(tmp_path / f"a{suffix}", rows), TAXONOMY)
+    gold = write(tmp_path / "gold.txt", "elsewhere\t0,13\n")
+    with pytest.raises(CorpusError, match=r"gold.txt, line 1, document 'elsewhere'.*'13'"):
+        read_documents(save(tmp_path / f"b{suffix}"), TAXONOMY, labels=gold)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pdf", "x", r"a.pdf: the suffix says nothing; allowed are .jsonl"),
+        ("a.jsonl", "", r"there is no document with text \(0 without\); give at least one"),
+        ("a.jsonl", '{"text": " "}\n', r"there is no document with text \(1 without\)"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', r"line 2: not JSON"),
+        ("a.jsonl", '{"text": "a"}\n{"text": "\\ud83d"}\n', r"line 2: not JSON.*surrogates"),
+        ("a.jsonl", '\n["text"]\n', r"line 2: expected an object, got list"),
+        ("a.jsonl", '{"text": 3}\n', r"line 1: column 'text' holds int, not text"),
+        ("a.jsonl", '{"txt": "a"}\n', r"line 1: there is no column 'text'.*nearest is 'txt'"),
+        ("a.jsonl", '{"id": 1, "text": "a"}\n{"text": "b"}\n', r"line 2: None is no document id"),
+        ("a.jsonl", '{"id": true, "text": "a"}\n', r"line 1: True is no document id"),
+        ("a.jsonl", '{"id": "", "text": "a"}\n', r"line 1: '' is no document id; give"),
+        ("a.jsonl", '{"text": "a", "labels": "0"}\n', r"'labels' must be a list of class ids"),
+        ("a.jsonl", '{"text": "a", "labels": [null]}\n', r"'labels' must be a list of class ids"),
+        ("a.jsonl", "[" * 100_000, r"cannot be read as JSONL.*RecursionError"),
+        ("a.jsonl", b"\xff\n", r"cannot be read as UTF-8 text"),
+        ("a.txt", "0 text\n", r"a.txt, line 1: expected id<TAB>text, got '0 text'"),
+        ("a.txt", "0\ta\n \ttext\n", r"line 2: expected id<TAB>text"),
+        ("a.txt", b"0\t\xff\n", r"cannot be read as UTF-8 text"),
+        ("a.csv", "", r"cannot be read as CSV"),
+        ("a.csv", "id,text\n", r"there is no document with text"),
+        ("a.csv", "id,txt\n1,a\n", r"there is no column 'text'; there are: id, txt"),
+        ("a.csv", "id,text\n1,a, b\n", r"cannot be read as CSV.*Expected 2 columns, got 3"),
+        ("a.csv", "id,text\n1,a\n,b\n", r"row 1: the document has no id in column 'id'"),
+        ("a.csv", "id,text,text\n1,a,b\n", r"several columns are named 'text'"),
+        ("a.csv", b"id,text\n1,\xff\n", r"cannot be read as CSV.*UTF8"),
+        ("a.parquet", b"PAR1", r"cannot be read as Parquet"),
+    ],
+)
+def test_refusals_say_where_and_what_to_do(tmp_path, name, content, message):
+    with pytest.raises(CorpusError, match=message):
+        read_documents(write(tmp_path / name, content), TAXONOMY)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": [1, 2]}, r"column 'text' holds int64, not text"),
+        ({"txt": ["a", "b"]}, r"there is no column 'text'; there are: txt"),
+        ({"text": ["a", "b"], "id": [0.5, 1.5]}, r"column 'id' holds double, no document ids"),
+        ({"text": ["a", "b"], "id": ["x", None]}, r"row 1: the document has no id"),
+        ({"text": ["a", "b"], "labels": ["0", "10"]}, r"'labels' holds string; give lists"),
+        ({"text": ["a", "b"], "labels": [["0"], [None]]}, r"row 1, document '1': .* class ''"),
+    ],
+)
+def test_parquet_of_other_types_is_refused(tmp_path, columns, message):
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=message):
+        read_documents(tmp_path / "a.parquet", TAXONOMY)
+
+
+def test_settings_without_sense_are_refused(tmp_path):
+    path = save(tmp_path / "a.jsonl")
+    with pytest.raises(CorpusError, match="max_documents is 0; allowed is 1 or more"):
+        read_documents(path, TAXONOMY, max_documents=0)
+    with pytest.raises(CorpusError, match="no column is named"):
+        read_documents(path, TAXONOMY, columns=())
+    with pytest.raises(CorpusError, match=r"none.jsonl: there is no such file"):
+        read_documents(tmp_path / "none.jsonl", TAXONOMY)
+    with pytest.raises(CorpusError, match=r"none.txt: there is no such file"):
+        read_documents(path, TAXONOMY, labels=tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".csv.gz", ".txt.gz", ".parquet"])
+def test_an_incomplete_file_is_refused(tmp_path, suffix):
+    path = save(tmp_path / f"a{suffix}", [row | {"text": row["id"] * 50} for row in ROWS])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CorpusError, match=r"cannot be read as.*copy it anew"):
+        read_documents(path, TAXONOMY)
+
+
+PIECES = ['{"text": "a"', ', "id": 1', ', "labels": [', "0", "]", "}", "\n", "\t", ",", '"', "é"]
+PIECES += ["text", "id", "labels", "\r", "\x00", "null", "PAR1"]
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.lists(st.sampled_from(PIECES), max_size=15).map(lambda p: "".join(p).encode()),
+        st.lists(st.sampled_from(PIECES), max_size=9).map(
+            lambda p: ("id,text,labels\n" + "".join(p)).encode()
+        ),
+    )
+)
+def test_random_bytes_are_documents_or_refused(tmp_path_factory, content):
+    folder = tmp_path_factory.mktemp("random")
+    good = save(folder / "good.jsonl")
+    for suffix in (".jsonl", ".csv", ".txt", ".parquet", ".csv.gz", ".txt.gz", ".jsonl.gz"):
+        path = folder / f"a{suffix}"
+        path.write_bytes(content)
+        for arguments in ({"path": path}, {"path": good, "labels": path}):
+            try:
+                read = read_documents(taxonomy=TAXONOMY, **arguments)
+            except CorpusError:
+                continue
+            assert len(read) == len(read.texts) >= 1
+            assert read.gold is None or read.gold.shape[0] == len(read)
+
+
+@given(position=st.integers(0, 10**6), byte=st.integers(1, 255))
+def test_a_damaged_parquet_file_is_documents_or_refused(tmp_path_factory, position, byte):
+    path = save(tmp_path_factory.mktemp("damaged") / "a.parquet")
+    content = bytearray(path.read_bytes())
+    content[position % len(content)] ^= byte
+    path.write_bytes(content)
+    with suppress(CorpusError):
+        read = read_documents(path, TAXONOMY)
+        assert len(read) == len(read.texts) == len(read.text_list(0, len(read))) >= 1
+
+
+@pytest.mark.parametrize(
+    ("folder", "taxonomy", "file", "columns", "size", "gold_mean"),
+    [
+        ("newsgroups20", "", "train.jsonl.gz", ("subject", "text"), 11_654, 2.29),
+        ("newsgroups20", "", "test.jsonl.gz", ("text",), 7771, 2.30),
+        ("clinc150", "", "train.jsonl.gz", ("text",), 15_100, 2 * 15_000 / 15_100),
+        ("clinc150", "", "test.jsonl.gz", ("text",), 5500, 2 * 4500 / 5500),
+        ("hier_samples", "amazon392_", "amazon392_docs.jsonl", ("token",), 1000, 3),
+        ("hier_samples", "wos33_", "wos33_docs.jsonl", ("token",), 1000, 2),
+    ],
+)
+def test_real_documents(data_dir, folder, taxonomy, file, columns, size, gold_mean):
+    place = data_dir / folder
+    classes = read_taxonomy(
+        place / f"{taxonomy}labels.txt", place / f"{taxonomy}label_hierarchy.txt"
+    )
+    id_column = "asin" if taxonomy == "amazon392_" else "id"
+    read = read_documents(place / file, classes, columns=columns, id_column=id_column)
+    assert (len(read), read.dropped) == (size, {})
+    assert read.gold.sum() / size == pytest.approx(gold_mean, abs=0.005)
+
+
+def test_amazon_531_has_the_published_labels(data_dir, tmp_path):
+    place = data_dir / "teleclass_amazon531"
+    classes = read_taxonomy(place / "labels.txt", place / "label_hierarchy.txt")
+    sample = read_documents(
+        place / "test_corpus_sample.txt", classes, labels=place / "test_doc2labels.txt.gz"
+    )
+    assert (len(sample), sample.ids[0].as_py()) == (10, "0")
+    assert sample.dropped == {"gold of other documents": 19_648}
+    corpus = write(tmp_path / "train.txt", "".join(f"{i}\tx\n" for i in range(29_487)))
+    labels = read_documents(corpus, classes, labels=place / "train_doc2labels.txt.gz")
+    assert labels.dropped == {}
+    assert labels.gold.sum() / 29_487 >= 2.93
+    generated = read_documents(place / "generated_docs.txt.gz", classes)
+    assert (len(generated), generated.gold) == (2555, None)

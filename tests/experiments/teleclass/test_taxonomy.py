@@ -1,0 +1,265 @@
+"""The taxonomy: its graph against brute force, the layouts of its files, what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy, read_taxonomy
+from raypipe.datasets.corpus import CorpusError
+
+LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
+EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"
+
+
+@st.composite
+def graphs(draw) -> tuple[int, list[tuple[int, int]]]:
+    """Classes in a random order and edges that all go one way along another random order."""
+    size = draw(st.integers(1, 9))
+    order = draw(st.permutations(range(size)))
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    drawn = draw(st.lists(pairs.filter(lambda pair: pair[0] != pair[1]), max_size=20))
+    return size, [(order[min(pair)], order[max(pair)]) for pair in drawn] if size > 1 else []
+
+
+def build(size: int, edges: list[tuple[int, int]]) -> Taxonomy:
+    classes = [Row("here", f"id{c}", f"name {c}") for c in range(size)]
+    rows = [Row(f"edge {i}", f"id{a}", f"id{b}") for i, (a, b) in enumerate(edges)]
+    return make_taxonomy(classes, rows, source="here")
+
+
+def paths_up(taxonomy: Taxonomy, c: int) -> list[list[int]]:
+    """Every path from a class to a root."""
+    above = [a for a, b in taxonomy.edges if b == c]
+    return [[c, *path] for a in above for path in paths_up(taxonomy, a)] or [[c]]
+
+
+def write(folder: Path, labels: str | bytes = LABELS, edges: str | bytes = EDGES, terms="") -> list:
+    contents = {"labels.txt": labels, "hierarchy.txt": edges, "keywords.txt": terms}
+    for name, content in contents.items():
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return [folder / name for name in contents]
+
+
+@given(graphs())
+def test_graph_equals_brute_force(graph):
+    size, edges = graph
+    taxonomy = build(size, edges)
+    assert taxonomy.edges == tuple(sorted(set(edges)))
+    assert taxonomy.dropped.get("repeated edges", 0) == len(edges) - len(set(edges))
+    for c in range(size):
+        paths = paths_up(taxonomy, c)
+        assert taxonomy.depth[c] == max(map(len, paths))
+        assert set(taxonomy.ancestors[c].indices) == set().union(*paths)
+        assert set(taxonomy.parents[c]) == {a for a, b in edges if b == c}
+        assert set(taxonomy.children[c]) == {b for a, b in edges if a == c}
+    assert set(taxonomy.roots) == set(range(size)) - {b for _, b in edges}
+    assert set(taxonomy.leaves) == set(range(size)) - {a for a, _ in edges}
+    assert taxonomy.depth.dtype == taxonomy.roots.dtype == np.int64
+    assert taxonomy.ancestors.dtype == np.bool_
+
+
+@given(graphs(), st.data())
+def test_closure_adds_the_ancestors_and_nothing_else(graph, data):
+    taxonomy = build(*graph)
+    size = len(taxonomy)
+    rows = data.draw(st.lists(st.sets(st.integers(0, size - 1)), max_size=5))
+    labels = sparse.lil_matrix((len(rows), size), dtype=np.bool_)
+    for i, row in enumerate(rows):
+        labels[i, list(row)] = True
+    closed = taxonomy.closure(labels.tocsr())
+    assert closed.dtype == np.bool_
+    assert closed.has_canonical_format
+    for i, row in enumerate(rows):
+        expected = {a for c in row for path in paths_up(taxonomy, c) for a in path}
+        assert set(closed[i].indices) == expected
+    assert (taxonomy.closure(closed) != closed).nnz == 0
+
+
+@given(graphs(), st.data())
+def test_an_edge_that_closes_a_cycle_is_refused(graph, data):
+    size, edges = graph
+    taxonomy = build(size, edges)
+    below, above = data.draw(st.sampled_from([*zip(*taxonomy.ancestors.nonzero(), strict=True)]))
+    with pytest.raises(CorpusError) as caught:
+        build(size, [*edges, (below, above)])
+    assert str(caught.value).startswith(f"edge {len(edges)}: ")
+    if below == above:
+        assert "is its own parent" in str(caught.value)
+        return
+    cycle = [int(c) for c in re.findall(r"id(\d+) \(name", str(caught.value))]
+    assert cycle[0] == cycle[-1]
+    assert set(pairwise(cycle)) <= {*edges, (below, above)}
+
+
+def test_closure_needs_a_column_for_each_class():
+    with pytest.raises(ValueError, match="2 columns, but there are 3 classes"):
+        build(3, []).closure(sparse.csr_matrix((1, 2), dtype=np.bool_))
+
+
+def test_ten_thousand_classes_in_one_chain_and_in_a_tree():
+    tree = build(10_000, [((c - 1) // 10, c) for c in range(1, 10_000)])
+    assert tree.depth.max() == 5
+    assert tree.ancestors.nnz == tree.depth.sum()
+    chain = build(2000, [(c, c + 1) for c in range(1999)])
+    assert chain.depth.tolist() == list(range(1, 2001))
+    assert chain.ancestors.nnz == 2000 * 2001 // 2
+
+
+def test_files_of_the_layout(tmp_path):
+    terms = (
+        "physics_lab:optics, laser_beam,,optics\nalchemy:gold\nscience:\nphysics_lab:optics,atom\n"
+    )
+    taxonomy = read_taxonomy(*write(tmp_path, edges=f"{EDGES}\ns\tp\n", terms=terms))
+    assert taxonomy.ids == ("s", "p", "c", "q")
+    assert taxonomy.names[1] == "physics_lab"
+    assert taxonomy.edges == ((0, 1), (0, 2), (1, 3), (2, 3))
+    assert taxonomy.keywords == ((), ("optics", "laser_beam", "atom"), (), ())
+    assert taxonomy.dropped == {"repeated edges": 1, "keywords of unknown classes": 1}
+    assert taxonomy.descriptions() == [
+        "science",
+        "physics lab: optics, laser beam, atom",
+        "chemistry",
+        "quantum chemistry",
+    ]
+    assert taxonomy.depth.tolist() == [1, 2, 2, 3]
+
+
+def test_compressed_and_windows_files_are_the_same_taxonomy(tmp_path):
+    paths = write(tmp_path, terms="science:lab")
+    plain = read_taxonomy(*paths)
+    for path in paths:
+        content = path.read_bytes()
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+        path.write_bytes(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"))
+    for other in (paths, [path.with_name(f"{path.name}.gz") for path in paths]):
+        again = read_taxonomy(*other)
+        assert again == plain
+        assert again.fingerprint == plain.fingerprint
+
+
+def test_a_name_may_be_that_of_several_classes_and_hold_a_colon(tmp_path):
+    labels = "0\tother: misc\n1\tbooks\n2\tother: misc\n"
+    taxonomy = read_taxonomy(*write(tmp_path, labels, "", "other: misc:this,that\n"))
+    assert taxonomy.keywords == (("this", "that"), (), ("this", "that"))
+
+
+def test_the_fingerprint_is_that_of_the_content(tmp_path):
+    first = read_taxonomy(*write(tmp_path, terms="science:lab"))
+    shuffled = read_taxonomy(
+        *write(tmp_path, edges="c\tq\np\tq\ns\tc\ns\tp\ns\tc\n", terms="science:lab")
+    )
+    assert shuffled.fingerprint == first.fingerprint
+    assert pickle.loads(pickle.dumps(first)).fingerprint == first.fingerprint
+    others = [
+        read_taxonomy(*write(tmp_path)),
+        read_taxonomy(*write(tmp_path, edges="s\tp\n", terms="science:lab")),
+        read_taxonomy(*write(tmp_path, LABELS.replace("chem", "Chem"), terms="science:lab")),
+        read_taxonomy(*write(tmp_path, LABELS.replace("q\t", "z\t"), "", "science:lab")),
+    ]
+    assert len({first.fingerprint, *(other.fingerprint for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("labels", "edges", "terms", "message"),
+    [
+        ("", "", "", r"labels.txt: there are no classes; give a line"),
+        ("\n \n", "", "", r"there are no classes"),
+        (LABELS + "s\tagain\n", "", "", r"line 5: class id 's' is repeated.*labels.txt, line 1;"),
+        ("science\n", "", "", r"labels.txt, line 1: expected id<TAB>name, got 'science'"),
+        ("0\ta\tb\n", "", "", r"line 1: expected id<TAB>name, got '0 a b'"),
+        ("0\t \n", "", "", r"line 1: class '0' has no name"),
+        ("\tname\n", "", "", r"line 1: '' cannot be the id of a class"),
+        ("a b\tname\n", "", "", r"line 1: 'a b' cannot be the id.*use one word"),
+        ("a,b\tname\n", "", "", r"line 1: 'a,b' cannot be the id.*without commas"),
+        (b"0\t\xff\n", "", "", r"labels.txt: cannot be read as UTF-8 text"),
+        (LABELS, "s\n", "", r"hierarchy.txt, line 1: expected parent id<TAB>child id"),
+        (LABELS, "s\tp\n\ns\tpp\n", "", r"line 3: there is no class 'pp'; the nearest .* is 'p'"),
+        (LABELS, "x\tp\n", "", r"line 1: there is no class 'x'"),
+        (LABELS, "s\ts\n", "", r"hierarchy.txt, line 1: class 's' is its own parent; remove"),
+        (
+            LABELS,
+            EDGES + "q\ts\n",
+            "",
+            r"hierarchy.txt, line 5: this edge closes a cycle.*s \(science\).*remove one",
+        ),
+        (LABELS, b"\x80", "", r"hierarchy.txt: cannot be read"),
+        (LABELS, "", "science\n", r"keywords.txt, line 1: expected name:term,term"),
+        (LABELS, "", ":a,b\n", r"keywords.txt, line 1: expected name:term,term"),
+        (LABELS, "", b"\x80:a\n", r"keywords.txt: cannot be read"),
+    ],
+)
+def test_refusals_say_where_and_what_to_do(tmp_path, labels, edges, terms, message):
+    with pytest.raises(CorpusError, match=message):
+        read_taxonomy(*write(tmp_path, labels, edges, terms))
+
+
+def test_missing_and_damaged_files_are_refused(tmp_path):
+    paths = write(tmp_path)
+    for i in range(3):
+        missing = [tmp_path / "none.txt" if i == j else path for j, path in enumerate(paths)]
+        with pytest.raises(CorpusError, match=r"none.txt: there is no such file"):
+            read_taxonomy(*missing)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(LABELS.encode())[:-9])
+    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it anew"):
+        read_taxonomy(tmp_path / "cut.gz", paths[1])
+
+
+FIELDS = st.lists(
+    st.sampled_from([b"a", b"b", b"\t", b"\n", b":", b",", b" ", b"\xff"]), max_size=12
+)
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), FIELDS.map(b"".join)), min_size=3, max_size=3))
+def test_random_bytes_are_a_taxonomy_or_refused(tmp_path_factory, contents):
+    folder = tmp_path_factory.mktemp("random")
+    paths = write(folder, *contents)
+    for labels in (paths[0], folder / "labels.gz"):
+        labels.write_bytes(contents[0])
+        try:
+            taxonomy = read_taxonomy(labels, *paths[1:])
+        except CorpusError:
+            continue
+        assert taxonomy.ancestors.shape == (len(taxonomy), len(taxonomy))
+
+
+def test_amazon_531(data_dir):
+    folder = data_dir / "teleclass_amazon531"
+    read = [
+        read_taxonomy(folder / "labels.txt", folder / "label_hierarchy.txt", folder / name)
+        for name in ("llm_enrichment.txt", "enrichment.txt")
+    ]
+    for taxonomy in read:
+        assert (len(taxonomy), len(taxonomy.edges)) == (531, 568)
+        assert (len(taxonomy.roots), len(taxonomy.leaves)) == (6, 462)
+        assert sum(len(parents) >= 2 for parents in taxonomy.parents) == 25
+        assert np.bincount(taxonomy.depth).tolist() == [0, 6, 63, 455, 7]
+        assert taxonomy.dropped == {}
+    assert all(read[0].keywords)
+    assert sum(not terms for terms in read[1].keywords) == 60 + 18  # without a line, without terms
+    assert read[0].descriptions()[2].startswith("jerky: beef, turkey, chicken")
+
+
+@pytest.mark.parametrize(
+    ("folder", "prefix", "classes", "edges", "roots"),
+    [
+        ("newsgroups20", "", 28, 22, 6),
+        ("clinc150", "", 160, 150, 10),
+        ("hier_samples", "amazon392_", 322, 317, 5),
+        ("hier_samples", "wos33_", 40, 33, 7),
+    ],
+)
+def test_other_taxonomies(data_dir, folder, prefix, classes, edges, roots):
+    names = [f"{prefix}labels.txt", f"{prefix}label_hierarchy.txt"]
+    taxonomy = read_taxonomy(*(data_dir / folder / name for name in names))
+    assert (len(taxonomy), len(taxonomy.edges), len(taxonomy.roots)) == (classes, edges, roots)
