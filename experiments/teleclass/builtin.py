@@ -23,6 +23,8 @@ from raypipe.datasets.text import TOKEN_PATTERN
 MIN_DOCUMENTS = 12
 #: Share of the documents kept for the test.
 TEST_SHARE = 0.3
+#: Key terms of a class at most.
+MAX_KEYWORDS = 80
 #: Said of every module, so key terms of none.
 GENERIC = frozenset({"module", "package", "python"})
 
@@ -34,9 +36,9 @@ def builtin_documents(
 
     Documents are the docstrings of classes, functions and methods, each text and each name once.
     Classes are the modules and packages, at any depth, with at least 12 documents in them and
-    below; a document has the deepest class around it and all its ancestors. The first lines of
-    the modules' own docstrings give their keywords. Which documents are for the test hangs on a
-    hash of their names. The same Python gives the same corpus.
+    below; a document has the deepest class around it and all its ancestors. The first
+    words of the modules' own docstrings are their keywords. Which documents are for the test hangs
+    on a hash of their names. The same Python gives the same corpus.
 
     Args:
         max_documents: keep at most this many of each, see :meth:`Documents.sample`; the taxonomy
@@ -47,10 +49,10 @@ def builtin_documents(
 
     """
     check_size(max_documents)
-    records, summaries, dropped = _records()
+    records, described, dropped = _records()
     sizes = Counter(prefix for record in records for prefix in _prefixes(record.module))
     ids = sorted(prefix for prefix, size in sizes.items() if size >= MIN_DOCUMENTS)
-    taxonomy = _taxonomy(ids, summaries)
+    taxonomy = _taxonomy(ids, described)
     position = {id_: c for c, id_ in enumerate(ids)}
     # sizes grow upward, so the classes around a document are its first prefixes
     around = [[position[p] for p in _prefixes(r.module) if p in position] for r in records]
@@ -73,14 +75,14 @@ def builtin_documents(
 
 
 def _records() -> tuple[list[DocstringRecord], dict[str, str], Counter[str]]:
-    """The documents, the summaries of the modules, and what was dropped."""
+    """The documents, the docstrings of the modules, and what was dropped."""
     found: dict[str, DocstringRecord] = {}
     texts: set[str] = set()
-    summaries: dict[str, str] = {}
+    described: dict[str, str] = {}
     dropped: Counter[str] = Counter()
     for record in docstring_records():
         if record.kind == "module":
-            summaries[record.module] = record.summary
+            described[record.module] = record.text
         elif record.text in texts:
             dropped["repeated texts"] += 1
         elif _name(record) in found:
@@ -88,10 +90,10 @@ def _records() -> tuple[list[DocstringRecord], dict[str, str], Counter[str]]:
         else:
             texts.add(record.text)
             found[_name(record)] = record
-    return list(found.values()), summaries, dropped
+    return list(found.values()), described, dropped
 
 
-def _taxonomy(ids: Sequence[str], summaries: Mapping[str, str]) -> Taxonomy:
+def _taxonomy(ids: Sequence[str], described: Mapping[str, str]) -> Taxonomy:
     """The classes with their keywords; the part before the last dot is the parent."""
     source = "built-in corpus"
     names = [" ".join(re.split(r"[._]+", id_.strip("._"))) for id_ in ids]
@@ -99,7 +101,7 @@ def _taxonomy(ids: Sequence[str], summaries: Mapping[str, str]) -> Taxonomy:
     return make_taxonomy(
         [Row(source, id_, name) for id_, name in zip(ids, names, strict=True)],
         [Row(source, parent, id_) for parent, id_ in parents if parent],
-        [_content_words(summaries.get(id_, "")) for id_ in ids],
+        [_content_words(described.get(id_, "")) for id_ in ids],
         source=source,
     )
 
@@ -107,7 +109,7 @@ def _taxonomy(ids: Sequence[str], summaries: Mapping[str, str]) -> Taxonomy:
 def _content_words(text: str) -> list[str]:
     """The words that carry meaning, each once, in their order."""
     words = dict.fromkeys(re.findall(TOKEN_PATTERN, text.lower()))
-    return [word for word in words if word not in ENGLISH_STOP_WORDS | GENERIC]
+    return [word for word in words if word not in ENGLISH_STOP_WORDS | GENERIC][:MAX_KEYWORDS]
 
 
 def _prefixes(module: str) -> list[str]:

@@ -91,7 +91,7 @@ def _refined(
         for number in range(settings.rounds):
             arguments = (documents, corpus.taxonomy, vectors, settings)
             top = _top_documents(context, pool, parts, *arguments)
-            chosen = top.rows.T[top.rows.T >= 0]
+            chosen = top.members()[1]
             made_of = documents.read_rows(chosen)
             vectors = refinement.class_vectors(top, made_of, vectors, settings.anchor * described)
             context.advance(number + 1, f"{len(np.unique(chosen))} documents make the classes")

@@ -38,6 +38,11 @@ class TopDocuments:
         scores = np.full((k, classes), -np.inf, np.float32)
         return TopDocuments(scores, np.full((k, classes), -1, np.int64))
 
+    def members(self) -> tuple[Rows, Rows]:
+        """Classes and rows ``[n]`` of the documents there are, class by class."""
+        classes, ranks = np.nonzero(self.rows.T >= 0)
+        return classes, self.rows[ranks, classes]
+
     def merge(self, other: TopDocuments) -> TopDocuments:
         """The best of both."""
         scores = np.concatenate((self.scores, other.scores))
@@ -114,14 +119,14 @@ def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: 
 
     Args:
         top: the documents of each class, ``[k, C]``.
-        vectors: of these documents, in the order of ``top.rows`` where it is not -1.
+        vectors: of these documents ``[n, d]``, those of the first class, then of the second, ...:
+            as :meth:`TopDocuments.members` names them.
         earlier: the class vectors ``[C, d]`` so far, kept where a class has no document.
         anchors: added to the means, ``[C, d]``; zero for none.
 
     """
-    used = top.rows >= 0
-    classes = np.nonzero(used)[1]
-    count = used.sum(0)
+    classes, _ = top.members()
+    count = np.bincount(classes, minlength=len(earlier))
     shape = (len(count), len(classes))
     member = sparse.csr_matrix(
         (np.ones(len(classes), np.float32), (classes, np.arange(len(classes)))), shape

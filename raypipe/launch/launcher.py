@@ -53,6 +53,8 @@ class PoolOptions:
     gpus: float = 0.0
     time_limit_s: float | None = None
     attempts: int = 3
+    keep_processes: bool = False
+    most_tasks: int | None = None
 
 
 class TaskPool(Protocol):
