@@ -18,6 +18,7 @@ from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.capacity import Shared, of_a_group
+from raypipe.launch.kept import KeptPool
 from raypipe.launch.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch.pool import RayPool
 from raypipe.launch.train import fit
@@ -78,7 +79,7 @@ class RayLauncher:
     @contextmanager
     def pool(self, options: PoolOptions) -> Iterator[TaskPool]:
         """Fractional-CPU tasks of the cluster. Raises ConfigError."""
-        pool = RayPool(options, self._shared)
+        pool = (KeptPool if options.keep_processes else RayPool)(options, self._shared)
         with self._shared.held(pool.capacity) if options.gpus else nullcontext():
             try:
                 yield pool

@@ -55,7 +55,7 @@ def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
     causes = list(getattr(error, "worker_failures", {}).values()) or [error]
     failures = [_classify(unit, cause) for cause in causes]
     worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
-    if worst.kind == "worker_died" and _is_node_gone(nodes):
+    if worst.kind == "worker_died" and is_node_gone(nodes):
         return UnitError(unit, "node_lost", f"a node of the cluster is gone: {worst.message}")
     return worst
 
@@ -82,7 +82,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
     return UnitError(unit, failure_kind(error), str(error))
 
 
-def _is_node_gone(nodes: set[str]) -> bool:
+def is_node_gone(nodes: set[str]) -> bool:
     """Whether one of these nodes died; Ray tells it some time after the workers on it."""
     deadline = time.monotonic() + _NODE_VERDICT_S
     while nodes <= living_nodes().keys():

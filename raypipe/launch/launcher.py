@@ -46,6 +46,11 @@ class PoolOptions:
         gpus: GPUs a task.
         time_limit_s: the seconds after which an attempt is ended; None for no limit.
         attempts: how often a task is tried whose process died or took too long.
+        keep_processes: tasks run in processes of this pool's own, which live as long as the pool
+            does: what one task loads (a model of several GB, kept with ``functools.cache`` in
+            the experiment's code) the next one in that process finds. They end with the pool,
+            and with them the GPU memory they hold. All tasks take the same share then.
+        most_tasks: so many at the same time at most; None for as many as have room.
 
     """
 

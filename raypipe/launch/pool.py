@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,9 @@ _WORTH_A_RETRY = ("worker_died", "node_lost", "host_out_of_memory", "timeout")
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
+    """A task that waits or runs."""
+
     key: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -58,15 +60,15 @@ class RayPool:
                 f"(the largest has {largest:g} CPUs); ask for less"
             )
         self._options, self._shared = options, shared
-        self._capacity = slots * cpus
+        self._capacity = min(slots, options.most_tasks or slots) * cpus
         self._task = ray.remote(run_task)
         self._ray_options = {
             "num_gpus": gpus,
             "max_retries": 0,
             "runtime_env": fault_environment() or None,
         }
-        self._waiting: deque[_Call] = deque()
-        self._running: dict[Any, _Call] = {}
+        self._waiting: deque[Call] = deque()
+        self._running: dict[Any, Call] = {}
 
     @property
     def capacity(self) -> float:
@@ -75,8 +77,8 @@ class RayPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether another task would be handed to Ray at once."""
-        return not self._waiting and self._in_flight() < self._limit() - 1e-9
+        """Whether another task would start, or be the next to."""
+        return _cpus(self._running.values()) + _cpus(self._waiting) < self._limit() - 1e-9
 
     def share(self, value: Any) -> Any:
         """Put a value into the object store once; tasks receive the value itself."""
@@ -89,7 +91,7 @@ class RayPool:
         largest = self._options.cpus
         if cpus is not None and not 0 < cpus <= largest:
             raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool for at most {largest:g}")
-        self._waiting.append(_Call(key, function, arguments, cpus or largest))
+        self._waiting.append(Call(key, function, arguments, cpus or largest))
         self._launch()
 
     def finished(self) -> list[TaskResult]:
@@ -102,16 +104,17 @@ class RayPool:
         self._launch()
         while self._running or self._waiting:
             ready: list[Any] = []
-            if self._running:
-                ready, _ = ray.wait(list(self._running), num_returns=1, timeout=_POLL_S)
+            if watched := self._watched():
+                ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
             # where nothing may run now, what waits does so here
-            self._shared.pause(0 if self._running else _POLL_S)
+            self._shared.pause(0 if watched else _POLL_S)
             if ready:
-                more, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
-                done = [self._collect(reference) for reference in dict.fromkeys([*ready, *more])]
-                self._launch()
-                return done
+                more, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
+                ready = list(dict.fromkeys([*ready, *more]))
+            done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
+            if done:
+                return done
         return []
 
     def cancel(self) -> None:
@@ -122,54 +125,69 @@ class RayPool:
         self._running.clear()
         self._shared.release(self)
 
-    def _in_flight(self) -> float:
-        return sum(call.cpus for call in self._running.values())
+    def _watched(self) -> list[Any]:
+        return list(self._running)
 
     def _limit(self) -> float:
         """The CPUs of what may be in flight: a little more than there are, one task at least."""
         left = None if self._options.gpus else self._shared.left()
-        if left is None:
+        if left is None and self._options.most_tasks is None:
             return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
         # what is queued in Ray would take each CPU that is to become free
-        return min(self._capacity, left)
+        return self._capacity if left is None else min(self._capacity, left)
 
     def _launch(self) -> None:
-        limit, in_flight = self._limit(), self._in_flight()
+        limit, in_flight = self._limit(), _cpus(self._running.values())
         while self._waiting and in_flight + self._waiting[0].cpus <= limit + 1e-9:
-            call = replace(self._waiting.popleft(), started=time.monotonic())
-            in_flight += call.cpus
-            reference = self._task.options(num_cpus=call.cpus, **self._ray_options).remote(
-                call.key,
-                call.attempt,
-                max(1, int(call.cpus)),
-                self._options.time_limit_s,
-                call.function,
-                *call.arguments,
-            )
-            self._running[reference] = call
+            cpus = self._waiting[0].cpus
+            in_flight += cpus
+            self._start_next(self._task.options(num_cpus=cpus, **self._ray_options))
         if not self._options.gpus:
             self._shared.use(self, in_flight)
 
-    def _collect(self, reference: Any) -> TaskResult:
+    def _start_next(self, remote: Any) -> Any:
+        """Hand what waits longest to ``run_task`` behind a Ray task or an actor's method."""
+        call = replace(self._waiting.popleft(), started=time.monotonic())
+        reference = remote.remote(
+            call.key,
+            call.attempt,
+            max(1, int(call.cpus)),
+            self._options.time_limit_s,
+            call.function,
+            *call.arguments,
+        )
+        self._running[reference] = call
+        return reference
+
+    def _collect(self, reference: Any) -> TaskResult | None:
+        """What became of a reference that is ready; None where that ends no attempt."""
         call = self._running.pop(reference)
-        limit = self._options.time_limit_s
-        kind: FailureKind
         try:
             result: TaskResult = ray.get(reference)
         except OutOfMemoryError as error:
-            kind, message = "host_out_of_memory", str(error)
+            return self._failed(call, "host_out_of_memory", str(error))
         except NodeDiedError as error:
-            kind, message = "node_lost", str(error)
+            return self._failed(call, "node_lost", str(error))
         except WorkerCrashedError as error:
-            kind, message = "worker_died", str(error)
-            # run_task ends its process then
-            if limit is not None and time.monotonic() - call.started >= limit:
-                kind, message = "timeout", f"took longer than its limit of {limit:g} s"
+            return self._overdue(call) or self._failed(call, "worker_died", str(error))
         except (RayTaskError, TaskCancelledError) as error:
-            kind, message = "error", str(error)
-        else:
-            return result
+            return self._failed(call, "error", str(error))
+        return result
+
+    def _overdue(self, call: Call) -> TaskResult | None:
+        """The result of an attempt whose process ended itself at the time limit."""
+        limit = self._options.time_limit_s
+        if limit is None or time.monotonic() - call.started < limit:
+            return None
+        return self._failed(call, "timeout", f"took longer than its limit of {limit:g} s")
+
+    def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
+        """The result of an attempt that gave none; where it is worth it, the call waits again."""
         again = kind in _WORTH_A_RETRY and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
+
+
+def _cpus(calls: Iterable[Call]) -> float:
+    return sum(call.cpus for call in calls)

@@ -50,8 +50,8 @@ def main(folder: Path, how: str) -> None:
         {"RAY_memory_usage_threshold": f"{limit:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
     )
     launcher = RayLauncher()
-    if how == "task":
-        with launcher.pool(PoolOptions(1)) as pool:
+    if how != "train":
+        with launcher.pool(PoolOptions(1, keep_processes=how == "kept")) as pool:
             pool.submit("hungry", eat)
             kinds = [result.kind for result in pool.finished()]
     else:
@@ -65,7 +65,7 @@ def main(folder: Path, how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["train", "task"])
+@pytest.mark.parametrize("how", ["train", "task", "kept"])
 def test_a_worker_killed_for_its_memory_is_told_apart(tmp_path, how):
     command = [sys.executable, "-m", "tests.raypipe.launch.test_host_memory", str(tmp_path), how]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)

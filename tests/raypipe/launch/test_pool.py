@@ -19,6 +19,12 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.launch.launcher import PoolOptions, TaskResult
 
 
+@pytest.fixture(params=[False, True], ids=["tasks", "kept"])
+def keep(request: pytest.FixtureRequest) -> bool:
+    """Whether a pool keeps its processes."""
+    return bool(request.param)
+
+
 def collect(pool) -> dict[str, TaskResult]:
     done: dict[str, TaskResult] = {}
     while ended := pool.finished():
@@ -35,9 +41,9 @@ def fail(x: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["ray", "inline"])
-def test_results_come_under_their_keys_and_errors_as_results(kind, request):
+def test_results_come_under_their_keys_and_errors_as_results(kind, keep, request):
     place = request.getfixturevalue("launcher") if kind == "ray" else InlineLauncher()
-    with place.pool(PoolOptions(0.5)) as pool:
+    with place.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         for x in range(20):
             pool.submit(f"k{x}", fail if x == 7 else square, x)
         done = collect(pool)
@@ -48,12 +54,12 @@ def test_results_come_under_their_keys_and_errors_as_results(kind, request):
     assert all(result.worker for result in done.values())
 
 
-def test_a_share_limits_the_threads(launcher: RayLauncher):
+def test_a_share_limits_the_threads(launcher: RayLauncher, keep):
     def threads() -> list[int]:
         np.ones((200, 200)) @ np.ones((200, 200))
         return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
 
-    with launcher.pool(PoolOptions(0.25)) as pool:
+    with launcher.pool(PoolOptions(0.25, keep_processes=keep)) as pool:
         for i in range(8):
             pool.submit(str(i), threads)
         for result in collect(pool).values():
@@ -61,24 +67,24 @@ def test_a_share_limits_the_threads(launcher: RayLauncher):
             assert set(result.value) == {1}
 
 
-def test_shared_values_are_read_without_a_copy(launcher: RayLauncher):
+def test_shared_values_are_read_without_a_copy(launcher: RayLauncher, keep):
     def look(array: np.ndarray) -> tuple[bool, float]:
         return bool(array.flags.writeable), float(array.sum())
 
-    with launcher.pool(PoolOptions(0.5)) as pool:
+    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         shared = pool.share(np.ones(10**6))
         pool.submit("a", look, shared)
         assert collect(pool)["a"].value == (False, 1e6)
 
 
-def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, tmp_path: Path):
+def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, keep, tmp_path: Path):
     def die_once(marker: str) -> str:
         if not Path(marker).exists():
             Path(marker).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return "alive"
 
-    with launcher.pool(PoolOptions(0.5)) as pool:
+    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         pool.submit("x", die_once, str(tmp_path / "died"))
         told = []
         while ended := pool.finished():
@@ -89,11 +95,11 @@ def test_a_killed_task_is_tried_again_and_each_death_is_told(launcher, tmp_path:
     ]
 
 
-def test_a_task_that_always_dies_is_given_up(launcher):
+def test_a_task_that_always_dies_is_given_up(launcher, keep):
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with launcher.pool(PoolOptions(0.5)) as pool:
+    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         pool.submit("x", die)
         told = []
         while ended := pool.finished():
@@ -105,26 +111,32 @@ def test_a_task_that_always_dies_is_given_up(launcher):
     ]
 
 
-def test_more_than_any_node_has_is_refused_at_once(launcher):
-    with pytest.raises(ConfigError, match="no node has that"), launcher.pool(PoolOptions(10_000)):
+def test_more_than_any_node_has_is_refused_at_once(launcher, keep):
+    with (
+        pytest.raises(ConfigError, match="no node has that"),
+        launcher.pool(PoolOptions(10_000, keep_processes=keep)),
+    ):
         pass
-    with pytest.raises(ConfigError, match="GPUs"), launcher.pool(PoolOptions(1, gpus=64)):
+    with (
+        pytest.raises(ConfigError, match="GPUs"),
+        launcher.pool(PoolOptions(1, gpus=64, keep_processes=keep)),
+    ):
         pass
 
 
-def test_leaving_a_pool_ends_its_tasks(launcher, tmp_path: Path):
+def test_leaving_a_pool_ends_its_tasks(launcher, keep, tmp_path: Path):
     def slow(folder: str) -> None:
         Path(folder, "started").touch()
         while not Path(folder, "left").exists():
             time.sleep(0.01)
         Path(folder, "survived").touch()
 
-    with launcher.pool(PoolOptions(0.5)) as pool:
+    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
+        pool.submit("fast", square, 3)
+        assert pool.finished()[0].key == "fast"
         pool.submit("slow", slow, str(tmp_path))
         while not (tmp_path / "started").exists():
             time.sleep(0.05)
-        pool.submit("fast", square, 3)
-        assert pool.finished()[0].key == "fast"
     time.sleep(2)
     (tmp_path / "left").touch()
     time.sleep(2)
@@ -155,8 +167,8 @@ def test_tasks_of_different_shares_fill_the_cpus(launcher, cpus, tmp_path: Path)
             pool.submit("too much", square, 1, cpus=2)
 
 
-def test_who_submits_while_there_is_room_has_little_in_flight(launcher, cpus):
-    with launcher.pool(PoolOptions(0.5)) as pool:
+def test_who_submits_while_there_is_room_has_little_in_flight(launcher, keep, cpus):
+    with launcher.pool(PoolOptions(0.5, keep_processes=keep)) as pool:
         waiting, most, done = 200, 0, 0
         in_flight = 0
         while waiting or in_flight:
@@ -170,14 +182,14 @@ def test_who_submits_while_there_is_room_has_little_in_flight(launcher, cpus):
     assert 2 * cpus <= most <= 3 * cpus
 
 
-def test_a_task_beyond_its_time_is_tried_again_and_given_up(launcher, tmp_path: Path):
+def test_a_task_beyond_its_time_is_tried_again_and_given_up(launcher, keep, tmp_path: Path):
     def hang_once(marker: str) -> str:
         if not Path(marker).exists():
             Path(marker).touch()
             ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a hanging library does
         return "in time"
 
-    options = PoolOptions(0.5, time_limit_s=2, attempts=2)
+    options = PoolOptions(0.5, time_limit_s=2, attempts=2, keep_processes=keep)
     with launcher.pool(options) as pool:
         pool.submit("once", hang_once, str(tmp_path / "hung"))
         pool.submit("always", time.sleep, 60)
@@ -192,3 +204,21 @@ def test_a_task_beyond_its_time_is_tried_again_and_given_up(launcher, tmp_path: 
         "always": [("timeout", True, None), ("timeout", False, None)],
         "quick": [(None, False, 9)],
     }
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path, keep, most):
+    def mark(number: int) -> int:
+        here = tmp_path / f"{number}"
+        here.touch()
+        time.sleep(0.1)
+        together = len(list(tmp_path.iterdir()))
+        here.unlink()
+        return together
+
+    options = PoolOptions(0.25, keep_processes=keep, most_tasks=most)
+    with launcher.pool(options) as pool:
+        assert pool.capacity == 0.25 * most
+        for number in range(8):
+            pool.submit(f"{number}", mark, number)
+        assert max(result.value for result in collect(pool).values()) <= most

@@ -79,9 +79,10 @@ def cpus(launcher: RayLauncher) -> int:
     return number
 
 
-def test_tasks_leave_the_cpus_that_are_held(launcher, shared, beside, cpus, tmp_path):
+@pytest.mark.parametrize("keep", [False, True])
+def test_tasks_leave_the_cpus_that_are_held(keep, launcher, shared, beside, cpus, tmp_path):
     beside.submit(shared.hold, "training", cpus - 1).result()
-    with launcher.pool(PoolOptions(1)) as pool:
+    with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
         for number in range(12):
             pool.submit(str(number), timed, number)
         spans: list[tuple[float, float]] = []
@@ -99,9 +100,10 @@ def test_tasks_leave_the_cpus_that_are_held(launcher, shared, beside, cpus, tmp_
     assert errors == [None] * cpus
 
 
-def test_tasks_wait_while_everything_is_held(launcher, shared, beside, cpus, tmp_path):
+@pytest.mark.parametrize("keep", [False, True])
+def test_tasks_wait_while_everything_is_held(keep, launcher, shared, beside, cpus, tmp_path):
     beside.submit(shared.hold, "training", cpus).result()
-    with launcher.pool(PoolOptions(1)) as pool, ThreadPoolExecutor(1) as third:
+    with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool, ThreadPoolExecutor(1) as third:
         pool.submit("x", meet, tmp_path, "began", 1)
         third.submit(time.sleep, 1.2).add_done_callback(
             lambda _: beside.submit(
@@ -142,14 +144,15 @@ def test_a_thread_that_waits_for_cpus_ends_when_it_is_interrupted(cpus, shared, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
 def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
-    launcher, shared, beside, cpus, tmp_path
+    keep, launcher, shared, beside, cpus, tmp_path
 ):
     full, over = threading.Event(), threading.Event()
 
     def fill() -> int:
         ended = 0
-        with launcher.pool(PoolOptions(1)) as pool:
+        with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
             for number in range(4 * cpus):
                 pool.submit(str(number), time.sleep, 0.05)
             while results := pool.finished():

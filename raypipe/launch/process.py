@@ -1,0 +1,22 @@
+"""A process for many tasks; it loads this module, and not torch, which takes seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from raypipe.launch.launcher import TaskResult
+from raypipe.launch.task import run_task
+
+
+class TaskProcess:
+    """A Ray actor that runs one task after the other."""
+
+    def node(self) -> str:
+        """Which node it is on."""
+        return str(ray.get_runtime_context().get_node_id())
+
+    def run(self, *arguments: Any) -> TaskResult:
+        """``run_task``, here."""
+        return run_task(*arguments)
