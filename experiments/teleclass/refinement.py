@@ -56,6 +56,8 @@ class TopDocuments:
         """The best with a block of documents ``[B, C]`` considered, whose first has this row."""
         k = len(self.scores)
         better = scores > self.scores[-1]  # of equal ones the earlier row stays
+        if len(scores) > k and better.sum() > 2 * k * scores.shape[1]:
+            better &= scores >= np.partition(scores, -k, axis=0)[-k]
         rows, classes = np.nonzero(better)
         if not len(rows):
             return self

@@ -1,0 +1,232 @@
+"""TELEClass's phases at scale: time and memory of refine, samples a second of encode and train.
+
+    python -m benchmarks.teleclass refine       # 10^5 to 10^6 documents x 1000 classes, no GPU
+    python -m benchmarks.teleclass classifier   # a BERT-base-sized classifier, on a GPU
+
+``refine`` runs phase 2 in one process on random vectors, memory-mapped, for growing numbers of
+documents; beside it what the published pipeline does, the whole matrix of similarities and a sort
+of each row, for a number of documents whose matrix fits. ``classifier`` measures forwards as in
+phase 6 and training steps as in phase 5, in fp32, tf32 and bf16, with the peak of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from experiments.teleclass.classifier import build_classifier
+from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.documents import Documents
+from experiments.teleclass.embeddings import Embeddings
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.refine import refine
+from experiments.teleclass.settings import (
+    ClassifierSettings,
+    DataSettings,
+    EncodeSettings,
+    RefineSettings,
+)
+from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
+from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
+from raypipe.experiment import Stage
+from raypipe.launch.inline import InlineLauncher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.runner import Session, StageContext
+from raypipe.tracking import open_trackers
+
+RESULTS = Path(__file__).parent / "results" / "teleclass"
+SIZES = (100_000, 200_000, 500_000, 1_000_000)
+CLASSES, DIMENSIONS, NOISE = 1000, 384, 0.15
+BERT_BASE = ClassifierSettings(
+    length=128, vocabulary=30_522, hidden=768, layers=12, heads=12, dropout=0.1
+)
+
+
+def taxonomy(classes: int) -> Taxonomy:
+    """Ten roots, and ten children below each class as long as there are classes."""
+    rows = [Row("benchmark", str(c), f"class {c}") for c in range(classes)]
+    edges = [Row("benchmark", str((c - 10) // 10), str(c)) for c in range(10, classes)]
+    return make_taxonomy(rows, edges, source="benchmark")
+
+
+def make_vectors(run: RunDirectory, encoding: EncodeSettings, documents: int) -> None:
+    """Classes at random, documents around them; written block by block."""
+    draw = np.random.default_rng(0)
+    classes = draw.standard_normal((CLASSES, DIMENSIONS)).astype(np.float32)
+    classes /= np.linalg.norm(classes, axis=1, keepdims=True)
+    for name, rows in (("classes", CLASSES), ("train", documents)):
+        store = Embeddings(run, name, rows, encoding.block)
+        for number in range(len(store)):
+            start, stop = store.bounds(number)
+            if name == "classes":
+                store.write(number, classes[start:stop], name)
+                continue
+            own = classes[draw.integers(0, CLASSES, stop - start)]
+            noise = NOISE * draw.standard_normal(own.shape, dtype=np.float32)
+            store.write(number, own + noise, name)
+
+
+def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
+    """Phase 2 in this process: seconds, and the process's peak resident memory in bytes."""
+    encoding = EncodeSettings()
+    ids = pa.array(np.arange(documents)).cast(pa.large_string())
+    train = Documents(ids, ids, None, {})
+    corpus = Corpus(taxonomy(CLASSES), train, None)
+    display, ledger = Display(), Ledger(run)
+    with display, open_trackers((), run, "benchmark", "teleclass", {}) as trackers:
+        launcher = InlineLauncher()
+        session = Session(run, "benchmark", ledger, launcher, display, [], trackers)
+        context = StageContext(Stage("refine", print, []), session)
+        clock, cpu = time.perf_counter(), time.process_time()
+        refine(context, DataSettings(), corpus, encoding, RefineSettings())
+        seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}
+
+
+def dense_once(run: RunDirectory, documents: int) -> dict[str, Any]:
+    """The whole matrix and a sort of each row, three rounds and the labels, in torch."""
+    encoding = EncodeSettings()
+    stores = [
+        Embeddings(run, n, r, encoding.block)
+        for n, r in (("train", documents), ("classes", CLASSES))
+    ]
+    texts, classes = (torch.tensor(np.concatenate([b for _, b in s.blocks()])) for s in stores)
+    clock, cpu = time.perf_counter(), time.process_time()
+    texts = torch.nn.functional.normalize(texts)
+    for _ in range(3):
+        scores = texts @ torch.nn.functional.normalize(classes).T
+        classes = texts[scores.topk(20, dim=0).indices].mean(0)
+    scores = texts @ torch.nn.functional.normalize(classes).T
+    ordered, _ = scores.sort(dim=1, descending=True)
+    (ordered[:, :5] - ordered[:, 1:6]).argmax(1)
+    seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}
+
+
+def measure_refine(sizes: list[int]) -> dict[str, Any]:
+    """Each size in a process of its own, one thread; the published way at the smallest."""
+    rows: list[dict[str, Any]] = []
+    for size in sizes:
+        with TemporaryDirectory(prefix="raypipe-teleclass-") as folder:
+            run = RunDirectory.at(folder)
+            make_vectors(run, EncodeSettings(), size)
+            for how in ("blocks", "dense") if size == min(sizes) else ("blocks",):
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.teleclass",
+                    "one",
+                    how,
+                    folder,
+                    str(size),
+                ]
+                done = subprocess.run(command, check=True, capture_output=True, text=True)
+                row = {"how": how, **json.loads(done.stdout.splitlines()[-1])}
+                print(row, flush=True)
+                rows.append(row)
+    about = {"classes": CLASSES, "dimensions": DIMENSIONS, "machine": platform.processor()}
+    return {**about, "rows": rows}
+
+
+def measure_classifier(batches: list[int], steps: int) -> dict[str, Any]:
+    """Samples a second and peak memory of forwards and of training steps on this GPU."""
+    if not torch.cuda.is_available():
+        raise SystemExit("classifier needs a GPU")
+    classes = 531
+    rows = []
+    for precision in ("fp32", "tf32", "bf16"):
+        for batch in batches:
+            for training in (False, True):
+                row = {"precision": precision, "batch": batch, "training": training}
+                try:
+                    row |= _speed(precision, batch, steps, classes, training=training)
+                except torch.OutOfMemoryError:
+                    row |= {"samples_per_s": None, "peak_bytes": None}
+                print(row, flush=True)
+                rows.append(row)
+    return {"device": torch.cuda.get_device_name(), "model": BERT_BASE.model_dump(), "rows": rows}
+
+
+def _speed(
+    precision: str, batch: int, steps: int, classes: int, *, training: bool
+) -> dict[str, Any]:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    model = build_classifier(BERT_BASE, classes).cuda().train(training)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
+    data = LongestSamples(BERT_BASE.length, BERT_BASE.vocabulary, classes)
+    samples = Collate(classes)([data[i] for i in range(batch)])
+    ids, lengths, targets = (tensor.cuda() for tensor in samples)
+    task = TeleclassTask(BERT_BASE, classes, data, None)
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            if not training:
+                with torch.inference_mode():
+                    model(ids, lengths).sigmoid().cpu()
+                return
+            loss = task.loss(model, (ids, lengths, targets), None)  # type: ignore[arg-type]
+        (loss.total / batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    clock = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    rate = batch * steps / (time.perf_counter() - clock)
+    return {"samples_per_s": rate, "peak_bytes": torch.cuda.max_memory_allocated()}
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    sizes = commands.add_parser("refine", help="time and memory of phase 2")
+    sizes.add_argument("--documents", type=int, nargs="+", default=list(SIZES))
+    speed = commands.add_parser("classifier", help="a BERT-base-sized classifier on a GPU")
+    speed.add_argument("--batches", type=int, nargs="+", default=[16, 64, 256])
+    speed.add_argument("--steps", type=int, default=20)
+    one = commands.add_parser("one", help="one measurement of refine, in this process")
+    one.add_argument("how", choices=["blocks", "dense"])
+    one.add_argument("folder")
+    one.add_argument("size", type=int)
+    given = parser.parse_args()
+    if given.command == "one":
+        torch.set_num_threads(1)
+        measure = refine_once if given.how == "blocks" else dense_once
+        print(json.dumps(measure(RunDirectory.at(given.folder), given.size)))
+        return
+    if given.command == "refine":
+        content = measure_refine(given.documents)
+    else:
+        content = measure_classifier(given.batches, given.steps)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{given.command}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
