@@ -230,7 +230,8 @@ def _rows(corpus: Corpus, c: int, texts: list[str]) -> dict[str, Row]:
 
 
 def generated_documents(context: StageContext) -> tuple[pa.Array, list[int]]:
-    """The texts that were written, and the class of each."""
+    """The texts that were written, and the class of each, class by class."""
     rows = context.ledger.rows("generated")
+    rows.sort(key=lambda row: (row["class_index"], row["number"]))
     texts = pa.array([row["text"] for row in rows], pa.large_string())
     return texts, [int(row["class_index"]) for row in rows]

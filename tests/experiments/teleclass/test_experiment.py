@@ -1,0 +1,322 @@
+"""TELEClass through the public command: phases, workers, faults, sweeps, mistakes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.teleclass import encoders
+from experiments.teleclass.builtin import builtin_documents
+from experiments.teleclass.embeddings import Embeddings
+from experiments.teleclass.taxonomy import read_taxonomy
+from raypipe import commands
+from raypipe.commands import Request
+from raypipe.errors import ConfigError
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+from tests.command import Ended, in_process
+
+PROJECT = Path(__file__).resolve().parents[3]
+CONFIG = PROJECT / "configs/teleclass.yaml"
+DOCUMENTS = 400
+SMALL = (
+    f"data.max_documents={DOCUMENTS}",
+    "encode.dimensions=64",
+    "encode.block=128",
+    "infer.block=128",
+    "train.training.epochs=1",
+    "train.training.log_every=5",
+    "train.classifier.hidden=32",
+    "train.classifier.vocabulary=600",
+    "train.classifier.length=24",
+)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+
+
+def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), path: Path = CONFIG) -> int:
+    given = [*(SMALL if path == CONFIG else ()), *overrides]
+    return commands.run(Request("run", str(path), given, str(folder), profile="cpu", only=only))
+
+
+def measures(folder: Path) -> pd.DataFrame:
+    table = read_table(RunDirectory.at(folder), "measures")
+    return table[table["level"] == "all"].set_index("method")
+
+
+def labels_by_id(folder: Path) -> dict[str, set[str]]:
+    with (folder / "artifacts/infer/predictions.csv").open() as file:
+        return {row["id"]: set(row["labels"].split()) for row in csv.DictReader(file)}
+
+
+@pytest.mark.usefixtures("inline")
+def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder) == 0
+    found = measures(folder)
+    assert set(found.index) == {"nearest_name", "tfidf", "pseudo_labels", "classifier"}
+    assert (found.loc[["nearest_name", "tfidf", "classifier"], "documents_of"] == "test").all()
+
+    taxonomy, _, test = builtin_documents(DOCUMENTS)
+    index = {name: c for c, name in enumerate(taxonomy.ids)}
+    predicted = labels_by_id(folder)
+    assert list(predicted) == test.ids.to_pylist()
+    for labels in predicted.values():
+        assert labels
+        for name in labels:
+            above = taxonomy.ancestors[index[name]].indices
+            assert {taxonomy.ids[c] for c in above} <= labels
+    table = read_table(RunDirectory.at(folder), "predictions")
+    assert {row.id: set(row.labels) for row in table.itertuples()} == predicted
+    assert (np.diff(np.stack(table["probabilities"])) <= 0).all()
+
+    assert run(folder, "encode.workers=1", "infer.batch_size=7") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"refine\.top_documents: stored 20, now 7"):
+        run(folder, "refine.top_documents=7")
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_was_encoded_is_not_encoded_again(tmp_path, monkeypatch):
+    encode, seen = encoders.LsaEncoder.encode, []
+
+    def failing(encoder, texts):
+        if len(seen) >= 3:
+            raise ValueError("not now")
+        return counting(encoder, texts)
+
+    def counting(encoder, texts):
+        seen.append(len(texts))
+        return encode(encoder, texts)
+
+    monkeypatch.setattr(encoders.LsaEncoder, "encode", failing)
+    assert run(tmp_path / "run", "encode.cache=false", only=("encode",)) == 1
+    monkeypatch.setattr(encoders.LsaEncoder, "encode", counting)
+    assert run(tmp_path / "run", "encode.cache=false", only=("encode",)) == 0
+    classes = len(builtin_documents(DOCUMENTS)[0])
+    assert sum(seen) == 2 * DOCUMENTS + 2 * classes  # each text once
+    failures = read_table(RunDirectory.at(tmp_path / "run"), "failures")
+    assert failures["message"].str.contains("not now").all()
+
+    del seen[:]
+    assert run(tmp_path / "second", only=("encode",)) == 0
+    first_time = sum(seen)
+    assert run(tmp_path / "third", only=("encode",)) == 0
+    assert sum(seen) == first_time  # from the cache, in another run directory
+    one, other = (
+        Embeddings(RunDirectory.at(tmp_path / name), "train", DOCUMENTS, 128).read(1)
+        for name in ("run", "third")
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_damaged_block_is_encoded_again(tmp_path):
+    folder = tmp_path / "run"
+    options = ("encode.cache=false",)
+    assert run(folder, *options, only=("encode",)) == 0
+    stored = Embeddings(RunDirectory.at(folder), "train", DOCUMENTS, 128)
+    whole = np.array(stored.read(2))
+    path = folder / "artifacts/encode/train/000002.arrow"
+    path.write_bytes(path.read_bytes()[:-100])
+    ledger = next((folder / "ledger").iterdir())
+    lines = [line for line in ledger.read_text().splitlines() if '"key": "encode"' not in line]
+    ledger.write_text("\n".join(lines) + "\n")
+    assert run(folder, *options, only=("encode",)) == 0
+    np.testing.assert_array_equal(stored.read(2), whole)
+
+
+@pytest.mark.usefixtures("inline")
+def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
+    axes = ("sweep.stage=train", "sweep.axes.training.micro_batch=[4, 8]", "sweep.steps=4")
+    more = ("sweep.axes.training.precision=[fp32, bf16]", "sweep.warmup_steps=2")
+    request = Request(
+        "sweep", str(CONFIG), [*SMALL, *axes, *more], str(tmp_path / "run"), profile="cpu"
+    )
+    assert commands.sweep(request) == 0
+    rows = read_table(RunDirectory.at(tmp_path / "run"), "trials")
+    assert (len(rows), set(rows["status"])) == (4, {"succeeded"})
+    assert rows["parity"].max() < 0.02
+    assert "micro_batch" in capsys.readouterr().out
+
+    rows = commands.fit(Request("fit", str(CONFIG), SMALL, profile="cpu"), None)
+    assert {row["stage"] for row in rows} == {"train"}
+    assert {row["micro_batch"] for row in rows if not row["failed"] and row["micro_batch"]} == {16}
+
+
+def test_workers_do_not_change_the_result(launcher, tmp_path):
+    """Equal vectors to 1e-5, pseudo-labels, and predictions to 99.9 %."""
+    phases = ("encode", "refine", "infer")
+
+    def ended(workers: int) -> Ended:
+        given = [f"{phase}.workers={workers}" for phase in phases]
+        given += [f"train.scaling.workers={workers}", "encode.cache=false"]
+        folder = tmp_path / str(workers)
+        arguments = ("run", CONFIG, *SMALL, *given, "--run-dir", folder, "--profile", "cpu")
+        return in_process(launcher, *arguments, environment={})
+
+    for workers in (1, 2):
+        done = ended(workers)
+        assert done.status == 0, done.output
+    runs = [RunDirectory.at(tmp_path / str(workers)) for workers in (1, 2)]
+    for name in ("train", "test"):
+        one, two = (Embeddings(run, name, DOCUMENTS, 128) for run in runs)
+        for number in range(len(one)):
+            np.testing.assert_allclose(one.read(number), two.read(number), rtol=0, atol=1e-5)
+    one, two = (
+        pd.read_parquet(tmp_path / name / "artifacts/refine/pseudo_labels.parquet") for name in "12"
+    )
+    assert [set(labels) for labels in one["labels"]] == [set(labels) for labels in two["labels"]]
+    one, two = (labels_by_id(tmp_path / name) for name in "12")
+    assert np.mean([one[name] == two[name] for name in one]) >= 0.999
+    workers = read_table(runs[1], "trials")["workers"]
+    assert workers.tolist() == [2]
+
+
+def write_files(folder: Path, hierarchy: str) -> list[str]:
+    """A small corpus of two clear topics; the overrides that read it."""
+    folder.mkdir()
+    (folder / "labels.txt").write_text("a\tthings\nb\tfruit\nc\tcars\n")
+    (folder / "label_hierarchy.txt").write_text(hierarchy)
+    (folder / "keywords.txt").write_text("fruit:apple,pear,cherry\ncars:engine,wheel,brake\n")
+    draw = np.random.default_rng(0)
+    words = {
+        "b": ["fruit", "apple", "pear", "cherry", "sweet", "juice"],
+        "c": ["cars", "engine", "wheel", "brake", "road"],
+    }
+    for name, size in (("train", 60), ("test", 30)):
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt") as file:
+            for number in range(size):
+                label = "bc"[number % 2]
+                text = " ".join(draw.choice(words[label], 8))
+                record = {"id": f"{name}{number}", "labels": [label], "text": text}
+                file.write(json.dumps(record) + "\n")
+    return [
+        "data.source=files",
+        f"data.dir={folder}",
+        "data.train=train.jsonl.gz",
+        "data.test=test.jsonl.gz",
+        "data.keywords=keywords.txt",
+        "data.max_documents=null",
+    ]
+
+
+@pytest.mark.usefixtures("inline")
+def test_files_of_two_clear_topics_are_told_apart(tmp_path):
+    overrides = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    learning = ("train.training.epochs=30", "train.training.learning_rate=0.003")
+    refining = ("refine.max_labels=1", "refine.anchor=0", "refine.rule=core")
+    assert run(tmp_path / "run", *overrides, *learning, *refining) == 0
+    found = measures(tmp_path / "run")
+    assert found.loc["pseudo_labels", "example_f1"] == 1
+    assert found.loc["classifier", "example_f1"] == 1
+    predicted = labels_by_id(tmp_path / "run")
+    assert predicted == {f"test{n}": {"a", "bc"[n % 2]} for n in range(30)}
+
+
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.dir=nowhere"], "nowhere"),
+        (["encode.encoder=sentence_transformer"], "encoder = sentence_transformer"),
+        (["encode.encoder=sentence_transformer", "encode.model=./nothing"], "no such directory"),
+        (["train.classifier.pretrained=/nothing/here"], "no such directory"),
+        (["augment.generator=nothing:at_all"], "augment.generator = nothing:at_all"),
+        (["augment.source=files"], "generated_docs.txt.gz"),
+        (["refine.rule=given"], "given"),
+        (["refine.min_labels=9"], "min_labels = 9 is above max_labels"),
+        (["infer.top_k=2"], "threshold"),
+        (["data.text=[body]"], "body"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_written(tmp_path, overrides, message):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / "run", *given, *overrides)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_a_taxonomy_with_a_cycle_is_refused(tmp_path):
+    given = write_files(tmp_path / "data", "a\tb\nb\tc\nc\ta\n")
+    with pytest.raises(ConfigError, match="cycle"):
+        run(tmp_path / "run", *given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_amazon_runs_on_what_was_written_for_it(tmp_path, data_dir):
+    """No reviews are there: the written ones are learnt from, and the ten samples predicted."""
+    folder = data_dir / "teleclass_amazon531"
+    overrides = [
+        "data.source=files",
+        f"data.dir={folder}",
+        "data.train=generated_docs.txt.gz",
+        "data.test=test_corpus_sample.txt",
+        "data.test_labels=test_doc2labels.txt.gz",
+        "data.keywords=llm_enrichment.txt",
+        "data.max_documents=null",
+        "encode.block=1024",
+        "augment.source=files",
+    ]
+    assert run(tmp_path / "run", *overrides) == 0
+    assert len(labels_by_id(tmp_path / "run")) == 10
+    classes = read_table(RunDirectory.at(tmp_path / "run"), "classes").set_index("class")
+    assert len(classes) == 531
+    starved = classes["documents"] < 10
+    taxonomy = read_taxonomy(folder / "labels.txt", folder / "label_hierarchy.txt")
+    leaves = classes.index.isin([taxonomy.ids[c] for c in taxonomy.leaves])
+    assert classes.loc[starved & leaves, "generated"].between(1, 5).all()
+    assert (classes.loc[~starved, "generated"] == 0).all()
+
+
+@pytest.mark.usefixtures("inline")
+def test_labels_may_be_given(tmp_path, data_dir):
+    """The core classes that a language model gave to Amazon's reviews: no text is there."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    source = data_dir / "teleclass_amazon531"
+    for name in ("labels.txt", "label_hierarchy.txt", "train_doc2labels.txt.gz"):
+        (folder / name).write_bytes((source / name).read_bytes())
+    core = "refined_core_classes.json.gz"
+    (folder / core).write_bytes((source / core).read_bytes())
+    with gzip.open(source / "train_doc2labels.txt.gz", "rt") as file:
+        ids = [line.split("\t")[0] for line in file]
+    (folder / "reviews.txt").write_text("".join(f"{name}\treview {name}\n" for name in ids))
+    overrides = [
+        "data.source=files",
+        f"data.dir={folder}",
+        "data.train=reviews.txt",
+        "data.train_labels=train_doc2labels.txt.gz",
+        "data.max_documents=null",
+        "encode.block=4096",
+        "refine.rule=given",
+        f"refine.given={core}",
+    ]
+    assert run(tmp_path / "run", *overrides, only=("hierarchy",)) == 0
+    stored = pd.read_parquet(tmp_path / "run/artifacts/refine/pseudo_labels.parquet")
+    assert (stored["labels"].str.len() > 0).sum() == 22_115
+    trained = pd.read_parquet(tmp_path / "run/artifacts/hierarchy/training_set.parquet")
+    documents = trained[trained["origin"] == "document"]
+    assert len(documents) == 22_115
+    with gzip.open(source / "train_doc2labels.txt.gz", "rt") as file:
+        gold = [set(map(int, line.split("\t")[1].split(","))) for line in file]
+    core_classes = stored.loc[documents["row"], "labels"]
+    share = [bool(gold[row] & set(labels)) for row, labels in core_classes.items()]
+    assert np.mean(share) == pytest.approx(0.728, abs=5e-4)
