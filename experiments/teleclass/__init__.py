@@ -7,8 +7,9 @@ def __getattr__(name: str) -> Any:
     """``EXPERIMENT``, loaded when it is asked for: a task that refines needs no torch."""
     if name != "EXPERIMENT":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from experiments.teleclass.figures import figures
     from experiments.teleclass.pipeline import VERSION, stages
     from experiments.teleclass.settings import TeleclassSettings
     from raypipe.experiment import Experiment
 
-    return Experiment("teleclass", VERSION, TeleclassSettings, stages)
+    return Experiment("teleclass", VERSION, TeleclassSettings, stages, figures)

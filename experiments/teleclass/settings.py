@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -51,9 +51,16 @@ class StageSettings(Settings):
     workers: PositiveInt | None = Field(
         None, description="tasks at the same time; by default as many as there is room for"
     )
-    cpus: PositiveInt = Field(1, description="CPUs a task")
+    cpus: PositiveFloat = Field(1, description="CPUs a task, or a share of one")
     gpus: float | None = Field(None, ge=0, description="GPUs a task; 1 where there is one, else 0")
     time_limit_s: PositiveFloat | None = Field(None, description="of an attempt at a task")
+
+    @model_validator(mode="after")
+    def _whole_above_one(self) -> Self:
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus or 0)):
+            if value > 1 and value != int(value):
+                raise ValueError(f"{name} = {value}: above 1 it must be a whole number")
+        return self
 
 
 class EncodeSettings(StageSettings):

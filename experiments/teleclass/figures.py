@@ -1,0 +1,111 @@
+"""Figures of TELEClass: the measures of each method, also by level, and the sizes of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
+
+METHODS = {
+    "nearest_name": "nearest class name",
+    "tfidf": "TF-IDF similarity",
+    "pseudo_labels": "pseudo-labels",
+    "classifier": "classifier",
+}
+MEASURES = {
+    "example_f1": "example-F1",
+    "precision_at_1": "P@1",
+    "precision_at_3": "P@3",
+    "mrr": "MRR",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+}
+
+
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """The figures that the tables ``measures`` and ``classes`` allow."""
+    drawn = []
+    with style():
+        found = rows(tables, "measures", ["method", "documents_of", "level", *MEASURES])
+        if found is not None:
+            found = found.set_index("method").loc[[m for m in METHODS if m in set(found["method"])]]
+            drawn.append(_measures(found[found["level"] == "all"]))
+            levels = found[found["level"] != "all"]
+            if levels["level"].nunique() > 1:
+                drawn.append(_levels(levels))
+        classes = rows(tables, "classes", ["documents", "gold"])
+        if classes is not None and classes["gold"].notna().any():
+            drawn.append(_sizes(classes))
+    return drawn
+
+
+def _measures(found: pd.DataFrame) -> Figure:
+    """Every measure of every method."""
+    canvas = _bars(found, list(MEASURES), list(MEASURES.values()))
+    caption = (
+        "All measures over all classes; more is better. The pseudo-labels are measured on the "
+        "training documents, everything else on the documents that are predicted. The baselines "
+        "take the most similar class with its ancestors."
+    )
+    return Figure("measures", "Measures by method", caption, canvas, "Classification")
+
+
+def _levels(found: pd.DataFrame) -> Figure:
+    """Macro-F1 by level of the taxonomy."""
+    levels = sorted(found["level"].unique(), key=int)
+    wide = found.pivot_table(index="method", columns="level", values="macro_f1", sort=False)
+    about = found[~found.index.duplicated()][["documents_of"]].join(wide)
+    canvas = _bars(about, levels, [f"level {n}" for n in levels])
+    canvas.axes[0].set_ylabel("macro-F1")
+    caption = "Macro-F1 over the classes of a level; level 1 are the roots of the taxonomy."
+    return Figure("macro_f1_by_level", "Macro-F1 by level", caption, canvas, "Classification")
+
+
+def _bars(
+    found: pd.DataFrame,
+    columns: Sequence[str],
+    labels: Sequence[str],
+) -> Canvas:
+    """Columns of a table as groups of bars, one a row."""
+    canvas = Canvas(figsize=(1.5 * WIDTH, HEIGHT), layout="constrained")
+    axes = canvas.add_subplot()
+    colours = strokes(list(METHODS))
+    width = 0.8 / len(found)
+    for place, (method, row) in enumerate(found.iterrows()):
+        heights = row[list(columns)].astype(float)
+        middle = np.arange(len(columns)) + (place - (len(found) - 1) / 2) * width
+        name = METHODS[str(method)]
+        if row["documents_of"] == "train" and "test" in set(found["documents_of"]):
+            name += " (training documents)"
+        bars = axes.bar(
+            middle, heights, 0.92 * width, color=colours[str(method)].colour, label=name
+        )
+        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, color=MUTED, padding=1)
+    axes.set_xticks(np.arange(len(columns)), labels)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylim(0, min(1.12, axes.get_ylim()[1] * 1.08))
+    canvas.legend(loc="outside upper left", ncols=len(found), fontsize=7.5)
+    return canvas
+
+
+def _sizes(classes: pd.DataFrame) -> Figure:
+    """Documents a class by pseudo-labels against those by gold labels."""
+    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = canvas.add_subplot()
+    gold, labelled = classes["gold"] + 1, classes["documents"] + 1
+    most = float(max(gold.max(), labelled.max())) * 1.3
+    axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
+    colour = strokes(["classes"])["classes"].colour
+    axes.scatter(gold, labelled, s=12, color=colour, alpha=0.7, linewidth=0)
+    axes.set(xscale="log", yscale="log", xlim=(0.9, most), ylim=(0.9, most))
+    axes.set_xlabel("documents with the class by gold labels, + 1")
+    axes.set_ylabel("documents by pseudo-labels, + 1")
+    caption = (
+        "A dot is a class, ancestors of labels counted. Above the line a class gets more documents "
+        "than it has; at the bottom it is starved, and documents are written for it."
+    )
+    return Figure("class_sizes", "Documents a class", caption, canvas, "Classification")
