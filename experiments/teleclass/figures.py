@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
+from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, set_log, strokes, style
 
 METHODS = {
     "nearest_name": "nearest class name",
@@ -71,7 +71,7 @@ def _bars(
     labels: Sequence[str],
 ) -> Canvas:
     """Columns of a table as groups of bars, one a row."""
-    canvas = Canvas(figsize=(1.5 * WIDTH, HEIGHT), layout="constrained")
+    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     colours = strokes(list(METHODS))
     width = 0.8 / len(found)
@@ -84,11 +84,11 @@ def _bars(
         bars = axes.bar(
             middle, heights, 0.92 * width, color=colours[str(method)].colour, label=name
         )
-        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, color=MUTED, padding=1)
+        axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(columns)), labels)
     axes.tick_params(axis="x", length=0)
-    axes.set_ylim(0, min(1.12, axes.get_ylim()[1] * 1.08))
-    canvas.legend(loc="outside upper left", ncols=len(found), fontsize=7.5)
+    axes.set_ylim(0, min(1.12, axes.get_ylim()[1] * 1.12))
+    canvas.legend(loc="outside upper left", ncols=2, fontsize=7.5)
     return canvas
 
 
@@ -101,7 +101,8 @@ def _sizes(classes: pd.DataFrame) -> Figure:
     axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
     colour = strokes(["classes"])["classes"].colour
     axes.scatter(gold, labelled, s=12, color=colour, alpha=0.7, linewidth=0)
-    axes.set(xscale="log", yscale="log", xlim=(0.9, most), ylim=(0.9, most))
+    for axis in (axes.xaxis, axes.yaxis):
+        set_log(axis, 0.9, most, ticks=(1.0,))
     axes.set_xlabel("documents with the class by gold labels, + 1")
     axes.set_ylabel("documents by pseudo-labels, + 1")
     caption = (
