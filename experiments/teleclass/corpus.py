@@ -10,6 +10,9 @@ from experiments.teleclass.builtin import builtin_documents
 from experiments.teleclass.documents import Documents, read_documents
 from experiments.teleclass.settings import DataSettings
 from experiments.teleclass.taxonomy import Taxonomy, read_taxonomy
+from raypipe.datasets.corpus import CorpusError
+
+_FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz")
 
 
 @dataclass(frozen=True)
@@ -43,24 +46,39 @@ def load(settings: DataSettings) -> Corpus:
         CorpusError: a file that is missing or cannot be used.
 
     """
-    if settings.source == "builtin" or settings.dir is None or settings.train is None:
+    if settings.dir is None:
         return Corpus(*builtin_documents(settings.max_documents))
     folder = settings.dir
     keywords = None if settings.keywords is None else folder / settings.keywords
     taxonomy = read_taxonomy(folder / settings.labels, folder / settings.hierarchy, keywords)
 
-    def documents(name: str, gold: str | None) -> Documents:
-        labels: Path | None = None if gold is None else folder / gold
+    def documents(path: Path, gold: str | None) -> Documents:
         return read_documents(
-            folder / name,
+            path,
             taxonomy,
             columns=settings.text,
             id_column=settings.id,
             labels_column=settings.gold,
-            labels=labels,
+            labels=None if gold is None else folder / gold,
             max_documents=settings.max_documents,
         )
 
-    learnt = documents(settings.train, settings.train_labels)
-    predicted = None if settings.test is None else documents(settings.test, settings.test_labels)
-    return Corpus(taxonomy, learnt, predicted)
+    train = _file(folder, "train", settings.train)
+    if train is None:
+        raise CorpusError(
+            f"{folder}: there is no file train with one of {', '.join(_FORMS)}; "
+            "name the documents in data.train"
+        )
+    test = _file(folder, "test", settings.test)
+    return Corpus(
+        taxonomy,
+        documents(train, settings.train_labels),
+        None if test is None else documents(test, settings.test_labels),
+    )
+
+
+def _file(folder: Path, name: str, given: str | None) -> Path | None:
+    """The file that was given, or the one that has the usual name."""
+    if given is not None:
+        return folder / given
+    return next((p for form in _FORMS if (p := folder / f"{name}{form}").is_file()), None)

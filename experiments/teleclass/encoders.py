@@ -163,12 +163,8 @@ def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
         ConfigError: the libraries are missing, or a directory holds no model.
 
     """
-    model = settings.model
-    if model is None:
-        raise ConfigError(
-            "encode.model: is missing; give the name or the directory of a sentence-transformers "
-            "model, or set encode.encoder to lsa, which needs none"
-        )
+    if (model := settings.model) is None:
+        raise ValueError("these settings name no model")
     need_nlp(f"encode.model = {model}")
     identity = {
         "model": model_identity(model, "encode.model"),

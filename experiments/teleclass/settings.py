@@ -20,8 +20,13 @@ class DataSettings(Settings):
     labels: str = Field("labels.txt", description="`id<TAB>name` a line")
     hierarchy: str = Field("label_hierarchy.txt", description="`parent id<TAB>child id` a line")
     keywords: str | None = Field(None, description="`name:term,term` a line")
-    train: str | None = Field(None, description="documents: .jsonl, .csv, .parquet, .txt")
-    test: str | None = Field(None, description="documents to predict; by default those")
+    train: str | None = Field(
+        None,
+        description="documents, .jsonl, .csv, .parquet or .txt; by default the file train.*",
+    )
+    test: str | None = Field(
+        None, description="documents to predict; by default the file test.*, or the same as train"
+    )
     train_labels: str | None = Field(None, description="their gold labels, for measures alone")
     test_labels: str | None = Field(None, description="`id<TAB>label,label` a line")
     text: tuple[str, ...] = Field(
@@ -40,8 +45,11 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _whole(self) -> DataSettings:
-        if self.source == "files" and (self.dir is None or self.train is None):
-            raise ValueError("source = files: give dir, the folder, and train, the documents")
+        if (self.source == "files") != (self.dir is not None):
+            raise ValueError(
+                f"source = {self.source} with dir = {self.dir}: files lie in a folder, and the "
+                "built-in corpus does not"
+            )
         return self
 
 
@@ -66,10 +74,11 @@ class StageSettings(Settings):
 class EncodeSettings(StageSettings):
     """Phase 1: documents and classes as vectors."""
 
-    encoder: Literal["lsa", "sentence_transformer"] = Field(
-        "lsa", description="TF-IDF and a truncated SVD fitted here, or a pretrained model"
+    model: str | None = Field(
+        None,
+        description="sentence-transformers model, name or directory; by default TF-IDF and a "
+        "truncated SVD (LSA), fitted here",
     )
-    model: str | None = Field(None, description="sentence-transformers model: name or directory")
     max_tokens: PositiveInt = Field(256, description="longest text for the model, the rest is cut")
     batch_size: PositiveInt = Field(64, description="texts a forward of the model")
     precision: Precision = Field("fp32", description="arithmetic of the model")
@@ -79,15 +88,6 @@ class EncodeSettings(StageSettings):
     seed: int = Field(0, ge=0, lt=2**32, description="of lsa")
     block: PositiveInt = Field(1024, description="documents a task")
     cache: bool = Field(True, description="take and keep vectors in the user's cache, across runs")
-
-    @model_validator(mode="after")
-    def _has_model(self) -> EncodeSettings:
-        if (self.encoder == "sentence_transformer") != (self.model is not None):
-            raise ValueError(
-                f"encoder = {self.encoder} with model = {self.model}: a model, its name or "
-                "directory, goes with encoder = sentence_transformer and with nothing else"
-            )
-        return self
 
 
 class RefineSettings(StageSettings):

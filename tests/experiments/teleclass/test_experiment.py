@@ -209,8 +209,6 @@ def write_files(folder: Path, hierarchy: str) -> list[str]:
     return [
         "data.source=files",
         f"data.dir={folder}",
-        "data.train=train.jsonl.gz",
-        "data.test=test.jsonl.gz",
         "data.keywords=keywords.txt",
         "data.max_documents=null",
     ]
@@ -234,8 +232,9 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path):
     ("overrides", "message"),
     [
         (["data.dir=nowhere"], "nowhere"),
-        (["encode.encoder=sentence_transformer"], "encoder = sentence_transformer"),
-        (["encode.encoder=sentence_transformer", "encode.model=./nothing"], "no such directory"),
+        (["encode.model=./nothing"], "no such directory"),
+        (["data.train=missing.csv"], "missing.csv"),
+        (["data.source=builtin"], "source = builtin with dir"),
         (["train.classifier.pretrained=/nothing/here"], "no such directory"),
         (["augment.generator=nothing:at_all"], "augment.generator = nothing:at_all"),
         (["augment.source=files"], "generated_docs.txt.gz"),
