@@ -169,20 +169,20 @@ def _speed(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    model = build_classifier(BERT_BASE, classes).cuda().train(training)
+    model = build_classifier(BERT_BASE, classes, 0).cuda().train(training)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, fused=True)
-    data = LongestSamples(BERT_BASE.length, BERT_BASE.vocabulary, classes)
+    data = LongestSamples(BERT_BASE.length, BERT_BASE.vocabulary, classes, 0)
     samples = Collate(classes)([data[i] for i in range(batch)])
-    ids, lengths, targets = (tensor.cuda() for tensor in samples)
-    task = TeleclassTask(BERT_BASE, classes, data, None)
+    *inputs, targets = (tensor.cuda() for tensor in samples)
+    task = TeleclassTask(BERT_BASE, classes, data)
 
     def step() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
             if not training:
                 with torch.inference_mode():
-                    model(ids, lengths).sigmoid().cpu()
+                    model(*inputs).sigmoid().cpu()
                 return
-            loss = task.loss(model, (ids, lengths, targets), None)  # type: ignore[arg-type]
+            loss = task.loss(model, (*inputs, targets), None)  # type: ignore[arg-type]
         (loss.total / batch).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

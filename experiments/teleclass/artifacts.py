@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.teleclass.measures import Counts, summarise
@@ -55,6 +56,12 @@ def read_arrow(run: RunDirectory, path: str) -> pa.Table:
     """
     source = pa.memory_map(path) if run.is_local else pa.BufferReader(run.read(path))
     return pa.ipc.open_file(source).read_all()
+
+
+def vector_lists(vectors: NDArray[np.float32]) -> pa.FixedSizeListArray:
+    """Float32 ``[n, d]`` as a column."""
+    values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
 
 
 def label_lists(labels: sparse.csr_matrix) -> pa.ListArray:

@@ -27,18 +27,25 @@ def transformer_settings(settings: ClassifierSettings, classes: int) -> Transfor
 
 
 class ScratchClassifier(nn.Module):
-    """The transformer encoder of ``experiments.transformer``; padding is the token 0."""
+    """The transformer encoder of ``experiments.transformer``, and a linear layer beside it.
 
-    def __init__(self, settings: ClassifierSettings, classes: int) -> None:
+    The layer reads the text's vector of phase 1, if there is one, and its logits are added: a wide
+    part and a deep one, trained together (Cheng et al. 2016, Wide & deep learning).
+    """
+
+    def __init__(self, settings: ClassifierSettings, classes: int, width: int) -> None:
         super().__init__()
         self.transformer = Transformer(transformer_settings(settings, classes))
         self.classes = classes
+        self.wide = nn.Linear(width, classes, bias=False) if width else None
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of token ids ``[B, L]``; lengths ``[B]`` are not needed."""
+    def forward(self, tokens: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
+        """Logits ``[B, C]`` of ids ``[B, L]``, padded by 0, and vectors ``[B, d]`` of length 1."""
         del lengths
-        logits: Tensor = self.transformer(tokens)
-        return logits[:, : self.classes]
+        logits: Tensor = self.transformer(tokens)[:, : self.classes]
+        if self.wide is not None:  # of entries around 1, as all that is trained
+            logits = logits + self.wide(vectors * vectors.shape[1] ** 0.5)
+        return logits
 
 
 class PretrainedClassifier(nn.Module):
@@ -51,8 +58,9 @@ class PretrainedClassifier(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
         self.head = nn.Linear(int(encoder.config.hidden_size), classes)  # type: ignore[union-attr, arg-type]
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
         """Logits ``[B, C]`` of ids ``[B, L]`` of which the first ``lengths`` ``[B]`` count."""
+        del vectors
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         states = self.encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         if self.mean:
@@ -64,19 +72,24 @@ class PretrainedClassifier(nn.Module):
         return logits
 
 
-def build_classifier(settings: ClassifierSettings, classes: int) -> nn.Module:
-    """A classifier to train: with the pretrained weights, or freshly drawn ones."""
+def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> nn.Module:
+    """A classifier to train: with the pretrained weights, or freshly drawn ones.
+
+    ``width`` is the dimensions of the vectors it reads beside the tokens, or 0.
+    """
     if settings.pretrained is None:
-        return ScratchClassifier(settings, classes)
+        return ScratchClassifier(settings, classes, width)
     from transformers import AutoModel
 
     encoder = AutoModel.from_pretrained(settings.pretrained)
     return PretrainedClassifier(_without_pooler(encoder), settings, classes)
 
 
-def metadata_of(settings: ClassifierSettings, classes: int) -> dict[str, str]:
+def metadata_of(settings: ClassifierSettings, classes: int, width: int) -> dict[str, str]:
     """What :func:`restore_classifier` needs beside the weights."""
-    about = {"classifier": settings.model_dump_json(), "classes": str(classes)}
+    about = {"classifier": settings.model_dump_json(), "classes": str(classes)} | {
+        "width": str(width)
+    }
     if settings.pretrained is not None:
         from transformers import AutoConfig
 
@@ -90,7 +103,7 @@ def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str
     classes = int(metadata["classes"])
     model: nn.Module
     if "config" not in metadata:
-        model = ScratchClassifier(settings, classes)
+        model = ScratchClassifier(settings, classes, int(metadata["width"]))
     else:
         from transformers import AutoConfig, AutoModel
 

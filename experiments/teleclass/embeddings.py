@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from experiments.teleclass.artifacts import read_arrow, write_arrow
+from experiments.teleclass.artifacts import read_arrow, vector_lists, write_arrow
 from raypipe.paths import RunDirectory
 
 Vectors = NDArray[np.float32]
@@ -63,9 +63,8 @@ class Embeddings:
 
     def write(self, number: int, vectors: Vectors, fingerprint: str) -> None:
         """Store a block, all or nothing, with what its vectors are of."""
-        values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
-        about = {_FINGERPRINT: fingerprint, _CHECKSUM: str(zlib.crc32(values.buffers()[1]))}
+        column = vector_lists(vectors)
+        about = {_FINGERPRINT: fingerprint, _CHECKSUM: str(zlib.crc32(column.values.buffers()[1]))}
         table = pa.table({_COLUMN: column}).replace_schema_metadata(about)
         write_arrow(self.run, self._path(number), table)
 

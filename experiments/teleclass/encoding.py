@@ -112,6 +112,18 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
             context.advance(done, f"{taken_over} known from other runs" if taken_over else "")
 
 
+def encode_texts(
+    context: StageContext, corpus: Corpus, settings: EncodeSettings, texts: Sequence[str]
+) -> Vectors:
+    """The vectors of further texts, by the encoder of the run."""
+    encoder = _encoder(context, corpus, settings)
+    name = f"{context.stage.name}/vectors"
+    vectors: Vectors = context.call(
+        name, _encode, encoder, texts, on_gpu=settings.model is not None and settings.gpus != 0
+    )
+    return vectors
+
+
 def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> Encoder:
     """The encoder, fitted to the documents and the classes where it has to be."""
     if settings.model is not None:

@@ -25,13 +25,14 @@ from experiments.teleclass.artifacts import (
 )
 from experiments.teleclass.classifier import restore_classifier
 from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import ranked
 from experiments.teleclass.settings import InferSettings
 from experiments.teleclass.tasks import pool_options
 from experiments.teleclass.taxonomy import Taxonomy
-from experiments.teleclass.training import Collate
-from experiments.teleclass.training_set import token_lists, tokenizer_path
+from experiments.teleclass.tokens import token_lists, tokenizer_path
+from experiments.teleclass.training import NOTHING, Collate
 from raypipe.paths import RunDirectory
 from raypipe.runner import Call, StageContext
 from raypipe.training import precision
@@ -48,21 +49,27 @@ class Predictor:
     trial_id: str
     settings: InferSettings
 
-    def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """The probability of each class ``[B, C]``, whatever the other texts are."""
+    def probabilities(self, texts: Sequence[str], vectors: Vectors | None) -> Probabilities:
+        """The probability of each class ``[B, C]``, whatever the other texts are.
+
+        ``vectors`` ``[B, d]`` are theirs of phase 1, for a classifier that reads them.
+        """
         model, tokenizer, device = _loaded(self.run, self.trial_id)
         precision.check(self.settings.precision, device)
         precision.configure(self.settings.precision)
         tokens = [each.values.to_numpy() for each in token_lists(tokenizer, texts)]
         order = np.argsort([len(each) for each in tokens], kind="stable")
-        nothing = np.empty(0, np.int32)
+        labels = np.empty(0, np.int32)
         collate = Collate(0)
         parts = []
         for start in range(0, len(order), self.settings.batch_size):
             rows = order[start : start + self.settings.batch_size]
-            ids, lengths, _ = collate([(tokens[row], nothing) for row in rows])
+            batch = collate(
+                [(tokens[r], labels, NOTHING if vectors is None else vectors[r]) for r in rows]
+            )
+            inputs = [tensor.to(device) for tensor in batch[:-1]]
             with torch.inference_mode(), precision.autocast(self.settings.precision, device):
-                logits = model(ids.to(device), lengths.to(device))
+                logits = model(*inputs)
             parts.append(logits.float().sigmoid().cpu().numpy())
         sorted_ = np.concatenate(parts)
         found = np.empty_like(sorted_)
@@ -89,11 +96,17 @@ def choose(
 
 
 def infer(
-    context: StageContext, corpus: Corpus, settings: InferSettings, trial_id: str, identity: str
+    context: StageContext,
+    corpus: Corpus,
+    settings: InferSettings,
+    vectors: Embeddings | None,
+    trial_id: str,
+    identity: str,
 ) -> None:
     """Predict the labels of the test documents, write them, measure them where there is gold.
 
-    Blocks are stored as they come, and not computed again.
+    Blocks are stored as they come, and not computed again. ``vectors`` are those of phase 1, for a
+    classifier that reads them.
 
     Raises:
         UnitError: a task failed for good; the blocks of the others are stored.
@@ -106,7 +119,7 @@ def infer(
     predictor = Predictor(run, trial_id, settings)
     done = 0
     with context.pool(pool_options(context, settings, neural=True)) as pool:
-        shared = pool.share((predictor, taxonomy))
+        shared = pool.share((predictor, taxonomy, vectors))
 
         def calls() -> Iterator[Call]:
             nonlocal done
@@ -117,7 +130,7 @@ def infer(
                     continue
                 gold = None if documents.gold is None else documents.gold[start:stop]
                 texts = documents.text_list(start, stop)
-                yield f"infer/{start}", _predict, shared, texts, gold
+                yield f"infer/{start}", _predict, shared, start, texts, gold
 
         for name, (labels, classes, scores, counts) in context.map(pool, calls()):
             start = int(name.rpartition("/")[2])
@@ -178,11 +191,17 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
 
 
 def _predict(
-    shared: tuple[Predictor, Taxonomy], texts: Sequence[str], gold: sparse.csr_matrix | None
+    shared: tuple[Predictor, Taxonomy, Embeddings | None],
+    start: int,
+    texts: Sequence[str],
+    gold: sparse.csr_matrix | None,
 ) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
     """Task: the labels of a block, its most probable classes with their probabilities, measures."""
-    predictor, taxonomy = shared
-    probabilities = predictor.probabilities(texts)
+    predictor, taxonomy, stored = shared
+    rows = np.arange(start, start + len(texts))
+    probabilities = predictor.probabilities(
+        texts, None if stored is None else stored.read_rows(rows)
+    )
     labels = choose(probabilities, taxonomy, predictor.settings)
     best = ranked(probabilities, min(predictor.settings.scores, probabilities.shape[1]))
     counts = None if gold is None else count(probabilities, labels, gold, taxonomy.depth)

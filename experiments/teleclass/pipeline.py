@@ -11,12 +11,13 @@ from experiments.teleclass.augmentation import augment, generated_files, load_ge
 from experiments.teleclass.baselines import measure_baselines
 from experiments.teleclass.corpus import Corpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
-from experiments.teleclass.encoding import encode
+from experiments.teleclass.encoding import embeddings_of, encode
+from experiments.teleclass.hierarchy import add_ancestors
 from experiments.teleclass.inference import infer
 from experiments.teleclass.refine import refine
 from experiments.teleclass.settings import TeleclassSettings
+from experiments.teleclass.tokens import tokenise
 from experiments.teleclass.training import TeleclassTask, build_task
-from experiments.teleclass.training_set import add_ancestors, tokenise
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
 from raypipe.paths import RunDirectory
@@ -85,24 +86,32 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
     classifier, classes = s.train.classifier, len(corpus.taxonomy)
     tokenising = _phase(
         "tokenise",
-        lambda context: tokenise(context, corpus, classifier),
-        {"tokens": tokens, "length": classifier.length, "vocabulary": classifier.vocabulary},
+        lambda context: tokenise(context, corpus, s.encode, classifier),
+        {"tokens": tokens, "length": classifier.length, "vocabulary": classifier.vocabulary}
+        | {"vectors": classifier.takes_vectors},
         [hierarchy],
         cost=f"at most {documents} documents",
     )
 
     def task(run: RunDirectory | None) -> TeleclassTask:
-        return build_task(run, classifier, classes, s.train.held_out)
+        return build_task(run, settings, classes)
 
     model = classifier.model_dump(mode="json", exclude={"pretrained"})
     trained = {"train.classifier": {**model, **tokens}, "train.held_out": s.train.held_out}
     training = train_stage(
         "train", s.train, task, {**trained, **_after([tokenising])}, ("tokenise",)
     )
-    identity = _decisive("infer", s.infer, {}) | _after([training])
+
+    def run_infer(context: StageContext) -> None:
+        vectors = None
+        if classifier.takes_vectors:
+            vectors = embeddings_of(context.run, corpus, s.encode, corpus.predicted)
+        identity = fingerprint(inference.units[0].identity)
+        infer(context, corpus, s.infer, vectors, training.name, identity)
+
     inference = _phase(
         "infer",
-        lambda context: infer(context, corpus, s.infer, "train", fingerprint(identity)),
+        run_infer,
         _decisive("infer", s.infer, {}),
         [training],
         cost=f"{predicted} documents",

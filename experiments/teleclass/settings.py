@@ -152,10 +152,18 @@ class ClassifierSettings(Settings):
     length: PositiveInt = Field(128, description="tokens of a text, the rest is cut")
     dropout: float = Field(0.1, ge=0, lt=1, description="before the head, and from scratch inside")
     pooling: Literal["mean", "cls"] = Field("mean", description="of a pretrained model's states")
+    vectors: bool = Field(
+        True, description="from scratch: the text's vector of phase 1 is an input beside the tokens"
+    )
     vocabulary: int = Field(8000, ge=512, description="from scratch: tokens of its byte-level BPE")
     hidden: PositiveInt = Field(128, description="from scratch: width")
     layers: PositiveInt = Field(2, description="from scratch: layers")
     heads: PositiveInt | None = Field(None, description="from scratch: by default width / 64")
+
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether the vectors of phase 1 are an input."""
+        return self.vectors and self.pretrained is None
 
 
 class TrainSettings(TrainStageSettings):

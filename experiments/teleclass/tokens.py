@@ -1,0 +1,149 @@
+"""Between phases 4 and 5: the training set as tokens, and as vectors where those are an input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.teleclass.artifacts import read_arrow, read_parquet, vector_lists, write_arrow
+from experiments.teleclass.augmentation import generated_documents
+from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.embeddings import Embeddings, Vectors
+from experiments.teleclass.encoding import embeddings_of, encode_texts
+from experiments.teleclass.hierarchy import training_set_path
+from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
+from raypipe.errors import ConfigError
+from raypipe.launch.launcher import PoolOptions
+from raypipe.paths import RunDirectory
+from raypipe.runner import Call, StageContext
+
+#: documents a block
+BLOCK = 4096
+_TRAINED_ON = 50_000
+
+
+def tokenizer_path(run: RunDirectory) -> str:
+    """The tokenizer, as the library ``tokenizers`` writes it."""
+    return run.artifact("tokenise", "tokenizer.json")
+
+
+def read_tokens(run: RunDirectory, number: int) -> pa.Table:
+    """A block of the training set: ``tokens``, ``labels`` and perhaps ``vector``; mapped, not read.
+
+    Raises:
+        OSError, ValueError: it is missing or damaged.
+
+    """
+    return read_arrow(run, _block_path(run, number))
+
+
+def tokenise(
+    context: StageContext, corpus: Corpus, encoding: EncodeSettings, settings: ClassifierSettings
+) -> None:
+    """Make the tokenizer, and store the training set as the classifier takes it, block by block."""
+    run = context.run
+    table = read_parquet(run, training_set_path(run))
+    starts = range(0, len(table), BLOCK)
+    parts = (table.slice(start, BLOCK) for start in islice(starts, -(-_TRAINED_ON // BLOCK)))
+    sample = [text for part in parts for text in _texts(context, corpus, part)]
+    made = context.call("tokenise/tokenizer", make_tokenizer, sample, settings)
+    run.write(tokenizer_path(run), made.encode())
+    stored = embeddings_of(run, corpus, encoding, "train")
+    texts, _ = generated_documents(context)
+    new = np.empty((0, 0), np.float32)  # the vectors of the written documents
+    if settings.takes_vectors and len(texts):
+        new = encode_texts(context, corpus, encoding, texts.to_pylist())
+    context.begin(len(table))
+    done = 0
+
+    def calls() -> Iterator[Call]:
+        for start in starts:
+            texts = _texts(context, corpus, table.slice(start, BLOCK))
+            yield f"tokenise/{start}", token_lists, made, texts
+
+    with context.pool(PoolOptions()) as pool:
+        for name, tokens in context.map(pool, calls()):
+            start = int(name.rpartition("/")[2])
+            part = table.slice(start, BLOCK)
+            columns = {"tokens": tokens, "labels": part.column("labels")}
+            if settings.takes_vectors:
+                columns["vector"] = vector_lists(_vectors(stored, new, part))
+            write_arrow(run, _block_path(run, start // BLOCK), pa.table(columns).combine_chunks())
+            done += len(part)
+            context.advance(done)
+
+
+def _texts(context: StageContext, corpus: Corpus, part: pa.Table) -> list[str]:
+    """The texts of some rows of the training set, whose written documents come last."""
+    documents, written = _split(part)
+    texts, _ = generated_documents(context)
+    own = corpus.train.take(documents)
+    return [*own.text_list(0, len(own)), *texts.take(pa.array(written)).to_pylist()]
+
+
+def _vectors(stored: Embeddings, new: Vectors, part: pa.Table) -> Vectors:
+    """Their vectors ``[n, d]``: those of phase 1, and the new ones of the written documents."""
+    documents, written = _split(part)
+    parts = [stored.read_rows(documents)] if len(documents) else []
+    return np.concatenate([*parts, new[written]] if len(written) else parts)
+
+
+def _split(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    rows = part.column("row").to_numpy()
+    own = pa.compute.equal(part.column("origin"), "document").to_numpy()
+    return rows[own], rows[~own]
+
+
+def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
+    """The tokenizer as JSON: that of the pretrained model, or a byte-level BPE of these texts.
+
+    Raises:
+        ConfigError: the pretrained model has none of the library ``tokenizers``.
+
+    """
+    if settings.pretrained is None:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=settings.vocabulary,
+            special_tokens=["[PAD]"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+    else:
+        from transformers import AutoTokenizer
+
+        loaded = AutoTokenizer.from_pretrained(settings.pretrained)
+        if not loaded.is_fast:
+            raise ConfigError(
+                f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
+                "take a model with a tokenizer.json"
+            )
+        tokenizer = loaded.backend_tokenizer
+        tokenizer.no_padding()
+    tokenizer.enable_truncation(settings.length)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
+    """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
+    encoded = _tokenizer(tokenizer).encode_batch_fast(list(texts))
+    return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(content: str) -> Tokenizer:
+    return Tokenizer.from_str(content)
+
+
+def _block_path(run: RunDirectory, number: int) -> str:
+    return run.artifact("tokenise", f"{number:06d}.arrow")
