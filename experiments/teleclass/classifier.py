@@ -71,7 +71,7 @@ def build_classifier(settings: ClassifierSettings, classes: int) -> nn.Module:
     from transformers import AutoModel
 
     encoder = AutoModel.from_pretrained(settings.pretrained)
-    return PretrainedClassifier(_without_pooler(encoder), settings, classes)
+    return PretrainedClassifier(_prepared(encoder), settings, classes)
 
 
 def metadata_of(settings: ClassifierSettings, classes: int) -> dict[str, str]:
@@ -96,7 +96,7 @@ def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str
 
         config = json.loads(metadata["config"])
         encoder = AutoModel.from_config(AutoConfig.for_model(**config))  # type: ignore[no-untyped-call]
-        model = PretrainedClassifier(_without_pooler(encoder), settings, classes)
+        model = PretrainedClassifier(_prepared(encoder), settings, classes)
     model.load_state_dict(dict(weights))
     return model.eval()
 
@@ -120,9 +120,12 @@ def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
     return 3.0 * (2 * length * weights + len(layers) * 4 * length**2 * width + 2 * width * classes)
 
 
-def _without_pooler(encoder: Any) -> nn.Module:
-    """The head stands on the states: a pooler would have no gradient, which DDP refuses."""
+def _prepared(encoder: Any) -> nn.Module:
+    """The head stands on the states: a pooler would have no gradient, which DDP refuses.
+
+    Weights that were saved in half precision are trained in single precision, as all are.
+    """
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
-    kept: nn.Module = encoder
+    kept: nn.Module = encoder.float()
     return kept

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -81,7 +82,7 @@ def tokenise(context: StageContext, corpus: Corpus, settings: ClassifierSettings
     run = context.run
     table = read_parquet(run, training_set_path(run))
     rows = table.column("row").to_numpy()
-    is_document = pa.compute.equal(table.column("origin"), "document").to_numpy()
+    is_document = pc.equal(table.column("origin"), "document").to_numpy()
     generated, _ = generated_documents(context)
 
     def texts(start: int, stop: int) -> list[str]:
@@ -120,7 +121,8 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
     """The tokenizer as JSON: that of the pretrained model, or a byte-level BPE of these texts.
 
     Raises:
-        ConfigError: the pretrained model has none of the library ``tokenizers``.
+        ConfigError: the pretrained model has none of the library ``tokenizers``, or reads only
+            shorter texts.
 
     """
     if settings.pretrained is None:
@@ -142,6 +144,11 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
             raise ConfigError(
                 f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
                 "take a model with a tokenizer.json"
+            )
+        if settings.length > loaded.model_max_length:
+            raise ConfigError(
+                f"train.classifier.length = {settings.length}: {settings.pretrained} reads at most "
+                f"{loaded.model_max_length} tokens"
             )
         tokenizer = loaded.backend_tokenizer
         tokenizer.no_padding()
@@ -189,7 +196,8 @@ class TokenisedDocuments(Dataset[Sample]):
     def _block(self, number: int) -> tuple[pa.ListArray, pa.ListArray]:
         if number not in self._blocks:
             table = read_arrow(self.run, _block_path(self.run, number))
-            columns = (table.column(name).combine_chunks() for name in ("tokens", "labels"))
+            # one chunk each; combine_chunks would copy it
+            columns = (table.column(name).chunk(0) for name in ("tokens", "labels"))
             self._blocks[number] = tuple(columns)
         return self._blocks[number]
 
