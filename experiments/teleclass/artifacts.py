@@ -55,7 +55,12 @@ def read_arrow(run: RunDirectory, path: str) -> pa.Table:
 
     """
     source = pa.memory_map(path) if run.is_local else pa.BufferReader(run.read(path))
-    return pa.ipc.open_file(source).read_all()
+    try:
+        table = pa.ipc.open_file(source).read_all()
+    except LookupError as error:  # what Arrow raises for places outside of the file
+        raise ValueError(f"{path}: is damaged: {error}") from error
+    table.validate()  # or damage could make Arrow read beyond the file
+    return table
 
 
 def vector_lists(vectors: NDArray[np.float32]) -> pa.FixedSizeListArray:

@@ -84,14 +84,13 @@ def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> 
 
     disable_progress_bar()
     encoder = AutoModel.from_pretrained(settings.pretrained)
-    return PretrainedClassifier(_without_pooler(encoder), settings, classes)
+    return PretrainedClassifier(_prepared(encoder), settings, classes)
 
 
 def metadata_of(settings: ClassifierSettings, classes: int, width: int) -> dict[str, str]:
     """What :func:`restore_classifier` needs beside the weights."""
-    about = {"classifier": settings.model_dump_json(), "classes": str(classes)} | {
-        "width": str(width)
-    }
+    about = {"classifier": settings.model_dump_json()}
+    about |= {"classes": str(classes), "width": str(width)}
     if settings.pretrained is not None:
         from transformers import AutoConfig
 
@@ -111,7 +110,7 @@ def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str
 
         config = json.loads(metadata["config"])
         encoder = AutoModel.from_config(AutoConfig.for_model(**config))
-        model = PretrainedClassifier(_without_pooler(encoder), settings, classes)
+        model = PretrainedClassifier(_prepared(encoder), settings, classes)
     model.load_state_dict(dict(weights))
     return model.eval()
 
@@ -135,9 +134,12 @@ def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
     return 3.0 * (2 * length * weights + len(layers) * 4 * length**2 * width + 2 * width * classes)
 
 
-def _without_pooler(encoder: Any) -> nn.Module:
-    """The head stands on the states: a pooler would have no gradient, which DDP refuses."""
+def _prepared(encoder: Any) -> nn.Module:
+    """The head stands on the states: a pooler would have no gradient, which DDP refuses.
+
+    Weights that were saved in half precision are trained in single precision, as all are.
+    """
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
-    kept: nn.Module = encoder
+    kept: nn.Module = encoder.float()
     return kept

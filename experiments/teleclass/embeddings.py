@@ -45,20 +45,15 @@ class Embeddings:
             OSError, ValueError: there is no such block, or it is damaged.
 
         """
-        table = self._table(number)
-        column = table.column(_COLUMN).combine_chunks()
-        width = column.type.list_size
-        vectors: Vectors = column.values.to_numpy(zero_copy_only=True).reshape(-1, width)
-        return vectors
+        return self._vectors(self._table(number))
 
     def read_rows(self, rows: NDArray[np.int64]) -> Vectors:
         """The vectors of these rows ``[k, d]``, from the blocks they lie in."""
         numbers = rows // self.block
-        parts = [(n, numbers == n) for n in np.unique(numbers)]
-        first = self.read(int(parts[0][0]))
-        found = np.empty((len(rows), first.shape[1]), np.float32)
-        for number, here in parts:
-            found[here] = self.read(int(number))[rows[here] - number * self.block]
+        found = np.empty((len(rows), self.read(0).shape[1]), np.float32)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            found[here] = self.read(number)[rows[here] - number * self.block]
         return found
 
     def write(self, number: int, vectors: Vectors, fingerprint: str) -> None:
@@ -73,7 +68,8 @@ class Embeddings:
         if not self.run.exists(self._path(number)):
             return False
         try:
-            table, vectors = self._table(number), self.read(number)
+            table = self._table(number)
+            vectors = self._vectors(table)
         except (OSError, ValueError):
             return False
         start, stop = self.bounds(number)
@@ -91,6 +87,15 @@ class Embeddings:
 
     def _table(self, number: int) -> pa.Table:
         return read_arrow(self.run, self._path(number))
+
+    @staticmethod
+    def _vectors(table: pa.Table) -> Vectors:
+        chunks = table.column(0).chunks if table.column_names == [_COLUMN] else []
+        if len(chunks) != 1 or not pa.types.is_fixed_size_list(chunks[0].type):
+            raise ValueError(f"a block of vectors is damaged, it holds {table.schema}")
+        # not combine_chunks, which copies even a single one
+        vectors: Vectors = chunks[0].values.to_numpy(zero_copy_only=True)
+        return vectors.reshape(-1, chunks[0].type.list_size)
 
     def _path(self, number: int) -> str:
         return self.run.artifact("encode", self.name, f"{number:06d}.arrow")

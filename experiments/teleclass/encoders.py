@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +115,6 @@ def fit_lsa(
         ValueError: no word is left.
 
     """
-    # ranked by document frequency with ties by the alphabet, so that no sort decides what is kept
     vectoriser = TfidfVectorizer(
         token_pattern=_TOKEN_PATTERN,
         stop_words="english",
@@ -124,10 +124,13 @@ def fit_lsa(
         dtype=np.float32,
         max_features=settings.max_features,
     )
-    weights = vectoriser.fit_transform(texts)
+    try:
+        weights = vectoriser.fit_transform(texts)
+    except ValueError as error:  # no word that is in two texts and not in most
+        raise ValueError(f"{error}: too few texts for an encoder, give more documents") from error
     dimensions: int = min(settings.dimensions, *(size - 1 for size in weights.shape))
     if dimensions < 1:
-        raise ValueError("too few texts or words for an encoder: give more documents")
+        raise ValueError("too few words for an encoder, give more documents")
     svd = TruncatedSVD(
         dimensions, algorithm="randomized", n_iter=5, random_state=settings.seed
     ).fit(weights)
@@ -145,15 +148,16 @@ def fit_lsa(
 
 
 def fitted_lsa(run: RunDirectory, identity: str) -> bool:
-    """Whether the run directory holds an encoder with this identity."""
+    """Whether the run directory holds an encoder with this identity, whole."""
     path = LsaEncoder.path(run)
     if not run.exists(path):
         return False
     try:
         with np.load(io.BytesIO(run.read(path)), allow_pickle=False) as stored:
-            return bool(stored["identity"].tobytes().decode() == identity)
-    except (OSError, ValueError, KeyError):
+            arrays = {name: stored[name] for name in stored.files}  # compares their checksums
+    except (OSError, ValueError, EOFError, BadZipFile):
         return False
+    return "identity" in arrays and arrays["identity"].tobytes() == identity.encode()
 
 
 def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 #: scores of a class that has no vector, and of a document that has none
-NEVER = -1.0
+NEVER = -np.inf
 _RANKED = 32
 
 
@@ -26,7 +26,7 @@ _RANKED = 32
 class TopDocuments:
     """For each class its best documents so far, the best first: scores and rows ``[k, C]``.
 
-    Where there are fewer than k the rest has the row -1.
+    Where there are fewer than k the rest has the row -1; none has the score :data:`NEVER`.
     """
 
     scores: Floats
@@ -55,7 +55,8 @@ class TopDocuments:
     def with_block(self, scores: Floats, first_row: int) -> TopDocuments:
         """The best with a block of documents ``[B, C]`` considered, whose first has this row."""
         k = len(self.scores)
-        better = scores > self.scores[-1]  # of equal ones the earlier row stays
+        # of equal ones the smaller row stays, and blocks come in any order
+        better = (scores >= self.scores[-1]) & (scores > NEVER)
         if len(scores) > k and better.sum() > 2 * k * scores.shape[1]:
             better &= scores >= np.partition(scores, -k, axis=0)[-k]
         rows, classes = np.nonzero(better)
@@ -113,7 +114,8 @@ def margins(scores: Floats, related: sparse.csr_matrix) -> Floats:
     for start in range(0, len(pairs := np.argwhere(left)), 4096):
         rows, classes = pairs[start : start + 4096].T
         best[rows, classes] = np.where(dense[classes], -np.inf, scores[rows]).max(1)
-    return np.where(np.isfinite(best), scores - best, scores)
+    rivals = np.isfinite(best)
+    return np.where(rivals, scores - np.where(rivals, best, 0), scores)
 
 
 def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: Floats) -> Floats:
@@ -123,20 +125,19 @@ def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: 
         top: the documents of each class, ``[k, C]``.
         vectors: of these documents ``[n, d]``, those of the first class, then of the second, ...:
             as :meth:`TopDocuments.members` names them.
-        earlier: the class vectors ``[C, d]`` so far, kept where a class has no document.
+        earlier: the class vectors ``[C, d]`` so far, kept where a class has no document, or
+            none with a vector.
         anchors: added to the means, ``[C, d]``; zero for none.
 
     """
     classes, _ = top.members()
-    count = np.bincount(classes, minlength=len(earlier))
-    shape = (len(count), len(classes))
     member = sparse.csr_matrix(
-        (np.ones(len(classes), np.float32), (classes, np.arange(len(classes)))), shape
+        (np.ones(len(classes), np.float32), (classes, np.arange(len(classes)))),
+        (len(earlier), len(classes)),
     )
-    sums = normalize(vectors)
-    means = normalize(member @ sums)
-    known = (count > 0) & earlier.any(1)
-    new: Floats = np.where(known[:, None], normalize(means + anchors), earlier)
+    means = normalize(member @ normalize(vectors)) if len(classes) else np.zeros_like(earlier)
+    known = means.any(1, keepdims=True) & earlier.any(1, keepdims=True)
+    new: Floats = np.where(known, normalize(means + anchors), earlier)
     return new.astype(np.float32)
 
 
@@ -171,7 +172,8 @@ def cut_at_gap(
 
     """
     # what comes after the last class there is no gap
-    gaps = np.where(classes[:, 1:] >= 0, scores[:, :-1] - scores[:, 1:], -1)
+    values = np.where(classes >= 0, scores, 0)
+    gaps = np.where(classes[:, 1:] >= 0, values[:, :-1] - values[:, 1:], -1)
     cut = np.maximum(gaps.argmax(1) + 1, least)
     labels = np.where(np.arange(gaps.shape[1]) < cut[:, None], classes[:, :-1], -1)
     width = np.where(labels[:, 0] >= 0, gaps.max(1), 0).clip(0)
@@ -183,38 +185,37 @@ def reached(scores: Floats, children: Iterable[Sequence[int]], roots: Rows) -> N
 
     From each class reached at level l (the roots' parent is level 0) the l + 3 most similar
     children are taken; of all at level l + 1 > 1 the (l + 2)^2 with the best path scores stay. A
-    path score is the similarity's exponential times the best path score of a parent (Zhang et al.
-    2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section 3.2).
+    path score is the similarity's exponential times the best path score of a parent that took it
+    at level l (Zhang et al. 2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section
+    3.2). A class without a vector is as unlike as can be, but the search goes through it.
     """
     below = [np.asarray(each, np.int64) for each in children]
     size, count = scores.shape
-    similarity = np.exp(scores)
+    similarity = np.exp(scores.clip(-1))
     found = np.zeros((size, count), bool)
+    # the path scores of the classes at the level, 0 for all others
     path = np.zeros((size, count), np.float32)
-    frontier = np.zeros((size, count), bool)
-    _take(frontier, path, similarity, np.arange(size), roots, np.ones(size, np.float32), 3)
+    _take(path, similarity, np.arange(size), roots, np.ones(size, np.float32), 3)
     level = 1
-    while frontier.any():
-        found |= frontier
-        following = np.zeros_like(frontier)
-        for parent in np.flatnonzero(frontier.any(0)):
+    while path.any():
+        found |= path > 0
+        following = np.zeros_like(path)
+        for parent in np.flatnonzero(path.any(0)):
             if len(below[parent]):
-                rows = np.flatnonzero(frontier[:, parent])
+                rows = np.flatnonzero(path[:, parent])
                 above = path[rows, parent]
-                _take(following, path, similarity, rows, below[parent], above, level + 3)
-        following &= ~found
+                _take(following, similarity, rows, below[parent], above, level + 3)
+        following[found] = 0
         most = (level + 2) ** 2
         if most < count:
-            reach = np.where(following, path, 0)
-            least = -np.partition(-reach, most - 1, axis=1)[:, most - 1]
-            following &= reach >= np.maximum(least, np.finfo(np.float32).tiny)[:, None]
-        frontier = following
+            least = -np.partition(-following, most - 1, axis=1)[:, most - 1]
+            following[following < least[:, None]] = 0
+        path = following
         level += 1
     return found
 
 
 def _take(
-    frontier: NDArray[np.bool_],
     path: Floats,
     similarity: Floats,
     rows: Rows,
@@ -222,11 +223,10 @@ def _take(
     above: Floats,
     most: int,
 ) -> None:
-    """Add the most similar children of a class to the frontier of these rows, in place."""
+    """Give the most similar children of a class their path scores of these rows, in place."""
     below = similarity[np.ix_(rows, children)]
     kept = ranked(below, min(most, len(children)))
     chosen = children[kept]
-    frontier[rows[:, None], chosen] = True
     scores = np.take_along_axis(below, kept, 1) * above[:, None]
     path[rows[:, None], chosen] = np.maximum(path[rows[:, None], chosen], scores)
 
@@ -235,6 +235,10 @@ def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
     """The columns of the ``count`` largest of each row, the largest first, ties by index."""
     if count < scores.shape[1]:
         kept = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
+        least = np.take_along_axis(scores, kept, 1).min(1)
+        # of those that are equal to the last one it keeps any
+        tied = np.count_nonzero(scores >= least[:, None], axis=1) > count
+        kept[tied] = np.argsort(-scores[tied], axis=1, kind="stable")[:, :count]
     else:
         kept = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     order = np.argsort(-np.take_along_axis(scores, kept, 1), axis=1, kind="stable")

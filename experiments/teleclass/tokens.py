@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -96,7 +97,7 @@ def _vectors(stored: Embeddings, new: Vectors, part: pa.Table) -> Vectors:
 
 def _split(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     rows = part.column("row").to_numpy()
-    own = pa.compute.equal(part.column("origin"), "document").to_numpy()
+    own = pc.equal(part.column("origin"), "document").to_numpy()
     return rows[own], rows[~own]
 
 
@@ -104,7 +105,8 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
     """The tokenizer as JSON: that of the pretrained model, or a byte-level BPE of these texts.
 
     Raises:
-        ConfigError: the pretrained model has none of the library ``tokenizers``.
+        ConfigError: the pretrained model has none of the library ``tokenizers``, or reads only
+            shorter texts.
 
     """
     if settings.pretrained is None:
@@ -126,6 +128,11 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
             raise ConfigError(
                 f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
                 "take a model with a tokenizer.json"
+            )
+        if settings.length > loaded.model_max_length:
+            raise ConfigError(
+                f"train.classifier.length = {settings.length}: {settings.pretrained} reads at most "
+                f"{loaded.model_max_length} tokens"
             )
         tokenizer = loaded.backend_tokenizer
         tokenizer.no_padding()

@@ -65,8 +65,8 @@ class TokenisedDocuments(Dataset[Sample]):
         if number not in self._blocks:
             table = read_tokens(self.run, number)
             names = ("tokens", "labels", "vector")
-            self._blocks[number] = tuple(
-                table.column(name).combine_chunks() if name in table.column_names else None
+            self._blocks[number] = tuple(  # one chunk each; combine_chunks would copy it
+                table.column(name).chunk(0) if name in table.column_names else None
                 for name in names
             )
         return self._blocks[number]

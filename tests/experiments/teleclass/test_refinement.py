@@ -1,0 +1,299 @@
+"""The arithmetic of phase 2 against loops written from its definition."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from sklearn.metrics.pairwise import cosine_similarity
+
+from experiments.teleclass import refinement
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.refine import label
+from experiments.teleclass.refinement import (
+    NEVER,
+    TopDocuments,
+    best_labels,
+    class_vectors,
+    cut_at_gap,
+    margins,
+    ranked,
+    reached,
+    similarities,
+)
+from experiments.teleclass.settings import RefineSettings
+from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def taxonomy_of(size: int, edges: list[tuple[int, int]]) -> Taxonomy:
+    classes = [Row("", f"id{c}", f"name {c}") for c in range(size)]
+    return make_taxonomy(classes, [Row("", f"id{a}", f"id{b}") for a, b in edges], source="test")
+
+
+def random_taxonomy(draw: np.random.Generator, size: int, share: float) -> Taxonomy:
+    """Every pair of classes, in some order, is an edge with this probability."""
+    order = draw.permutation(size)
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size) if draw.random() < share]
+    return taxonomy_of(size, [(int(order[a]), int(order[b])) for a, b in pairs])
+
+
+def related_to(taxonomy: Taxonomy) -> list[set[int]]:
+    """For each class itself, its ancestors and its descendants, by walking the edges."""
+
+    def walk(c: int, step: list[list[int]]) -> set[int]:
+        return {c}.union(*(walk(n, step) for n in step[c]))
+
+    return [walk(c, taxonomy.parents) | walk(c, taxonomy.children) for c in range(len(taxonomy))]
+
+
+def rough(draw: np.random.Generator, *shape: int) -> np.ndarray:
+    """Scores of a few values only, so that many are equal, some of them NEVER."""
+    scores = draw.integers(-3, 4, shape).astype(np.float32) / 4
+    scores[draw.random(shape) < 0.1] = NEVER
+    return scores
+
+
+def in_order(scores: np.ndarray) -> list[int]:
+    return sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+
+
+@given(SEEDS, st.integers(1, 7), st.integers(0, 40), st.integers(1, 4))
+def test_any_split_and_any_order_of_merges_is_one_sort(seed, k, rows, classes):
+    draw = np.random.default_rng(seed)
+    scores = rough(draw, rows, classes)
+    cuts = np.sort(draw.integers(0, rows + 1, 5))
+    blocks = [(a, scores[a:b]) for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+    draw.shuffle(blocks)
+    tasks = [TopDocuments.empty(k, classes) for _ in range(3)]
+    for start, block in blocks:
+        number = draw.integers(3)
+        tasks[number] = tasks[number].with_block(block, start)
+    draw.shuffle(tasks)
+    best = tasks[0].merge(tasks[1].merge(tasks[2]))
+    members = []
+    for c in range(classes):
+        known = [row for row in in_order(scores[:, c]) if scores[row, c] > NEVER][:k]
+        assert best.rows[:, c].tolist() == known + [-1] * (k - len(known))
+        assert best.scores[: len(known), c].tolist() == scores[known, c].tolist()
+        members += [(c, row) for row in known]
+    found = best.members()
+    assert list(zip(found[0].tolist(), found[1].tolist(), strict=True)) == members
+
+
+def naive_margins(scores: np.ndarray, taxonomy: Taxonomy) -> np.ndarray:
+    related = related_to(taxonomy)
+    found = scores.copy()
+    for row, values in enumerate(scores):
+        for c, value in enumerate(values):
+            rivals = [v for o, v in enumerate(values) if o not in related[c] and v > NEVER]
+            if rivals:
+                found[row, c] = value - max(rivals)
+    return found
+
+
+def related_matrix(taxonomy: Taxonomy) -> sparse.csr_matrix:
+    dense = np.zeros((len(taxonomy), len(taxonomy)), bool)
+    for c, others in enumerate(related_to(taxonomy)):
+        dense[c, list(others)] = True
+    return sparse.csr_matrix(dense)
+
+
+@given(SEEDS, st.integers(1, 9), st.sampled_from([0.0, 0.1, 0.3, 1.0]), st.integers(1, 3))
+def test_margins_are_those_of_the_definition(seed, size, share, ranks):
+    draw = np.random.default_rng(seed)
+    taxonomy = random_taxonomy(draw, size, share)
+    scores = rough(draw, 6, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refinement, "_RANKED", ranks)  # the rest goes another way
+        found = margins(scores, related_matrix(taxonomy))
+    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
+
+
+def test_margins_where_the_first_32_are_all_related():
+    # 40 classes below class 0 and two roots beside it, one of them with a child
+    taxonomy = taxonomy_of(44, [(0, c) for c in range(1, 41)] + [(42, 43)])
+    draw = np.random.default_rng(3)
+    scores = draw.normal(0.5, 0.1, (5, 44)).astype(np.float32)
+    scores[:, 41:] = draw.normal(-0.5, 0.1, (5, 3))
+    found = margins(scores, related_matrix(taxonomy))
+    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
+    np.testing.assert_array_equal(found[:, 0], scores[:, 0] - scores[:, 41:].max(1))
+
+
+def test_a_class_related_to_all_others_has_its_similarity_as_margin():
+    taxonomy = taxonomy_of(40, [(0, c) for c in range(1, 40)])
+    scores = np.random.default_rng(0).normal(size=(3, 40)).astype(np.float32)
+    found = margins(scores, related_matrix(taxonomy))
+    np.testing.assert_array_equal(found[:, 0], scores[:, 0])
+    np.testing.assert_array_equal(found, naive_margins(scores, taxonomy))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_document_without_a_vector_is_none_of_the_documents_of_a_class():
+    documents = np.array([[0, 0], [1, 0], [0.6, 0.8]], np.float32)
+    classes = np.array([[1, 0], [0, 1], [0, 0]], np.float32)
+    scores = similarities(documents, classes)
+    nothing_related = sparse.csr_matrix(np.eye(3, dtype=bool))
+    for values in (scores, margins(scores, nothing_related)):
+        best = TopDocuments.empty(5, 3).with_block(values, 0)
+        assert [sorted(set(column) - {-1}) for column in best.rows.T] == [[1, 2], [1, 2], []]
+
+
+@pytest.mark.filterwarnings("error")
+def test_similarities_are_cosines_and_never_where_a_vector_is_zero():
+    draw = np.random.default_rng(0)
+    documents = draw.normal(size=(20, 5)).astype(np.float32) * draw.uniform(0.01, 100, (20, 1))
+    documents = documents.astype(np.float32)
+    classes = draw.normal(size=(7, 5)).astype(np.float32)
+    classes /= np.linalg.norm(classes, axis=1, keepdims=True)
+    before = documents.copy()
+    expected = cosine_similarity(documents, classes)
+    np.testing.assert_allclose(similarities(documents, classes), expected, atol=1e-6)
+    np.testing.assert_array_equal(documents, before)
+    documents[3], classes[2] = 0, 0
+    found = similarities(documents, classes)
+    expected[3], expected[:, 2] = NEVER, NEVER
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.dtype == np.float32
+
+
+@given(SEEDS, st.integers(0, 4), st.integers(1, 6), st.booleans())
+def test_class_vectors_are_means_of_unit_vectors(seed, k, classes, anchored):
+    draw = np.random.default_rng(seed)
+    unit = lambda x: x / np.linalg.norm(x) if np.linalg.norm(x) else x  # noqa: E731
+    documents = draw.normal(size=(8, 3)).astype(np.float32)
+    documents[draw.random(8) < 0.3] = 0
+    earlier = np.array([unit(v) for v in draw.normal(size=(classes, 3))], np.float32)
+    earlier[draw.random(classes) < 0.3] = 0
+    anchors = 0.5 * earlier if anchored else np.zeros_like(earlier)
+    rows = np.full((4, classes), -1, np.int64)
+    for c in range(classes):
+        members = draw.permutation(8)[: draw.integers(0, k + 1)]
+        rows[: len(members), c] = members
+    top = TopDocuments(np.zeros(rows.shape, np.float32), rows)
+    found = class_vectors(top, documents[top.members()[1]], earlier, anchors)
+    assert found.dtype == np.float32
+    for c in range(classes):
+        units = [unit(documents[row]) for row in rows[:, c] if row >= 0 and documents[row].any()]
+        if units and earlier[c].any():
+            expected = unit(unit(np.mean(units, axis=0)) + anchors[c])
+        else:
+            expected = earlier[c]
+        np.testing.assert_allclose(found[c], expected, atol=1e-5)
+
+
+@given(SEEDS, st.integers(1, 12), st.integers(1, 15))
+def test_ranked_sorts_with_ties_by_index(seed, classes, count):
+    scores = rough(np.random.default_rng(seed), 6, classes)
+    found = ranked(scores, min(count, classes))
+    assert found.tolist() == [in_order(row)[:count] for row in scores]
+
+
+def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], float]:
+    """Sort, cut at the largest gap among the best ``most + 1``, take at least ``least``."""
+    order = [c for c in in_order(scores) if scores[c] > NEVER]
+    if not order:
+        return [], 0
+    best = [float(scores[c]) for c in order[: most + 1]]
+    gaps = [a - b for a, b in pairwise(best)]
+    widest = max(gaps, default=0)
+    cut = gaps.index(widest) + 1 if gaps else 1
+    return order[: max(cut, least)], widest
+
+
+@pytest.mark.filterwarnings("error")
+@given(SEEDS, st.integers(1, 9), st.integers(1, 5), st.integers(0, 4))
+@example(0, 1, 5, 4).via("one class, many labels wanted")
+def test_labels_end_at_the_largest_gap(seed, classes, least, more):
+    most = least + more
+    scores = rough(np.random.default_rng(seed), 8, classes)
+    labels, width = cut_at_gap(*best_labels(scores, most), least)
+    assert labels.shape == (8, most)
+    for row, values in enumerate(scores):
+        expected, widest = naive_labels(values, least, most)
+        assert labels[row].tolist() == expected + [-1] * (most - len(expected))
+        assert width[row] == widest
+
+
+def test_labels_of_a_case_by_hand():
+    scores = np.array([[0.1, 0.9, 0.85, 0.3, 0.8, 0.05]], np.float32)
+    assert cut_at_gap(*best_labels(scores, 5), 2)[0].tolist() == [[1, 2, 4, -1, -1]]
+    assert cut_at_gap(*best_labels(scores, 5), 4)[0].tolist() == [[1, 2, 4, 3, -1]]
+    labels, width = cut_at_gap(*best_labels(scores, 1), 1)
+    assert labels.tolist() == [[1]]
+    assert width == pytest.approx([0.05])
+
+
+def naive_reached(scores: np.ndarray, taxonomy: Taxonomy) -> set[int]:
+    """The search of one document: level after level, classes with their path scores."""
+    similarity = {c: float(np.exp(np.float32(max(s, -1)))) for c, s in enumerate(scores)}
+
+    def nearest(classes: list[int], level: int) -> list[int]:
+        return sorted(classes, key=lambda c: -similarity[c])[: level + 3]
+
+    queue = {c: similarity[c] for c in nearest(taxonomy.roots.tolist(), 0)}
+    level, seen = 1, set()
+    while queue:
+        seen |= set(queue)
+        following: dict[int, float] = {}
+        for parent, path in queue.items():
+            for child in nearest(taxonomy.children[parent], level):
+                if child not in seen:
+                    score = path * similarity[child]
+                    following[child] = max(following.get(child, 0), score)
+        kept = sorted(following, key=lambda c: -following[c])[: (level + 2) ** 2]
+        queue = {c: following[c] for c in kept}
+        level += 1
+    return seen
+
+
+@settings(max_examples=60)
+@given(SEEDS, st.integers(1, 120), st.sampled_from([0.03, 0.06, 0.1, 0.3]))
+def test_the_search_is_that_of_the_paper(seed, size, share):
+    draw = np.random.default_rng(seed)
+    taxonomy = random_taxonomy(draw, size, share)
+    scores = draw.uniform(-1, 1, (4, size)).astype(np.float32)
+    found = reached(scores, taxonomy.children, taxonomy.roots)
+    for row, values in enumerate(scores):
+        assert set(np.flatnonzero(found[row])) == naive_reached(values, taxonomy)
+
+
+def test_the_search_keeps_nine_classes_of_the_second_level():
+    # three roots with four children each: twelve are taken, those of the best paths stay
+    edges = [(root, 3 + 4 * root + i) for root in range(3) for i in range(4)]
+    taxonomy = taxonomy_of(15, edges)
+    scores = np.zeros((1, 15), np.float32)
+    scores[0, :3] = 0.9, 0.5, 0.1
+    scores[0, 3:] = np.linspace(0.01, 0.02, 12)
+    found = np.flatnonzero(reached(scores, taxonomy.children, taxonomy.roots)[0])
+    assert found.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14]
+
+
+def test_the_search_goes_through_a_class_without_a_vector():
+    taxonomy = taxonomy_of(30, [(0, c) for c in range(1, 30)])
+    scores = np.random.default_rng(0).uniform(-1, 1, (1, 30)).astype(np.float32)
+    scores[0, 0] = NEVER
+    found = reached(scores, taxonomy.children, taxonomy.roots)[0]
+    assert set(np.flatnonzero(found)) == {0, *(1 + np.argsort(-scores[0, 1:])[:4])}
+
+
+def test_core_classes_are_labels_among_what_the_search_reaches():
+    taxonomy = taxonomy_of(12, [(0, 4), (1, 5), (3, 6), *((4, c) for c in range(7, 12))])
+    draw = np.random.default_rng(1)
+    scores = draw.uniform(0, 0.5, (20, 12)).astype(np.float32)
+    core = RefineSettings(rule="core", min_labels=1, max_labels=3)
+    labels, sure = label(scores, taxonomy, core)
+    plain, _ = label(scores, taxonomy, RefineSettings(min_labels=1, max_labels=3))
+    assert not np.array_equal(labels, plain)
+    for row, values in enumerate(scores):
+        allowed = naive_reached(values, taxonomy)
+        kept = np.array([v if c in allowed else NEVER for c, v in enumerate(values)], np.float32)
+        expected, widest = naive_labels(kept, 1, 3)
+        assert [c for c in labels[row] if c >= 0] == expected
+        assert sure[row] == pytest.approx(widest)
