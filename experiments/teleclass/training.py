@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments.teleclass.artifacts import read_parquet
-from experiments.teleclass.classifier import blocks_of, build_classifier, flops_of, metadata_of
+from experiments.teleclass.classifier import (
+    blocks_of,
+    build_classifier,
+    flops_of,
+    metadata_of,
+    vocabulary_of,
+)
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training_set import Sample, TokenisedDocuments, training_set_path
 from raypipe.paths import RunDirectory
@@ -120,7 +126,7 @@ def build_task(
     ``held_out`` is the share of the documents that is evaluated on; which ones is drawn once.
     """
     if run is None:
-        samples = LongestSamples(settings.length, settings.vocabulary, classes)
+        samples = LongestSamples(settings.length, vocabulary_of(settings), classes)
         return TeleclassTask(settings, classes, samples, None)
     size = read_parquet(run, training_set_path(run)).num_rows
     order = np.random.default_rng(_HELD_OUT).permutation(size)
