@@ -87,6 +87,15 @@ def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> 
     return PretrainedClassifier(_prepared(encoder), settings, classes)
 
 
+def vocabulary_of(settings: ClassifierSettings) -> int:
+    """How many token ids the classifier knows."""
+    if settings.pretrained is None:
+        return settings.vocabulary
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(settings.pretrained).vocab_size)
+
+
 def metadata_of(settings: ClassifierSettings, classes: int, width: int) -> dict[str, str]:
     """What :func:`restore_classifier` needs beside the weights."""
     about = {"classifier": settings.model_dump_json()}

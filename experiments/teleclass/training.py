@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments.teleclass.artifacts import read_parquet
-from experiments.teleclass.classifier import blocks_of, build_classifier, flops_of, metadata_of
+from experiments.teleclass.classifier import (
+    blocks_of,
+    build_classifier,
+    flops_of,
+    metadata_of,
+    vocabulary_of,
+)
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings
 from experiments.teleclass.tokens import BLOCK, read_tokens
@@ -178,7 +184,7 @@ def build_task(
     classifier = settings.train.classifier
     if run is None:
         width = settings.encode.dimensions if classifier.takes_vectors else 0
-        samples = LongestSamples(classifier.length, classifier.vocabulary, classes, width)
+        samples = LongestSamples(classifier.length, vocabulary_of(classifier), classes, width)
         return TeleclassTask(classifier, classes, samples)
     size = read_parquet(run, training_set_path(run)).num_rows
     order = np.random.default_rng(_HELD_OUT).permutation(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from pyarrow import fs as arrow_fs
 
 from raypipe.experiment import Stage, Unit
@@ -34,3 +35,25 @@ def context(tmp_path: Path) -> StageContext:
     trackers = Trackers((), Target(run, "r", "teleclass", {}))
     session = Session(run, "r", Ledger(run), InlineLauncher(), Display(), [], trackers)
     return StageContext(Stage("stage", lambda context: None, [Unit("stage", {})]), session)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The directory of a BERT of random weights with its tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=600,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=40,
+    )
+    transformers.BertModel(config).save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(chr(97 + i) for i in range(26))]
+    transformers.BertTokenizerFast(
+        vocab={word: i for i, word in enumerate(words)}, model_max_length=40
+    ).save_pretrained(folder)
+    return str(folder)

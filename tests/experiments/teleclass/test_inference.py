@@ -1,0 +1,98 @@
+"""Predictions: what a text gets, which labels are chosen, what is kept of a block."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from scipy import sparse
+
+from experiments.teleclass import inference
+from experiments.teleclass.classifier import build_classifier, metadata_of
+from experiments.teleclass.inference import Predictor, choose
+from experiments.teleclass.line_files import Row
+from experiments.teleclass.measures import count, summarise
+from experiments.teleclass.settings import ClassifierSettings, InferSettings
+from experiments.teleclass.taxonomy import make_taxonomy
+from experiments.teleclass.training_set import make_tokenizer, token_lists, tokenizer_path
+from raypipe.paths import RunDirectory
+
+#: 0 over 1 over 2, 3 over 2; 4 alone
+TAXONOMY = make_taxonomy(
+    [Row("", f"c{i}", f"name {i}") for i in range(5)],
+    [Row("", "c0", "c1"), Row("", "c1", "c2"), Row("", "c3", "c2")],
+    source="test",
+)
+ABOVE = [{0}, {0, 1}, {0, 1, 2, 3}, {3}, {4}]
+SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, heads=2)
+
+
+@pytest.fixture(params=["scratch", "pretrained"])
+def trained(request, tmp_path):
+    """A run directory with a classifier, and that classifier."""
+    settings = SCRATCH
+    if request.param == "pretrained":
+        settings = SCRATCH.model_copy(update={"pretrained": request.getfixturevalue("tiny_bert")})
+    run = RunDirectory.at(tmp_path / "run")
+    torch.manual_seed(0)
+    model = build_classifier(settings, 5).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    content = save(
+        {k: v.contiguous() for k, v in model.state_dict().items()}, metadata_of(settings, 5)
+    )
+    run.write(run.model("train"), content)
+    tokenizer = make_tokenizer(["a bee sees the sea"] * 9, settings)
+    run.write(tokenizer_path(run), tokenizer.encode())
+    return run, model, tokenizer
+
+
+def test_a_text_has_the_same_probabilities_whatever_is_beside_it(trained):
+    run, model, tokenizer = trained
+    draw = random.Random(0)
+    texts = [" ".join(draw.choices("abcdefg", k=draw.randint(1, 30))) for _ in range(12)] + [""]
+    with torch.inference_mode():
+        logits = [
+            model(torch.tensor([ids or [0]]), torch.tensor([len(ids)]))
+            for ids in token_lists(tokenizer, texts).to_pylist()
+        ]
+    expected = torch.cat(logits).sigmoid().numpy()
+    assert np.ptp(expected, axis=0).max() > 0.01
+    for order, size in ((list(range(13)), 64), (draw.sample(range(13), 13), 4), ([5, 5, 12], 2)):
+        predictor = Predictor(run, "train", InferSettings(batch_size=size))
+        found = predictor.probabilities([texts[i] for i in order])
+        np.testing.assert_allclose(found, expected[order], atol=1e-5)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.5, 0.9]), st.integers(1, 7))
+def test_labels_are_those_above_the_threshold_or_the_best_closed_upward(seed, threshold, top_k):
+    probabilities = np.random.default_rng(seed).integers(0, 11, (6, 5)).astype(np.float32) / 10
+    limit = np.float32(threshold)
+    above = choose(probabilities, TAXONOMY, InferSettings(threshold=threshold))
+    best = choose(probabilities, TAXONOMY, InferSettings(threshold=None, top_k=top_k))
+    for row, values in enumerate(probabilities):
+        order = sorted(range(5), key=lambda c: (-values[c], c))
+        chosen = [c for c in range(5) if values[c] >= limit] or order[:1]
+        assert set(above[row].indices) == set().union(*(ABOVE[c] for c in chosen))
+        assert set(best[row].indices) == set().union(*(ABOVE[c] for c in order[:top_k]))
+
+
+def test_counts_of_a_block_survive_being_stored():
+    draw = np.random.default_rng(0)
+    blocks = []
+    for size in (5, 0, 3):
+        scores = draw.random((size, 5)).astype(np.float32)
+        predicted, gold = (sparse.csr_matrix(draw.random((size, 5)) < 0.4) for _ in range(2))
+        blocks.append(count(scores, predicted, gold, TAXONOMY.depth))
+    stored = [inference._from_json(inference._to_json(each)) for each in blocks]
+    for each, again in zip(blocks, stored, strict=True):
+        for name, value in vars(each).items():
+            np.testing.assert_array_equal(getattr(again, name), value)
+            assert getattr(again, name).dtype == np.asarray(value).dtype
+    direct = summarise(blocks[0] + blocks[1] + blocks[2], TAXONOMY.depth)
+    assert repr(summarise(stored[0] + stored[1] + stored[2], TAXONOMY.depth)) == repr(direct)
