@@ -40,12 +40,12 @@ from experiments.teleclass.settings import (
 )
 from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
+from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage
 from raypipe.launch.inline import InlineLauncher
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, StageContext
 from raypipe.tracking import open_trackers
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"

@@ -18,6 +18,7 @@ import yaml
 
 from raypipe import config, faults, hardware, tracking
 from raypipe.config import Configuration
+from raypipe.context import Session, is_done
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
@@ -25,7 +26,7 @@ from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, is_done, refuse_changes, run_stages
+from raypipe.runner import refuse_changes, run_stages
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.presets import published
 from raypipe.sweep.recommendation import snippet

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     import pandas as pd
 
+    from raypipe.context import StageContext
     from raypipe.paths import RunDirectory
     from raypipe.report.figures import Figure
-    from raypipe.runner import StageContext
     from raypipe.sweep.presets import Preset
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask

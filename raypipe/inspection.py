@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe import config, hardware, results
 from raypipe.commands import stages_of
+from raypipe.context import is_done
 from raypipe.errors import ConfigError
 from raypipe.launch import in_cluster
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
-from raypipe.runner import is_done, refuse_changes
+from raypipe.runner import refuse_changes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,8 +10,8 @@ from raypipe.provenance import environment_row, git_commit
 from raypipe.training.settings import TrainStageSettings
 
 if TYPE_CHECKING:
+    from raypipe.context import StageContext
     from raypipe.paths import RunDirectory
-    from raypipe.runner import StageContext
     from raypipe.training.task import TrainTask
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from benchmarks.trials.plan import Plan
 from raypipe import config, hardware
+from raypipe.context import Session
 from raypipe.experiment import with_needs
 from raypipe.launch.launcher import Launcher
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, run_stages
+from raypipe.runner import run_stages
 from raypipe.sweep.stage import NAME, with_sweep
 from raypipe.tracking import open_trackers
 

@@ -13,9 +13,9 @@ from typing import Any
 from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.cache import Cache
+from raypipe.context import StageContext
 from raypipe.launch.launcher import TaskPool, TaskResult
 from raypipe.ledger import Row
-from raypipe.runner import StageContext
 
 #: the columns of an evaluation that another run directory can take over
 _KEPT = ("value", "duration_s", "cpu_s", "started_at", "worker")

@@ -20,10 +20,10 @@ from experiments.pabbo_lda.settings import (
 )
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.training import ModelTask, PabboTask
+from raypipe.context import StageContext
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
-from raypipe.runner import StageContext
 from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change

@@ -10,9 +10,9 @@ from scipy import sparse
 
 from experiments.teleclass.measures import Counts, summarise
 from experiments.teleclass.taxonomy import Taxonomy
+from raypipe.context import StageContext
 from raypipe.errors import ConfigError
 from raypipe.paths import RunDirectory
-from raypipe.runner import StageContext
 
 
 def write_parquet(run: RunDirectory, path: str, table: pa.Table) -> None:

@@ -19,9 +19,9 @@ from experiments.teleclass.documents import Documents, read_documents
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from experiments.teleclass.tasks import pool_options
+from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
 from raypipe.ledger import Row
-from raypipe.runner import Call, StageContext
 
 _EXAMPLES = 3
 

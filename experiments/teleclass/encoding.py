@@ -21,10 +21,10 @@ from experiments.teleclass.encoders import (
 from experiments.teleclass.settings import EncodeSettings
 from experiments.teleclass.tasks import pool_options
 from raypipe.cache import Cache
+from raypipe.context import Call, StageContext
 from raypipe.identity import fingerprint
 from raypipe.ledger import Row
 from raypipe.paths import RunDirectory
-from raypipe.runner import Call, StageContext
 
 
 @dataclass(frozen=True)

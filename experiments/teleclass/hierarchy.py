@@ -15,8 +15,8 @@ from experiments.teleclass.artifacts import (
 from experiments.teleclass.augmentation import generated_documents
 from experiments.teleclass.corpus import Corpus
 from experiments.teleclass.refine import pseudo_labels_path
+from raypipe.context import StageContext
 from raypipe.paths import RunDirectory
-from raypipe.runner import StageContext
 
 
 def training_set_path(run: RunDirectory) -> str:

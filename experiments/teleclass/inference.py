@@ -33,8 +33,8 @@ from experiments.teleclass.tasks import pool_options
 from experiments.teleclass.taxonomy import Taxonomy
 from experiments.teleclass.tokens import token_lists, tokenizer_path
 from experiments.teleclass.training import NOTHING, Collate
+from raypipe.context import Call, StageContext
 from raypipe.paths import RunDirectory
-from raypipe.runner import Call, StageContext
 from raypipe.training import precision
 
 Probabilities = NDArray[np.float32]

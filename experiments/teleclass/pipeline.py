@@ -18,10 +18,10 @@ from experiments.teleclass.refine import refine
 from experiments.teleclass.settings import TeleclassSettings
 from experiments.teleclass.tokens import tokenise
 from experiments.teleclass.training import TeleclassTask, build_task
+from raypipe.context import StageContext
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
 from raypipe.paths import RunDirectory
-from raypipe.runner import StageContext
 from raypipe.settings import Settings
 from raypipe.stages import hardware_stage, train_stage
 

@@ -22,9 +22,9 @@ from experiments.teleclass.refinement import TopDocuments
 from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
 from experiments.teleclass.tasks import groups, pool_options
 from experiments.teleclass.taxonomy import Taxonomy
+from raypipe.context import StageContext
 from raypipe.launch.launcher import TaskPool
 from raypipe.paths import RunDirectory
-from raypipe.runner import StageContext
 
 #: labels of documents, bool ``[N, C]``; how sure they are ``[N]``; measures
 Labelled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]

@@ -19,10 +19,10 @@ from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of, encode_texts
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
+from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
 from raypipe.launch.launcher import PoolOptions
 from raypipe.paths import RunDirectory
-from raypipe.runner import Call, StageContext
 
 #: documents a block
 BLOCK = 4096

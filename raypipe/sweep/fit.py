@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.config import Configuration
+from raypipe.context import Session, StageContext, first_line
 from raypipe.errors import UnitError
 from raypipe.experiment import Stage
 from raypipe.hardware import Hardware, Precision
 from raypipe.ledger import Row
-from raypipe.runner import Session, StageContext, first_line
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.memory_model import bytes_text
 from raypipe.sweep.pareto import peak_bytes

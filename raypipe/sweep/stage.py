@@ -11,12 +11,12 @@ import pandas as pd
 
 from raypipe import results
 from raypipe.config import Configuration
+from raypipe.context import StageContext
 from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage, Unit
 from raypipe.hardware import Hardware
 from raypipe.identity import fingerprint
 from raypipe.ledger import Row
-from raypipe.runner import StageContext
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.population import Population, check_changeable, lineage

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raypipe import results
+from raypipe.context import StageContext, first_line, is_done, status_of
 from raypipe.errors import UnitError
 from raypipe.ledger import Row
-from raypipe.runner import StageContext, first_line, is_done, status_of
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.search import Search

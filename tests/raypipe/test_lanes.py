@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe import results
+from raypipe.context import Session, StageContext, is_done
 from raypipe.experiment import Stage, Unit, in_order
 from raypipe.hardware import Gpu, Hardware
 from raypipe.lanes import in_lanes
@@ -23,7 +24,7 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table, write_tables
-from raypipe.runner import Session, StageContext, is_done, run_stages
+from raypipe.runner import run_stages
 from raypipe.stages import train_stage
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import ScalingSettings, TrainStageSettings

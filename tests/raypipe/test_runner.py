@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from raypipe.context import Session, StageContext, is_done
 from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage, Unit, in_order, with_needs
 from raypipe.hardware import Hardware
@@ -13,7 +14,7 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import SCHEMAS, read_table
-from raypipe.runner import Session, StageContext, is_done, refuse_changes, run_stages
+from raypipe.runner import refuse_changes, run_stages
 from raypipe.tracking import Target, Trackers
 
 Do = Callable[[StageContext], None]

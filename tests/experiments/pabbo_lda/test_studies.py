@@ -21,6 +21,7 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.tabular import TabularObjective
+from raypipe.context import Session, StageContext
 from raypipe.errors import UnitError
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
@@ -28,7 +29,6 @@ from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, StageContext
 from raypipe.tracking import Target, Trackers
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")

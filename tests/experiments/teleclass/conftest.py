@@ -8,12 +8,12 @@ import pytest
 import torch
 from pyarrow import fs as arrow_fs
 
+from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, StageContext
 from raypipe.tracking import Target, Trackers
 
 

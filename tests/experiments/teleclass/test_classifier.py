@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from experiments.teleclass.training_set import make_tokenizer, token_lists
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,7 +20,6 @@ from experiments.teleclass.classifier import (
 )
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import Collate
-from experiments.teleclass.training_set import make_tokenizer, token_lists
 from raypipe.errors import ConfigError
 
 SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, heads=2, dropout=0)

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from experiments.teleclass.training_set import make_tokenizer, token_lists, tokenizer_path
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -19,7 +20,6 @@ from experiments.teleclass.line_files import Row
 from experiments.teleclass.measures import count, summarise
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.taxonomy import make_taxonomy
-from experiments.teleclass.training_set import make_tokenizer, token_lists, tokenizer_path
 from raypipe.paths import RunDirectory
 
 #: 0 over 1 over 2, 3 over 2; 4 alone

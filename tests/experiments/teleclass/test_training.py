@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from experiments.teleclass.training_set import training_set_path
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -13,7 +14,6 @@ from torch import nn
 from experiments.teleclass.artifacts import write_parquet
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import Collate, TeleclassTask, build_task
-from experiments.teleclass.training_set import training_set_path
 from raypipe.paths import RunDirectory
 from raypipe.training.task import Phase, StepContext
 

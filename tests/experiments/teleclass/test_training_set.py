@@ -7,6 +7,15 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
+from experiments.teleclass.training_set import (
+    TokenisedDocuments,
+    add_ancestors,
+    make_tokenizer,
+    token_lists,
+    tokenise,
+    tokenizer_path,
+    training_set_path,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
@@ -25,15 +34,6 @@ from experiments.teleclass.line_files import Row
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.taxonomy import make_taxonomy
-from experiments.teleclass.training_set import (
-    TokenisedDocuments,
-    add_ancestors,
-    make_tokenizer,
-    token_lists,
-    tokenise,
-    tokenizer_path,
-    training_set_path,
-)
 
 TAXONOMY = make_taxonomy(
     [Row("", f"c{i}", f"name {i}") for i in range(4)],

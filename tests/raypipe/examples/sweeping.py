@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from raypipe import config
+from raypipe.context import Session
 from raypipe.experiment import Stage
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.runner import Session, refuse_changes, run_stages
+from raypipe.runner import refuse_changes, run_stages
 from raypipe.sweep.stage import with_sweep
 from raypipe.tracking import Target, Trackers
 

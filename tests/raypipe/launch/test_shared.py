@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 
+from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.capacity import Shared, of_a_group
 from raypipe.launch.cluster import RayLauncher
@@ -22,7 +23,7 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table
-from raypipe.runner import Session, StageContext, run_stages
+from raypipe.runner import run_stages
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
 from tests.raypipe.launch.test_train import Regression, ignore, job

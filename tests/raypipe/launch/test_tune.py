@@ -15,6 +15,7 @@ import ray
 import torch
 from torch import nn
 
+from raypipe.context import Session
 from raypipe.experiment import Experiment, Stage
 from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
@@ -23,7 +24,7 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table
-from raypipe.runner import Session, run_stages
+from raypipe.runner import run_stages
 from raypipe.stages import train_stage
 from raypipe.tracking import Target, Trackers
 from tests.raypipe.examples.example_sweep import Line, SweptSettings

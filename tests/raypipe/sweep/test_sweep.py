@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from raypipe import config
+from raypipe.context import Session, is_done
 from raypipe.errors import ConfigError
 from raypipe.experiment import Stage
 from raypipe.hardware import Gpu, Hardware
@@ -19,7 +20,6 @@ from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import read_table
-from raypipe.runner import Session, is_done
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
 from tests.raypipe.examples import sweeping
