@@ -19,3 +19,4 @@ bench:
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1
 	$(PYTHON) -m benchmarks.sweep
 	$(PYTHON) -m benchmarks.lda
+	$(PYTHON) -m benchmarks.teleclass refine
