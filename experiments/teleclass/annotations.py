@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from experiments.teleclass.taxonomy import Taxonomy
+from experiments.teleclass.taxonomy import Taxonomy, unknown_class
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import open_text, reading
 
@@ -20,14 +21,15 @@ def read_annotations(path: Path, taxonomy: Taxonomy) -> dict[str, list[int]]:
     ``core classes`` or ``labels``.
 
     Raises:
-        CorpusError: no such file, another form, or a class that the taxonomy lacks.
+        CorpusError: no such file, another form, a document that is given twice, or a class that
+            the taxonomy lacks.
 
     """
     form = "JSON, an object {document id: class ids}"
     if not path.is_file():
         raise CorpusError(f"{path}: there is no such file; it is to be {form}")
     with reading(path, form), open_text(path) as file:
-        content = json.load(file)
+        content = json.load(file, object_pairs_hook=lambda pairs: _once(pairs, path))
     if not isinstance(content, dict):
         raise CorpusError(f"{path}: must be {form}, not a {type(content).__name__}")
     index = {name: number for number, name in enumerate(taxonomy.ids)}
@@ -37,10 +39,19 @@ def read_annotations(path: Path, taxonomy: Taxonomy) -> dict[str, list[int]]:
         for name in _class_ids(value, f"{path}, document {document!r}"):
             if name not in index:
                 raise CorpusError(
-                    f"{path}, document {document!r}: class {name!r} is not in the taxonomy"
+                    f"{path}, document {document!r}: {unknown_class(name, taxonomy.ids)}"
                 )
             classes.append(index[name])
         found[document] = list(dict.fromkeys(classes))
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    """An object of JSON, of whose equal keys the parser would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        (name, times), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise CorpusError(f"{path}: {name!r} is given {times} times; keep one of them")
     return found
 
 

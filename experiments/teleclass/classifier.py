@@ -136,7 +136,8 @@ def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
     Counted as in :func:`experiments.transformer.model.flops_per_sample`.
     """
     if isinstance(model, ScratchClassifier):
-        return float(flops_per_sample(transformer_settings(settings, classes)))
+        wide = 0 if model.wide is None else model.wide.weight.numel()
+        return float(flops_per_sample(transformer_settings(settings, classes)) + 3 * 2 * wide)
     layers = list(blocks_of(model))
     weights = sum(p.numel() for layer in layers for p in layer.parameters() if p.dim() == 2)
     width, length = int(model.encoder.config.hidden_size), settings.length

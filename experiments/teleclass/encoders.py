@@ -64,6 +64,15 @@ class LsaEncoder:
         """Where the weights lie."""
         return run.artifact("encode", "lsa.npz")
 
+    @staticmethod
+    def stored(run: RunDirectory) -> LsaEncoder:
+        """The encoder of a run directory.
+
+        Its fingerprint is that of the weights: two fits to the same texts need not agree, where
+        singular values are close even small differences of the arithmetic turn the axes.
+        """
+        return LsaEncoder(run, hashlib.sha256(run.read(LsaEncoder.path(run))).hexdigest())
+
     def encode(self, texts: Sequence[str]) -> Vectors:
         """The vectors of texts."""
         vectoriser, components = _lsa(self)
@@ -89,7 +98,7 @@ class SentenceEncoder:
 
         model = _sentence_transformer(self.model, self.max_tokens)
         device = torch.device(model.device)
-        precision.check(self.precision, device)
+        precision.check(self.precision, device, "encode.precision")
         precision.configure(self.precision)
         with precision.autocast(self.precision, device):
             vectors = model.encode(

@@ -22,6 +22,7 @@ from experiments.teleclass.settings import EncodeSettings
 from experiments.teleclass.tasks import pool_options
 from raypipe.cache import Cache
 from raypipe.context import Call, StageContext
+from raypipe.errors import ConfigError
 from raypipe.identity import fingerprint
 from raypipe.ledger import Row
 from raypipe.paths import RunDirectory
@@ -115,8 +116,21 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
 def encode_texts(
     context: StageContext, corpus: Corpus, settings: EncodeSettings, texts: Sequence[str]
 ) -> Vectors:
-    """The vectors of further texts, by the encoder of the run."""
-    encoder = _encoder(context, corpus, settings)
+    """The vectors of further texts, by the encoder that the stored ones are of.
+
+    Raises:
+        ConfigError: that encoder is missing or damaged.
+
+    """
+    if settings.model is not None:
+        encoder: Encoder = sentence_encoder(settings)
+    elif fitted_lsa(context.run, _lsa_identity(corpus, settings)):
+        encoder = LsaEncoder.stored(context.run)
+    else:  # another fit would have other axes
+        raise ConfigError(
+            f"{LsaEncoder.path(context.run)}: the encoder of the stored vectors is missing or "
+            "damaged; run the configuration in another run directory"
+        )
     name = f"{context.stage.name}/vectors"
     vectors: Vectors = context.call(
         name, _encode, encoder, texts, on_gpu=settings.model is not None and settings.gpus != 0
@@ -128,10 +142,7 @@ def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) ->
     """The encoder, fitted to the documents and the classes where it has to be."""
     if settings.model is not None:
         return sentence_encoder(settings)
-    decisive = settings.model_dump(
-        mode="json", include={"dimensions", "max_features", "fit_documents", "seed"}
-    )
-    identity = fingerprint({"lsa": decisive, "data": corpus.identity()})
+    identity = _lsa_identity(corpus, settings)
     if not fitted_lsa(context.run, identity):
         count = min(settings.fit_documents, len(corpus.train))
         rows = np.unique(np.linspace(0, len(corpus.train) - 1, count).astype(np.int64))
@@ -139,7 +150,15 @@ def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) ->
         arguments = (texts, settings, identity, context.run)
         dimensions = context.call("encode/fit", fit_lsa, *arguments)
         context.say(f"lsa of {len(texts)} texts: {dimensions} dimensions")
-    return LsaEncoder(context.run, identity)
+    return LsaEncoder.stored(context.run)
+
+
+def _lsa_identity(corpus: Corpus, settings: EncodeSettings) -> str:
+    """What an encoder is fitted to, and how."""
+    decisive = settings.model_dump(
+        mode="json", include={"dimensions", "max_features", "fit_documents", "seed"}
+    )
+    return fingerprint({"lsa": decisive, "data": corpus.identity()})
 
 
 def _texts(corpus: Corpus, name: str, start: int, stop: int) -> list[str]:

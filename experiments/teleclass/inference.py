@@ -55,7 +55,7 @@ class Predictor:
         ``vectors`` ``[B, d]`` are theirs of phase 1, for a classifier that reads them.
         """
         model, tokenizer, device = _loaded(self.run, self.trial_id)
-        precision.check(self.settings.precision, device)
+        precision.check(self.settings.precision, device, "infer.precision")
         precision.configure(self.settings.precision)
         tokens = [each.values.to_numpy() for each in token_lists(tokenizer, texts)]
         order = np.argsort([len(each) for each in tokens], kind="stable")
@@ -82,7 +82,8 @@ def choose(
 ) -> sparse.csr_matrix:
     """The labels of documents, bool ``[B, C]``: with a class come all its ancestors.
 
-    Those above the threshold, or the most probable class where there is none; or the ``top_k``.
+    Those at or above the threshold, or the most probable class where there is none; or the
+    ``top_k``.
     """
     if settings.top_k is not None:
         best = ranked(probabilities, min(settings.top_k, probabilities.shape[1]))

@@ -16,10 +16,12 @@ from experiments.teleclass.hierarchy import add_ancestors
 from experiments.teleclass.inference import infer
 from experiments.teleclass.refine import refine
 from experiments.teleclass.settings import TeleclassSettings
-from experiments.teleclass.tokens import tokenise
+from experiments.teleclass.tokens import pretrained_tokenizer, tokenise
 from experiments.teleclass.training import TeleclassTask, build_task
 from raypipe.context import StageContext
+from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Unit
+from raypipe.hardware import supported_precisions
 from raypipe.identity import fingerprint
 from raypipe.paths import RunDirectory
 from raypipe.settings import Settings
@@ -43,6 +45,7 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
     s = settings
     encoder = _model(s.encode.model, "encode.model")
     tokens = _model(s.train.classifier.pretrained, "train.classifier.pretrained")
+    _check(settings)
     given, written = _files(settings, corpus)
     documents, predicted = len(corpus.train), len(corpus.documents(corpus.predicted))
     data = {"version": VERSION, "data": corpus.identity()}
@@ -167,6 +170,21 @@ def _model(model: str | None, key: str) -> dict[str, str]:
         return {}
     need_nlp(f"{key} = {model}")
     return {"model": model_identity(model, key)}
+
+
+def _check(settings: TeleclassSettings) -> None:
+    """What would fail only phases later, as far as it is known. Raises ConfigError."""
+    classifier = settings.train.classifier
+    if classifier.pretrained is not None and Path(classifier.pretrained).is_dir():
+        pretrained_tokenizer(classifier.pretrained, classifier.length)
+    allowed = supported_precisions(None)
+    neural = {"encode": settings.encode.model is not None, "infer": True}
+    for name, section in (("encode", settings.encode), ("infer", settings.infer)):
+        if neural[name] and section.gpus == 0 and section.precision not in allowed:
+            raise ConfigError(
+                f"{name}.precision = {section.precision}: CPUs lack it, and {name}.gpus = 0 "
+                f"(allowed there: {', '.join(allowed)})"
+            )
 
 
 def _files(settings: TeleclassSettings, corpus: Corpus) -> tuple[dict[str, Any], dict[str, Any]]:

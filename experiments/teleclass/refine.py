@@ -47,7 +47,10 @@ def refine(
         labels, confidence, counts = _refined(context, corpus, encoding, settings)
     else:
         path = (data.dir or Path()) / settings.given
-        labels, confidence, counts = _given(corpus, read_annotations(path, corpus.taxonomy))
+        annotations = read_annotations(path, corpus.taxonomy)
+        if absent := len(annotations.keys() - set(corpus.train.ids.to_pylist())):
+            context.say(f"{absent} of {len(annotations)} annotated documents are not in the corpus")
+        labels, confidence, counts = _given(corpus, annotations)
     table = pa.table(
         {"id": corpus.train.ids, "labels": label_lists(labels), "confidence": confidence}
     )

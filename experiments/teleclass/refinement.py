@@ -160,7 +160,7 @@ def best_labels(scores: Floats, most: int) -> tuple[NDArray[np.int32], Floats]:
 def cut_at_gap(
     classes: NDArray[np.int32], scores: Floats, least: int
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Labels up to the largest gap between neighbours, at least ``least``; and how wide it is.
+    """Labels up to the largest gap between neighbours, at least ``least``; and the gap after them.
 
     Args:
         classes: the best classes ``[B, m + 1]`` of :func:`best_labels`, -1 for none.
@@ -168,7 +168,8 @@ def cut_at_gap(
         least: labels a document at least.
 
     Returns:
-        labels ``[B, m]``, -1 after the last; the largest gap ``[B]``, 0 without a label.
+        labels ``[B, m]``, -1 after the last; how far the last is ahead of the next class ``[B]``,
+        0 where there is none.
 
     """
     # what comes after the last class there is no gap
@@ -176,8 +177,7 @@ def cut_at_gap(
     gaps = np.where(classes[:, 1:] >= 0, values[:, :-1] - values[:, 1:], -1)
     cut = np.maximum(gaps.argmax(1) + 1, least)
     labels = np.where(np.arange(gaps.shape[1]) < cut[:, None], classes[:, :-1], -1)
-    width = np.where(labels[:, 0] >= 0, gaps.max(1), 0).clip(0)
-    return labels, width
+    return labels, np.take_along_axis(gaps, cut[:, None] - 1, 1)[:, 0].clip(0)
 
 
 def reached(scores: Floats, children: Iterable[Sequence[int]], roots: Rows) -> NDArray[np.bool_]:

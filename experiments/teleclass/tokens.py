@@ -105,38 +105,56 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
     """The tokenizer as JSON: that of the pretrained model, or a byte-level BPE of these texts.
 
     Raises:
-        ConfigError: the pretrained model has none of the library ``tokenizers``, or reads only
-            shorter texts.
+        ConfigError: what :func:`pretrained_tokenizer` refuses.
 
     """
-    if settings.pretrained is None:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=settings.vocabulary,
-            special_tokens=["[PAD]"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(texts, trainer)
-    else:
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(settings.pretrained)
-        if not loaded.is_fast:
-            raise ConfigError(
-                f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
-                "take a model with a tokenizer.json"
-            )
-        if settings.length > loaded.model_max_length:
-            raise ConfigError(
-                f"train.classifier.length = {settings.length}: {settings.pretrained} reads at most "
-                f"{loaded.model_max_length} tokens"
-            )
-        tokenizer = loaded.backend_tokenizer
-        tokenizer.no_padding()
+    if settings.pretrained is not None:
+        return pretrained_tokenizer(settings.pretrained, settings.length)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocabulary,
+        special_tokens=["[PAD]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.enable_truncation(settings.length)
+    text: str = tokenizer.to_str()
+    return text
+
+
+@lru_cache(maxsize=4)  # a sweep asks for the stages of each of its trials
+def pretrained_tokenizer(model: str, length: int) -> str:
+    """The tokenizer of a pretrained model, by name or directory, as JSON; it cuts at ``length``.
+
+    Raises:
+        ConfigError: there is none of the library ``tokenizers``, or the model reads only shorter
+            texts.
+
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"train.classifier.pretrained = {model}: its tokenizer cannot be loaded: {error}"
+        ) from error
+    if not loaded.is_fast:
+        raise ConfigError(
+            f"train.classifier.pretrained = {model}: has no fast tokenizer; "
+            "take a model with a tokenizer.json"
+        )
+    if length > loaded.model_max_length:
+        raise ConfigError(
+            f"train.classifier.length = {length}: {model} reads at most "
+            f"{loaded.model_max_length} tokens; lower it"
+        )
+    tokenizer = loaded.backend_tokenizer
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
     text: str = tokenizer.to_str()
     return text
 

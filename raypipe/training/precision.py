@@ -9,8 +9,8 @@ import torch
 from raypipe.hardware import Precision, supported_precisions
 
 
-def check(precision: Precision, device: torch.device) -> None:
-    """Refuse a precision that the device lacks.
+def check(precision: Precision, device: torch.device, key: str = "training.precision") -> None:
+    """Refuse a precision that the device lacks; ``key`` is where the configuration asks for it.
 
     Raises:
         ValueError: with the precisions it has.
@@ -22,8 +22,7 @@ def check(precision: Precision, device: torch.device) -> None:
     allowed = supported_precisions(capability)
     if precision not in allowed:
         raise ValueError(
-            f"training.precision = {precision}: this {device.type} device lacks it "
-            f"(it has {', '.join(allowed)})"
+            f"{key} = {precision}: this {device.type} device lacks it (it has {', '.join(allowed)})"
         )
 
 
