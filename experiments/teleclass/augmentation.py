@@ -110,7 +110,7 @@ def augment(
         _from_generator(context, corpus, settings, labels, confidence, starved)
     generated = context.ledger.rows("generated")
     written = np.bincount([row["class_index"] for row in generated], minlength=len(sizes))
-    gold = corpus.train.gold
+    gold = None if corpus.train.gold is None else np.asarray(corpus.train.gold.sum(axis=0)).ravel()
     context.ledger.put(
         "classes",
         {
@@ -120,7 +120,7 @@ def augment(
                 "level": int(taxonomy.depth[c]),
                 "documents": int(sizes[c]),
                 "generated": int(written[c]),
-                "gold": None if gold is None else int(gold[:, [c]].sum()),
+                "gold": None if gold is None else int(gold[c]),
             }
             for c in range(len(sizes))
         },
