@@ -27,10 +27,11 @@ import pyarrow as pa
 import torch
 
 from experiments.teleclass.classifier import build_classifier
-from experiments.teleclass.corpus import Corpus
-from experiments.teleclass.documents import Documents
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.embeddings import Embeddings
-from experiments.teleclass.line_files import Row
 from experiments.teleclass.refine import refine
 from experiments.teleclass.settings import (
     ClassifierSettings,
@@ -38,7 +39,6 @@ from experiments.teleclass.settings import (
     EncodeSettings,
     RefineSettings,
 )
-from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
 from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage

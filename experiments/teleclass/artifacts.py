@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from scipy import sparse
 
+from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.measures import Counts, summarise
-from experiments.teleclass.taxonomy import Taxonomy
 from raypipe.context import StageContext
 from raypipe.errors import ConfigError
 from raypipe.paths import RunDirectory

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.teleclass.annotations import read_annotations
 from experiments.teleclass.artifacts import label_matrix, read_parquet
-from experiments.teleclass.corpus import Corpus
-from experiments.teleclass.documents import Documents, read_documents
+from experiments.teleclass.data.annotations import read_annotations
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from experiments.teleclass.tasks import pool_options

@@ -15,8 +15,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass.artifacts import record_measures
-from experiments.teleclass.corpus import Corpus
-from experiments.teleclass.documents import Documents
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.encoding import embeddings_of
 from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import similarities

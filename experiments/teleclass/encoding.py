@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoders import (
     Encoder,

@@ -13,7 +13,7 @@ from experiments.teleclass.artifacts import (
     write_parquet,
 )
 from experiments.teleclass.augmentation import generated_documents
-from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.refine import pseudo_labels_path
 from raypipe.context import StageContext
 from raypipe.paths import RunDirectory

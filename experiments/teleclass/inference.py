@@ -24,13 +24,13 @@ from experiments.teleclass.artifacts import (
     write_parquet,
 )
 from experiments.teleclass.classifier import restore_classifier
-from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import ranked
 from experiments.teleclass.settings import InferSettings
 from experiments.teleclass.tasks import pool_options
-from experiments.teleclass.taxonomy import Taxonomy
 from experiments.teleclass.tokens import token_lists, tokenizer_path
 from experiments.teleclass.training import NOTHING, Collate
 from raypipe.context import Call, StageContext

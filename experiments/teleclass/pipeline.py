@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.teleclass.annotations import read_annotations
 from experiments.teleclass.augmentation import augment, generated_files, load_generator
 from experiments.teleclass.baselines import measure_baselines
-from experiments.teleclass.corpus import Corpus, load
+from experiments.teleclass.data.annotations import read_annotations
+from experiments.teleclass.data.corpus import Corpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
 from experiments.teleclass.encoding import embeddings_of, encode
 from experiments.teleclass.hierarchy import add_ancestors

@@ -12,16 +12,16 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
-from experiments.teleclass.annotations import read_annotations
 from experiments.teleclass.artifacts import label_lists, record_measures, write_parquet
-from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.data.annotations import read_annotations
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of
 from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import TopDocuments
 from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
 from experiments.teleclass.tasks import groups, pool_options
-from experiments.teleclass.taxonomy import Taxonomy
 from raypipe.context import StageContext
 from raypipe.launch.launcher import TaskPool
 from raypipe.paths import RunDirectory

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from experiments.teleclass.artifacts import read_arrow, read_parquet, vector_lists, write_arrow
 from experiments.teleclass.augmentation import generated_documents
-from experiments.teleclass.corpus import Corpus
+from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of, encode_texts
 from experiments.teleclass.hierarchy import training_set_path

@@ -20,12 +20,12 @@ from experiments.teleclass.augmentation import (
     generated_documents,
     load_generator,
 )
-from experiments.teleclass.corpus import Corpus
-from experiments.teleclass.documents import Documents
-from experiments.teleclass.line_files import Row
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
-from experiments.teleclass.taxonomy import make_taxonomy
 from raypipe.errors import ConfigError, UnitError
 
 #: 0 over 1 and 2, 2 over 3; 4 alone

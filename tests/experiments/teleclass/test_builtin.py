@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from experiments.teleclass import builtin
-from experiments.teleclass.builtin import builtin_documents
+from experiments.teleclass.data import builtin
+from experiments.teleclass.data.builtin import builtin_documents
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
 

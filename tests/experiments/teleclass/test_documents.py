@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.teleclass import blocks, documents
-from experiments.teleclass.documents import Documents, read_documents
-from experiments.teleclass.line_files import Row
-from experiments.teleclass.taxonomy import make_taxonomy, read_taxonomy
+from experiments.teleclass.data import blocks, documents
+from experiments.teleclass.data.documents import Documents, read_documents
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
 from raypipe.datasets.corpus import CorpusError
 
 TAXONOMY = make_taxonomy(

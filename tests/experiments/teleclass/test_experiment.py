@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 from experiments.teleclass import encoders
-from experiments.teleclass.builtin import builtin_documents
+from experiments.teleclass.data.builtin import builtin_documents
+from experiments.teleclass.data.taxonomy import read_taxonomy
 from experiments.teleclass.embeddings import Embeddings
-from experiments.teleclass.taxonomy import read_taxonomy
 from raypipe import commands
 from raypipe.commands import Request
 from raypipe.errors import ConfigError

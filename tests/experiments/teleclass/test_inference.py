@@ -15,11 +15,11 @@ from scipy import sparse
 
 from experiments.teleclass import inference
 from experiments.teleclass.classifier import build_classifier, metadata_of
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.inference import Predictor, choose
-from experiments.teleclass.line_files import Row
 from experiments.teleclass.measures import count, summarise
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
-from experiments.teleclass.taxonomy import make_taxonomy
 from raypipe.paths import RunDirectory
 
 #: 0 over 1 over 2, 3 over 2; 4 alone

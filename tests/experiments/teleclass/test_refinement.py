@@ -12,7 +12,8 @@ from scipy import sparse
 from sklearn.metrics.pairwise import cosine_similarity
 
 from experiments.teleclass import refinement
-from experiments.teleclass.line_files import Row
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.refine import label
 from experiments.teleclass.refinement import (
     NEVER,
@@ -26,7 +27,6 @@ from experiments.teleclass.refinement import (
     similarities,
 )
 from experiments.teleclass.settings import RefineSettings
-from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
 
 SEEDS = st.integers(0, 2**32 - 1)
 

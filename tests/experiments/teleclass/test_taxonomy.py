@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.teleclass.line_files import Row
-from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy, read_taxonomy
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy, read_taxonomy
 from raypipe.datasets.corpus import CorpusError
 
 LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"

@@ -28,12 +28,12 @@ from experiments.teleclass.artifacts import (
     read_parquet,
     write_parquet,
 )
-from experiments.teleclass.corpus import Corpus
-from experiments.teleclass.documents import Documents
-from experiments.teleclass.line_files import Row
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import ClassifierSettings
-from experiments.teleclass.taxonomy import make_taxonomy
 
 TAXONOMY = make_taxonomy(
     [Row("", f"c{i}", f"name {i}") for i in range(4)],

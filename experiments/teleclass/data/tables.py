@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from experiments.teleclass.blocks import (
+from experiments.teleclass.data.blocks import (
     BLOCK,
     Block,
     Columns,
@@ -24,7 +24,7 @@ from experiments.teleclass.blocks import (
     ids_in,
     join_texts,
 )
-from experiments.teleclass.line_files import malformed, numbered_lines
+from experiments.teleclass.data.line_files import malformed, numbered_lines
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import check_known, reading
 

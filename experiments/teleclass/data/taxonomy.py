@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from experiments.teleclass.line_files import Row, malformed, numbered_lines, tab_rows
+from experiments.teleclass.data.line_files import Row, malformed, numbered_lines, tab_rows
 from raypipe.datasets.corpus import CorpusError
 
 

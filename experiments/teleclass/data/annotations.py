@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from experiments.teleclass.taxonomy import Taxonomy, unknown_class
+from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import open_text, reading
 

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 
-from experiments.teleclass.blocks import BLOCK, Block, Columns
-from experiments.teleclass.tables import document_blocks, gold_blocks, unit
-from experiments.teleclass.taxonomy import Taxonomy, unknown_class
+from experiments.teleclass.data.blocks import BLOCK, Block, Columns
+from experiments.teleclass.data.tables import document_blocks, gold_blocks, unit
+from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
 from raypipe.datasets.corpus import CorpusError
 
 #: Documents hashed at a time.
@@ -107,7 +107,7 @@ def read_documents(
 
     Args:
         path: ``.jsonl``, ``.csv``, ``.txt``, each plain or ``.gz``, or ``.parquet``; see
-            :func:`~experiments.teleclass.tables.document_blocks`.
+            :func:`~experiments.teleclass.data.tables.document_blocks`.
         taxonomy: the classes of the gold labels.
         columns: those that make the text of a table, joined by newlines.
         id_column: of a table; where it is missing, row numbers from 0 are the ids.

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from experiments.teleclass.builtin import builtin_documents
-from experiments.teleclass.documents import Documents, read_documents
+from experiments.teleclass.data.builtin import builtin_documents
+from experiments.teleclass.data.documents import Documents, read_documents
+from experiments.teleclass.data.taxonomy import Taxonomy, read_taxonomy
 from experiments.teleclass.settings import DataSettings
-from experiments.teleclass.taxonomy import Taxonomy, read_taxonomy
 from raypipe.datasets.corpus import CorpusError
 
 _FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz")

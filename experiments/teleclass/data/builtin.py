@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
-from experiments.teleclass.documents import Documents, check_size
-from experiments.teleclass.line_files import Row
-from experiments.teleclass.taxonomy import Taxonomy, make_taxonomy
+from experiments.teleclass.data.documents import Documents, check_size
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from raypipe.datasets.docstrings import DocstringRecord, docstring_records
 from raypipe.datasets.text import TOKEN_PATTERN
 

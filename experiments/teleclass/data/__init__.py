@@ -1,0 +1,1 @@
+"""The taxonomy and its documents: read from files or built in, checked, in Arrow's memory."""
