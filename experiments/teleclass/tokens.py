@@ -142,7 +142,8 @@ def pretrained_tokenizer(model: str, length: int) -> str:
         raise ConfigError(
             f"train.classifier.pretrained = {model}: its tokenizer cannot be loaded: {error}"
         ) from error
-    if not loaded.is_fast:
+    # of a folder without a tokenizer the library makes one that knows no word
+    if not loaded.is_fast or len(loaded) <= len(loaded.all_special_tokens):
         raise ConfigError(
             f"train.classifier.pretrained = {model}: has no fast tokenizer; "
             "take a model with a tokenizer.json"

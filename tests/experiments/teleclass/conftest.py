@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from pyarrow import fs as arrow_fs
+from scipy import sparse
 
+from experiments.teleclass.artifacts import label_lists, write_parquet
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.documents import Documents
+from experiments.teleclass.data.line_files import Row
+from experiments.teleclass.data.taxonomy import make_taxonomy
+from experiments.teleclass.refine import pseudo_labels_path
 from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
@@ -35,6 +45,56 @@ def context(tmp_path: Path) -> StageContext:
     trackers = Trackers((), Target(run, "r", "teleclass", {}))
     session = Session(run, "r", Ledger(run), InlineLauncher(), Display(), [], trackers)
     return StageContext(Stage("stage", lambda context: None, [Unit("stage", {})]), session)
+
+
+#: a corpus, and the text of each document to train on with its classes and their ancestors
+Labelled = tuple[Corpus, list[tuple[str, set[int]]]]
+
+
+@pytest.fixture
+def labelled(context: StageContext) -> Callable[[int], Labelled]:
+    """Ten documents, every third without labels, and so many written ones for class 2.
+
+    Class 0 is over 1, 1 over 2, 3 over 2.
+    """
+    words = ["galaxy", "comet", "orbit", "planet", "stove", "onion", "pepper", "kettle", "rudder"]
+    draw = np.random.default_rng(1)
+
+    def text() -> str:
+        return " ".join(draw.choice(words, 4, replace=False))
+
+    def prepare(written: int) -> Labelled:
+        taxonomy = make_taxonomy(
+            [Row("", f"c{i}", f"name {i}") for i in range(4)],
+            [Row("", "c0", "c1"), Row("", "c1", "c2"), Row("", "c3", "c2")],
+            source="test",
+        )
+        texts, new = [text() for _ in range(10)], [text() for _ in range(written)]
+        lists = [[[], [2], [1, 3]][i % 3] for i in range(10)]
+        direct = np.zeros((10, 4), bool)
+        for row, classes in enumerate(lists):
+            direct[row, classes] = True
+        ids = pa.array([f"d{i}" for i in range(10)], pa.large_string())
+        table = {"id": ids, "labels": label_lists(sparse.csr_matrix(direct))}
+        write_parquet(
+            context.run,
+            pseudo_labels_path(context.run),
+            pa.table({**table, "confidence": [1.0] * 10}),
+        )
+        about = {"class_index": 2, "class": "c2", "name": "name 2"}
+        context.ledger.put(
+            "generated", {f"2/{i}": {**about, "number": i, "text": t} for i, t in enumerate(new)}
+        )
+        every = {0, 1, 2, 3}
+        expected = [
+            (t, every if classes == [2] else {0, 1, 3})
+            for t, classes in zip(texts, lists, strict=True)
+            if classes
+        ]
+        documents = Documents(ids, pa.array(texts, pa.large_string()), None, {})
+        return Corpus(taxonomy, documents, None), expected + [(t, every) for t in new]
+
+    return prepare
 
 
 @pytest.fixture(scope="session")

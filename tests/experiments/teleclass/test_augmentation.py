@@ -70,7 +70,7 @@ def generator(monkeypatch):
 
 
 def run(context, corpus, folder=None, **changed):
-    data = DataSettings() if folder is None else DataSettings(dir=folder)
+    data = DataSettings() if folder is None else DataSettings(source="files", dir=folder)
     augment(context, data, corpus, AugmentSettings(starved_below=3, documents=2, **changed))
     return Counter(row["class_index"] for row in context.ledger.rows("generated"))
 

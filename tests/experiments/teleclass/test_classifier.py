@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from experiments.teleclass.training_set import make_tokenizer, token_lists
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,55 +19,93 @@ from experiments.teleclass.classifier import (
 )
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import Collate
-from raypipe.errors import ConfigError
 
 SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, heads=2, dropout=0)
 
 
-@pytest.fixture(params=["scratch", "mean", "cls"])
+#: dimensions of the vectors of phase 1
+WIDTH = 7
+
+
+@pytest.fixture(params=["vectors", "scratch", "mean", "cls"])
 def settings(request):
-    if request.param == "scratch":
-        return SCRATCH
+    if request.param in ("vectors", "scratch"):
+        return SCRATCH.model_copy(update={"vectors": request.param == "vectors"})
     folder = request.getfixturevalue("tiny_bert")
     return SCRATCH.model_copy(update={"pretrained": folder, "pooling": request.param})
 
 
-def samples(count: int = 6) -> list:
+@pytest.fixture
+def width(settings) -> int:
+    return WIDTH if settings.takes_vectors else 0
+
+
+def samples(width: int) -> list:
     draw = np.random.default_rng(0)
-    lengths = [1, 3, 24, *draw.integers(1, 25, count - 3)]
+    lengths = [1, 3, 24, *draw.integers(1, 25, 3)]
     return [
-        (draw.integers(1, 512, n, dtype=np.int32), draw.integers(0, 5, 2, dtype=np.int32))
+        (
+            draw.integers(1, 512, n, dtype=np.int32),
+            draw.integers(0, 5, 2, dtype=np.int32),
+            draw.standard_normal(width, dtype=np.float32),
+        )
         for n in lengths
     ]
 
 
-def test_logits_do_not_depend_on_the_padding(settings):
+def inputs(width: int) -> list[torch.Tensor]:
+    return list(Collate(5)(samples(width))[:-1])
+
+
+def test_logits_do_not_depend_on_the_padding(settings, width):
     torch.manual_seed(0)
-    model = build_classifier(settings, 5).eval()
-    batch = samples()
+    model = build_classifier(settings, 5, width).eval()
     with torch.inference_mode():
-        together = model(*Collate(5)(batch)[:2])
-        alone = torch.cat([model(*Collate(5)([sample])[:2]) for sample in batch])
+        together = model(*inputs(width))
+        alone = torch.cat([model(*Collate(5)([each])[:-1]) for each in samples(width)])
     assert together.shape == (6, 5)
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
     assert (together[1:] - together[:1]).abs().max() > 1e-3
 
 
-def test_a_restored_classifier_gives_the_same_logits(settings):
+def test_the_vectors_add_what_a_linear_layer_makes_of_them():
     torch.manual_seed(0)
-    model = build_classifier(settings, 5).eval()
+    model = build_classifier(SCRATCH, 5, WIDTH).eval()
+    ids, lengths, vectors = inputs(WIDTH)
+    with torch.inference_mode():
+        added = model(ids, lengths, vectors) - model(ids, lengths, torch.zeros_like(vectors))
+    expected = WIDTH**0.5 * vectors.double() @ model.wide.weight.double().T
+    torch.testing.assert_close(added.double(), expected, atol=1e-5, rtol=0)
+    assert expected.abs().max() > 0.1
+
+
+def test_without_vectors_there_is_no_wide_layer():
+    torch.manual_seed(0)
+    model = build_classifier(SCRATCH, 5, 0).eval()
+    assert model.wide is None
+    assert not [name for name in model.state_dict() if "wide" in name]
+    ids, lengths, none = inputs(0)
+    assert none.shape == (6, 0)
+    with torch.inference_mode():
+        expected = model.transformer(ids)[:, :5]
+        torch.testing.assert_close(model(ids, lengths, none), expected, atol=0, rtol=0)
+
+
+def test_a_restored_classifier_gives_the_same_logits(settings, width):
+    torch.manual_seed(0)
+    model = build_classifier(settings, 5, width).eval()
     for parameter in model.parameters():  # as training would
         torch.nn.init.normal_(parameter, std=0.1)
-    restored = restore_classifier(model.state_dict(), metadata_of(settings, 5))
+    restored = restore_classifier(model.state_dict(), metadata_of(settings, 5, width))
     assert not restored.training
-    ids, lengths, _ = Collate(5)(samples())
     with torch.inference_mode():
-        torch.testing.assert_close(restored(ids, lengths), model(ids, lengths), atol=0, rtol=0)
+        expected = model(*inputs(width))
+        torch.testing.assert_close(restored(*inputs(width)), expected, atol=0, rtol=0)
 
 
-def test_restoring_reads_nothing_but_weights_and_metadata(tiny_bert, monkeypatch):
+def test_restoring_reads_nothing_but_weights_and_metadata(tiny_bert):
     settings = SCRATCH.model_copy(update={"pretrained": tiny_bert})
-    model, about = build_classifier(settings, 5), metadata_of(settings, 5)
+    model, about = build_classifier(settings, 5, 0), metadata_of(settings, 5, 0)
     moved = about["classifier"].replace(tiny_bert, "/nowhere")
     assert isinstance(
         restore_classifier(model.state_dict(), about | {"classifier": moved}), PretrainedClassifier
@@ -76,24 +113,24 @@ def test_restoring_reads_nothing_but_weights_and_metadata(tiny_bert, monkeypatch
 
 
 @pytest.mark.parametrize("classes", [1, 5])
-def test_every_parameter_has_a_gradient(settings, classes):
-    model = build_classifier(settings, classes)
-    ids, lengths, _ = Collate(5)(samples())
-    model(ids, lengths).sum().backward()
+def test_every_parameter_has_a_gradient(settings, width, classes):
+    model = build_classifier(settings, classes, width)
+    model(*inputs(width)).sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
 def test_the_count_of_operations_is_that_of_torch(settings):
-    wide = settings.model_copy(update={"hidden": 64, "heads": 4})
-    model = build_classifier(wide, 5).eval()
-    ids = torch.randint(1, 512, (1, wide.length))
+    large = settings.model_copy(update={"hidden": 64, "heads": 4})
+    width = 100_000 if settings.takes_vectors else 0  # so that the wide layer counts
+    model = build_classifier(large, 5, width).eval()
+    ids = torch.randint(1, 512, (1, large.length))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(ids, torch.tensor([wide.length]))
-    assert flops_of(model, wide, 5) == pytest.approx(3 * counter.get_total_flops(), rel=0.1)
+        model(ids, torch.tensor([large.length]), torch.ones(1, width))
+    assert flops_of(model, large, 5) == pytest.approx(3 * counter.get_total_flops(), rel=0.1)
 
 
-def test_the_blocks_are_the_encoder_layers(settings):
-    model = build_classifier(settings, 5)
+def test_the_blocks_are_the_encoder_layers(settings, width):
+    model = build_classifier(settings, 5, width)
     blocks = list(blocks_of(model))
     assert len(blocks) == 2
     assert isinstance(model, ScratchClassifier) == (settings.pretrained is None)
@@ -107,22 +144,8 @@ def test_half_precision_weights_become_single_precision(tiny_bert, tmp_path):
     AutoModel.from_pretrained(tiny_bert).half().save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_bert).save_pretrained(tmp_path)
     settings = SCRATCH.model_copy(update={"pretrained": str(tmp_path)})
-    model = build_classifier(settings, 5).eval()
-    restored = restore_classifier(model.state_dict(), metadata_of(settings, 5))
+    model = build_classifier(settings, 5, 0).eval()
+    restored = restore_classifier(model.state_dict(), metadata_of(settings, 5, 0))
     for each in (model, restored):
         assert {p.dtype for p in each.parameters()} == {torch.float32}
-    ids, lengths, _ = Collate(5)(samples())
-    torch.testing.assert_close(restored(ids, lengths), model(ids, lengths), atol=0, rtol=0)
-
-
-def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
-    from transformers import AutoTokenizer
-
-    settings = SCRATCH.model_copy(update={"pretrained": tiny_bert, "length": 6})
-    texts = ["a b c", "a b c d e f g h", ""]
-    found = token_lists(make_tokenizer([], settings), texts).to_pylist()
-    loaded = AutoTokenizer.from_pretrained(tiny_bert)
-    assert found == [loaded(text, truncation=True, max_length=6)["input_ids"] for text in texts]
-    assert [len(each) for each in found] == [5, 6, 2]
-    with pytest.raises(ConfigError, match=r"length = 41: .* reads at most 40 tokens"):
-        make_tokenizer([], settings.model_copy(update={"length": 41}))
+    torch.testing.assert_close(restored(*inputs(0)), model(*inputs(0)), atol=0, rtol=0)

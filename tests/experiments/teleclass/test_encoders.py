@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
 
 import numpy as np
 import pytest
+import torch
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
@@ -40,7 +42,7 @@ def test_lsa_is_that_of_scikit_learn(anywhere):
     svd = TruncatedSVD(8, n_iter=5, random_state=3).fit(vectoriser.fit_transform(texts))
     others = [*written(20, seed=1), "GALAXY rovira", texts[-1]]
     expected = normalize(svd.transform(vectoriser.transform(others)))
-    found = LsaEncoder(anywhere, "one").encode(others)
+    found = LsaEncoder.stored(anywhere).encode(others)
     assert found.dtype == np.float32
     # bases of the same space: where two singular values are close, they may be turned
     np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-4)
@@ -48,7 +50,7 @@ def test_lsa_is_that_of_scikit_learn(anywhere):
 
 def test_a_text_without_a_known_word_is_the_zero_vector(anywhere):
     fit_lsa(written(40), EncodeSettings(dimensions=5), "two", anywhere)
-    found = LsaEncoder(anywhere, "two").encode(["unheard of", "", "galaxy 99 galent"])
+    found = LsaEncoder.stored(anywhere).encode(["unheard of", "", "galaxy 99 galent"])
     assert not found[:2].any()
     assert np.linalg.norm(found[2]) == pytest.approx(1)
 
@@ -56,7 +58,7 @@ def test_a_text_without_a_known_word_is_the_zero_vector(anywhere):
 def test_there_are_no_more_dimensions_than_words_and_texts_allow(anywhere):
     texts = ["alpha beta", "beta gamma", "gamma delta", "delta alpha", "omega", "omega"] * 2
     assert fit_lsa(texts, EncodeSettings(), "three", anywhere) == 4
-    found = LsaEncoder(anywhere, "three").encode(texts)
+    found = LsaEncoder.stored(anywhere).encode(texts)
     assert found.shape == (12, 4)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
     for few in (["alpha"], ["alpha beta"] * 3, ["a", "b", "c", "d"]):
@@ -80,13 +82,27 @@ def test_a_stored_encoder_is_that_of_its_identity_and_whole(anywhere):
     assert not fitted_lsa(anywhere, "five")
 
 
-def test_two_fits_of_the_same_are_one_encoder(anywhere):
+def test_the_fingerprint_is_that_of_the_weights(anywhere):
+    """Also of the same texts and settings two fits may have other axes."""
+    settings, texts = EncodeSettings(dimensions=5), written(40)
+    fits = []
+    for _ in range(2):
+        fit_lsa(texts, settings, "same", anywhere)
+        fits.append(LsaEncoder.stored(anywhere))
+    assert fits[0] == fits[1]
+    before = fits[0].encode(texts)
     path = LsaEncoder.path(anywhere)
-    stored = []
-    for identity in ("same", "same", "other"):
-        fit_lsa(written(40), EncodeSettings(dimensions=5), identity, anywhere)
-        stored.append(anywhere.read(path))
-    assert stored[0] == stored[1]
+    with np.load(io.BytesIO(anywhere.read(path))) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    arrays["components"][0] *= -1
+    turned = io.BytesIO()
+    np.savez(turned, **arrays)
+    anywhere.write(path, turned.getvalue())
+    assert fitted_lsa(anywhere, "same")
+    other = LsaEncoder.stored(anywhere)
+    assert other.fingerprint != fits[0].fingerprint
+    # what the process holds of the first fit is not taken for the second
+    np.testing.assert_array_equal(other.encode(texts)[:, 0], -before[:, 0])
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +117,7 @@ def test_the_sentence_encoder_is_that_of_the_library(minilm):
     draw = random.Random(0)
     texts = [" ".join(draw.choices(WORDS, k=draw.choice([1, 3, 40, 200]))) for _ in range(10)]
     texts.append("")
-    settings = EncodeSettings(
-        encoder="sentence_transformer", model=minilm, max_tokens=64, batch_size=3
-    )
+    settings = EncodeSettings(model=minilm, max_tokens=64, batch_size=3)
     found = sentence_encoder(settings).encode(texts)
     model = SentenceTransformer(minilm)
     model.max_seq_length = 64
@@ -113,7 +127,7 @@ def test_the_sentence_encoder_is_that_of_the_library(minilm):
 
 
 def test_what_decides_the_vectors_decides_the_fingerprint(minilm):
-    usual = EncodeSettings(encoder="sentence_transformer", model=minilm)
+    usual = EncodeSettings(model=minilm)
     first = sentence_encoder(usual).fingerprint
     for same in ({"batch_size": 2}, {"workers": 3}, {"block": 5}):
         assert sentence_encoder(usual.model_copy(update=same)).fingerprint == first
@@ -152,9 +166,16 @@ def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
             model_identity(missing, "key")
     with pytest.raises(ConfigError, match=r"holds no config\.json"):
         model_identity(str(tmp_path), "key")
-    with pytest.raises(ConfigError, match=r"encode\.model: is missing"):
+    with pytest.raises(ValueError, match="name no model"):
         sentence_encoder(EncodeSettings())
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
-    settings = EncodeSettings(encoder="sentence_transformer", model="a-name")
+    settings = EncodeSettings(model="a-name")
     with pytest.raises(ConfigError, match=r"pip install 'raypipe\[nlp\]'"):
         sentence_encoder(settings)
+
+
+def test_a_precision_that_the_device_lacks_is_refused_by_its_key(minilm, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = EncodeSettings(model=minilm, precision="tf32", max_tokens=7)  # loaded anew
+    with pytest.raises(ValueError, match=r"^encode\.precision = tf32: this cpu device lacks it"):
+        sentence_encoder(settings).encode(["a text"])

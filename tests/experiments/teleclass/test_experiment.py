@@ -261,6 +261,7 @@ def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
         (["refine.min_labels=9"], "min_labels = 9 is above max_labels"),
         (["infer.top_k=2"], "threshold"),
         (["data.text=[body]"], "body"),
+        (["infer.precision=tf32", "infer.gpus=0"], r"infer\.precision = tf32: CPUs lack it"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_written(tmp_path, overrides, message):
@@ -268,6 +269,38 @@ def test_a_mistake_is_told_before_anything_is_written(tmp_path, overrides, messa
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", *given, *overrides)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_what_a_pretrained_model_cannot_is_told_before_anything_is_written(tmp_path, tiny_bert):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    for overrides, message in (
+        (
+            [f"train.classifier.pretrained={tiny_bert}", "train.classifier.length=41"],
+            r"train\.classifier\.length = 41: .* reads at most 40 tokens",
+        ),
+        (
+            [f"encode.model={tiny_bert}", "encode.precision=tf32", "encode.gpus=0"],
+            r"encode\.precision = tf32: CPUs lack it",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run(tmp_path / "run", *given, *overrides)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("inline")
+def test_annotations_of_unknown_documents_are_counted(tmp_path, capsys):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    given += ["refine.rule=given", "refine.given=core.json"]
+    core = {f"train{n}": ["b"] for n in range(50)}
+    path = tmp_path / "data/core.json"
+    path.write_text(json.dumps(core | {"x": ["b"], "test1": ["c"]}))
+    assert run(tmp_path / "run", *given, only=("refine",)) == 0
+    assert "2 of 52 annotated documents are not in the corpus" in capsys.readouterr().out
+    path.write_text(json.dumps(core))
+    assert run(tmp_path / "other", *given, only=("refine",)) == 0
+    assert "not in the corpus" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("inline")

@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from experiments.teleclass.training_set import make_tokenizer, token_lists, tokenizer_path
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
@@ -20,6 +19,7 @@ from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.inference import Predictor, choose
 from experiments.teleclass.measures import count, summarise
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
+from experiments.teleclass.tokens import make_tokenizer, token_lists, tokenizer_path
 from raypipe.paths import RunDirectory
 
 #: 0 over 1 over 2, 3 over 2; 4 alone
@@ -32,41 +32,52 @@ ABOVE = [{0}, {0, 1}, {0, 1, 2, 3}, {3}, {4}]
 SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, heads=2)
 
 
-@pytest.fixture(params=["scratch", "pretrained"])
+@pytest.fixture(params=["vectors", "scratch", "pretrained"])
 def trained(request, tmp_path):
-    """A run directory with a classifier, and that classifier."""
-    settings = SCRATCH
+    """A run directory with a classifier, that classifier, and the dimensions of its vectors."""
+    settings, width = SCRATCH, 7 if request.param == "vectors" else 0
     if request.param == "pretrained":
         settings = SCRATCH.model_copy(update={"pretrained": request.getfixturevalue("tiny_bert")})
     run = RunDirectory.at(tmp_path / "run")
     torch.manual_seed(0)
-    model = build_classifier(settings, 5).eval()
+    model = build_classifier(settings, 5, width).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     content = save(
-        {k: v.contiguous() for k, v in model.state_dict().items()}, metadata_of(settings, 5)
+        {k: v.contiguous() for k, v in model.state_dict().items()}, metadata_of(settings, 5, width)
     )
     run.write(run.model("train"), content)
     tokenizer = make_tokenizer(["a bee sees the sea"] * 9, settings)
     run.write(tokenizer_path(run), tokenizer.encode())
-    return run, model, tokenizer
+    return run, model, tokenizer, width
 
 
 def test_a_text_has_the_same_probabilities_whatever_is_beside_it(trained):
-    run, model, tokenizer = trained
+    run, model, tokenizer, width = trained
     draw = random.Random(0)
     texts = [" ".join(draw.choices("abcdefg", k=draw.randint(1, 30))) for _ in range(12)] + [""]
+    vectors = np.random.default_rng(0).standard_normal((13, width), dtype=np.float32)
     with torch.inference_mode():
         logits = [
-            model(torch.tensor([ids or [0]]), torch.tensor([len(ids)]))
-            for ids in token_lists(tokenizer, texts).to_pylist()
+            model(
+                torch.tensor([ids or [0]]), torch.tensor([len(ids)]), torch.tensor(vectors[[row]])
+            )
+            for row, ids in enumerate(token_lists(tokenizer, texts).to_pylist())
         ]
     expected = torch.cat(logits).sigmoid().numpy()
     assert np.ptp(expected, axis=0).max() > 0.01
     for order, size in ((list(range(13)), 64), (draw.sample(range(13), 13), 4), ([5, 5, 12], 2)):
         predictor = Predictor(run, "train", InferSettings(batch_size=size))
-        found = predictor.probabilities([texts[i] for i in order])
+        mine = vectors[order] if width else None
+        found = predictor.probabilities([texts[i] for i in order], mine)
         np.testing.assert_allclose(found, expected[order], atol=1e-5)
+
+
+def test_a_precision_that_the_device_lacks_is_refused_by_its_key(trained, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    predictor = Predictor(trained[0], "train", InferSettings(precision="tf32"))
+    with pytest.raises(ValueError, match=r"^infer\.precision = tf32: this cpu device lacks it"):
+        predictor.probabilities(["a text"], None)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 0.5, 0.9]), st.integers(1, 7))

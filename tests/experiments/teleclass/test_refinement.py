@@ -196,15 +196,18 @@ def test_ranked_sorts_with_ties_by_index(seed, classes, count):
 
 
 def naive_labels(scores: np.ndarray, least: int, most: int) -> tuple[list[int], float]:
-    """Sort, cut at the largest gap among the best ``most + 1``, take at least ``least``."""
+    """Sort, cut at the largest gap among the best ``most + 1``, take at least ``least``.
+
+    And the gap there, 0 where no class comes after.
+    """
     order = [c for c in in_order(scores) if scores[c] > NEVER]
     if not order:
         return [], 0
     best = [float(scores[c]) for c in order[: most + 1]]
     gaps = [a - b for a, b in pairwise(best)]
     widest = max(gaps, default=0)
-    cut = gaps.index(widest) + 1 if gaps else 1
-    return order[: max(cut, least)], widest
+    cut = max(gaps.index(widest) + 1 if gaps else 1, least)
+    return order[:cut], gaps[cut - 1] if cut <= len(gaps) else 0
 
 
 @pytest.mark.filterwarnings("error")
@@ -216,9 +219,9 @@ def test_labels_end_at_the_largest_gap(seed, classes, least, more):
     labels, width = cut_at_gap(*best_labels(scores, most), least)
     assert labels.shape == (8, most)
     for row, values in enumerate(scores):
-        expected, widest = naive_labels(values, least, most)
+        expected, gap = naive_labels(values, least, most)
         assert labels[row].tolist() == expected + [-1] * (most - len(expected))
-        assert width[row] == widest
+        assert width[row] == gap
 
 
 def test_labels_of_a_case_by_hand():
@@ -228,6 +231,8 @@ def test_labels_of_a_case_by_hand():
     labels, width = cut_at_gap(*best_labels(scores, 1), 1)
     assert labels.tolist() == [[1]]
     assert width == pytest.approx([0.05])
+    for least, gap in ((1, 0.5), (2, 0.5), (3, 0.5), (4, 0.2), (5, 0.05)):  # cut there
+        assert cut_at_gap(*best_labels(scores, 5), least)[1] == pytest.approx([gap])
 
 
 def naive_reached(scores: np.ndarray, taxonomy: Taxonomy) -> set[int]:

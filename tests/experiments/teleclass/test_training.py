@@ -1,56 +1,126 @@
-"""The loss and the split of the training set."""
+"""The stored documents as samples, the loss and the split of the training set."""
 
 from __future__ import annotations
+
+import pickle
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from experiments.teleclass.training_set import training_set_path
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from experiments.teleclass import tokens as tokens_module
+from experiments.teleclass import training
 from experiments.teleclass.artifacts import write_parquet
-from experiments.teleclass.settings import ClassifierSettings
-from experiments.teleclass.training import Collate, TeleclassTask, build_task
+from experiments.teleclass.encoding import encode
+from experiments.teleclass.hierarchy import add_ancestors, training_set_path
+from experiments.teleclass.settings import (
+    ClassifierSettings,
+    EncodeSettings,
+    TeleclassSettings,
+    TrainSettings,
+)
+from experiments.teleclass.tokens import read_tokens, tokenise
+from experiments.teleclass.training import (
+    NOTHING,
+    Collate,
+    TeleclassTask,
+    TokenisedDocuments,
+    build_task,
+)
 from raypipe.paths import RunDirectory
 from raypipe.training.task import Phase, StepContext
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=10, hidden=8, layers=1, heads=1, dropout=0)
 STEP = StepContext(0, Phase("train", 1, 1, 0.1), 0)
-CLASSES = 6
+CLASSES, WIDTH = 6, 5
+ENCODING = EncodeSettings(dimensions=WIDTH, block=3, cache=False)
 
 
 class Fixed(nn.Module):
     """Logits that are decided by the first token of a text."""
 
-    def forward(self, tokens, lengths):
+    def forward(self, tokens, lengths, vectors):
         return torch.sin(tokens[:, :1] * torch.arange(1, CLASSES + 1)) * 3
 
 
-def samples(count: int) -> list:
+def settings_of(held_out: float = 0.0, **changed) -> TeleclassSettings:
+    classifier = SETTINGS.model_copy(update=changed)
+    train = TrainSettings(classifier=classifier, held_out=held_out)
+    return TeleclassSettings(encode=ENCODING, train=train)
+
+
+def samples(count: int, width: int = WIDTH) -> list:
     draw = np.random.default_rng(count)
     return [
         (
             draw.integers(1, 512, draw.integers(1, 11), dtype=np.int32),
             draw.choice(CLASSES, draw.integers(0, 4), replace=False).astype(np.int32),
+            draw.standard_normal(width, dtype=np.float32),
         )
         for _ in range(count)
     ]
 
 
 def task() -> TeleclassTask:
-    made = build_task(None, SETTINGS, CLASSES, 0.0)
-    assert isinstance(made, TeleclassTask)
-    return made
+    return build_task(None, settings_of(), CLASSES)
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatch, vectors):
+    for module in (tokens_module, training):
+        monkeypatch.setattr(module, "BLOCK", 4)
+    corpus, expected = labelled(3)
+    encode(context, corpus, ENCODING)
+    add_ancestors(context, corpus)
+    settings = settings_of(vectors=vectors)
+    tokenise(context, corpus, ENCODING, settings.train.classifier)
+    rows = np.array([*reversed(range(len(expected))), 0, 5])
+    stored = TokenisedDocuments(context.run, rows)
+    for data in (stored, pickle.loads(pickle.dumps(stored))):
+        assert len(data) == len(rows)
+        assert data.width == (WIDTH if vectors else 0)
+        for index, row in enumerate(rows):
+            tokens, classes, vector = data[index]
+            block = read_tokens(context.run, row // 4).slice(row % 4, 1)
+            assert tokens.tolist() == block.column("tokens")[0].as_py()
+            assert set(classes.tolist()) == expected[row][1]
+            assert vector.dtype == np.float32
+            assert vector.tolist() == (block.column("vector")[0].as_py() if vectors else [])
+    # the mapped blocks do not travel
+    assert len(pickle.dumps(stored)) == len(pickle.dumps(TokenisedDocuments(context.run, rows)))
+
+    made = build_task(context.run, settings, 4)
+    batch = made.collate()([made.build_dataset()[i] for i in range(9)])
+    assert batch[2].shape == (9, WIDTH if vectors else 0)
+    model = made.build_model()
+    assert (model.wide is not None) == vectors
+    assert torch.isfinite(made.loss(model, batch, STEP).total)
+
+
+def test_the_classifier_is_as_wide_as_the_vectors_are(context, labelled):
+    """An encoder of few texts has fewer dimensions than it was asked for."""
+    corpus, _ = labelled(0)
+    settings = settings_of().model_copy(update={"encode": EncodeSettings(cache=False)})
+    assert settings.encode.dimensions == 256
+    encode(context, corpus, settings.encode)
+    add_ancestors(context, corpus)
+    tokenise(context, corpus, settings.encode, settings.train.classifier)
+    made = build_task(context.run, settings, 4)
+    width = len(made.build_dataset()[0][2])
+    assert 2 < width < 14
+    assert made.build_model().wide.weight.shape == (4, width)
+    assert made.metadata()["width"] == str(width)
 
 
 def test_the_loss_is_the_mean_over_classes_summed_over_documents():
     batch = samples(7)
     loss = task().loss(Fixed(), Collate(CLASSES)(batch), STEP)
     total = f1 = 0.0
-    for tokens, labels in batch:
+    for tokens, labels, _ in batch:
         logits = torch.sin(torch.tensor(int(tokens[0])) * torch.arange(1, CLASSES + 1)) * 3
         targets = torch.zeros(CLASSES)
         targets[labels.tolist()] = 1
@@ -82,13 +152,16 @@ def test_any_split_into_micro_batches_sums_to_the_whole(sizes):
     assert f1 == pytest.approx(float(whole.metrics["example_f1"]), rel=1e-5, abs=1e-6)
 
 
-def test_a_batch_is_padded_with_zeros_to_its_longest_text():
-    batch = samples(4)
-    batch.append((np.empty(0, np.int32), np.empty(0, np.int32)))
-    ids, lengths, targets = Collate(CLASSES)(batch)
-    assert ids.shape == (5, max(len(tokens) for tokens, _ in batch))
+@pytest.mark.parametrize("width", [WIDTH, 0])
+def test_a_batch_is_padded_with_zeros_to_its_longest_text(width):
+    batch = samples(4, width)
+    batch.append((np.empty(0, np.int32), np.empty(0, np.int32), np.ones(width, np.float32)))
+    ids, lengths, vectors, targets = Collate(CLASSES)(batch)
+    assert ids.shape == (5, max(len(tokens) for tokens, _, _ in batch))
     assert targets.shape == (5, CLASSES)
-    for row, (tokens, labels) in enumerate(batch):
+    assert (vectors.shape, vectors.dtype) == ((5, width), torch.float32)
+    for row, (tokens, labels, vector) in enumerate(batch):
+        assert vectors[row].tolist() == vector.tolist()
         assert ids[row].tolist() == tokens.tolist() + [0] * (ids.shape[1] - len(tokens))
         assert lengths[row] == len(tokens)
         assert sorted(targets[row].nonzero().flatten().tolist()) == sorted(labels.tolist())
@@ -101,23 +174,29 @@ def test_a_batch_is_padded_with_zeros_to_its_longest_text():
 def test_held_out_and_training_documents_are_all_documents(tmp_path, size, share, out):
     run = RunDirectory.at(tmp_path)
     write_parquet(run, training_set_path(run), pa.table({"row": range(size)}))
-    made = build_task(run, SETTINGS, CLASSES, share)
+    made = build_task(run, settings_of(share), CLASSES)
     kept, held = made.build_dataset(), made.build_eval_dataset()
     held_rows = [] if held is None else held.rows.tolist()
     assert len(held_rows) == out
     assert sorted([*kept.rows.tolist(), *held_rows]) == list(range(size))
-    again = build_task(run, SETTINGS, CLASSES, share).build_dataset()
+    again = build_task(run, settings_of(share), CLASSES).build_dataset()
     np.testing.assert_array_equal(again.rows, kept.rows)
 
 
 def test_samples_without_a_run_have_the_full_length():
     made = task()
-    tokens, labels = made.build_dataset()[3]
+    tokens, labels, vector = made.build_dataset()[3]
     assert len(tokens) == SETTINGS.length
     assert 0 < tokens.min() <= tokens.max() < SETTINGS.vocabulary
     assert labels.max() < CLASSES
-    np.testing.assert_array_equal(made.build_dataset()[3][0], tokens)
+    assert vector.shape == (WIDTH,)
+    for one, again in zip((tokens, labels, vector), made.build_dataset()[3], strict=True):
+        np.testing.assert_array_equal(one, again)
     assert not np.array_equal(made.build_dataset()[4][0], tokens)
+    assert not np.array_equal(made.build_dataset()[4][2], vector)
+    without = build_task(None, settings_of(vectors=False), CLASSES)
+    assert without.data[3][2].shape == NOTHING.shape
+    assert without.build_model().wide is None
     loss = made.loss(
         made.build_model(), made.collate()([made.build_dataset()[i] for i in (0, 1)]), STEP
     )
@@ -125,6 +204,7 @@ def test_samples_without_a_run_have_the_full_length():
 
 
 def test_samples_without_a_run_are_words_of_the_pretrained_model(tiny_bert):
-    made = build_task(None, SETTINGS.model_copy(update={"pretrained": tiny_bert}), CLASSES, 0.0)
+    made = build_task(None, settings_of(pretrained=tiny_bert), CLASSES)
+    assert made.data.width == 0
     tokens = np.concatenate([made.build_dataset()[i][0] for i in range(200)])
     assert 512 < tokens.max() < 600
