@@ -178,9 +178,10 @@ def _check(settings: TeleclassSettings) -> None:
     if classifier.pretrained is not None and Path(classifier.pretrained).is_dir():
         pretrained_tokenizer(classifier.pretrained, classifier.length)
     allowed = supported_precisions(None)
-    neural = {"encode": settings.encode.model is not None, "infer": True}
     for name, section in (("encode", settings.encode), ("infer", settings.infer)):
-        if neural[name] and section.gpus == 0 and section.precision not in allowed:
+        if name == "encode" and settings.encode.model is None:
+            continue  # lsa has one precision
+        if section.gpus == 0 and section.precision not in allowed:
             raise ConfigError(
                 f"{name}.precision = {section.precision}: CPUs lack it, and {name}.gpus = 0 "
                 f"(allowed there: {', '.join(allowed)})"

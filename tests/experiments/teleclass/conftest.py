@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +59,8 @@ def labelled(context: StageContext) -> Callable[[int], Labelled]:
     Class 0 is over 1, 1 over 2, 3 over 2.
     """
     words = ["galaxy", "comet", "orbit", "planet", "stove", "onion", "pepper", "kettle", "rudder"]
-    draw = np.random.default_rng(1)
-
-    def text() -> str:
-        return " ".join(draw.choice(words, 4, replace=False))
+    sets = np.random.default_rng(0).permutation(list(combinations(words, 4)))
+    every_text = [" ".join(each) for each in sets]
 
     def prepare(written: int) -> Labelled:
         taxonomy = make_taxonomy(
@@ -69,7 +68,7 @@ def labelled(context: StageContext) -> Callable[[int], Labelled]:
             [Row("", "c0", "c1"), Row("", "c1", "c2"), Row("", "c3", "c2")],
             source="test",
         )
-        texts, new = [text() for _ in range(10)], [text() for _ in range(written)]
+        texts, new = every_text[:10], every_text[10 : 10 + written]
         lists = [[[], [2], [1, 3]][i % 3] for i in range(10)]
         direct = np.zeros((10, 4), bool)
         for row, classes in enumerate(lists):

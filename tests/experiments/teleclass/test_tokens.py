@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -120,7 +119,6 @@ def test_a_model_without_a_tokenizer_is_refused(tiny_bert, tmp_path, content, me
     """Of a folder without one the library makes one to which all words are unknown."""
     for name in ("config.json", "model.safetensors"):
         shutil.copy(Path(tiny_bert) / name, tmp_path)
-    assert "model_type" in json.loads((tmp_path / "config.json").read_text())
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     settings = SETTINGS.model_copy(update={"pretrained": str(tmp_path)})
