@@ -13,7 +13,7 @@ from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
 from experiments.teleclass.annotations import read_annotations
-from experiments.teleclass.artifacts import label_lists, record_measures, write_parquet
+from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.corpus import Corpus
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of
@@ -22,6 +22,7 @@ from experiments.teleclass.refinement import TopDocuments
 from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
 from experiments.teleclass.tasks import groups, pool_options
 from experiments.teleclass.taxonomy import Taxonomy
+from raypipe.artifacts import write_parquet
 from raypipe.context import StageContext
 from raypipe.launch.launcher import TaskPool
 from raypipe.paths import RunDirectory

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import islice
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.teleclass.artifacts import read_arrow, read_parquet, vector_lists, write_arrow
+from experiments.teleclass.artifacts import vector_lists
 from experiments.teleclass.augmentation import generated_documents
 from experiments.teleclass.corpus import Corpus
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of, encode_texts
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
+from raypipe.artifacts import read_arrow, read_parquet, write_arrow
 from raypipe.context import Call, StageContext
+from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.launch.launcher import PoolOptions
 from raypipe.paths import RunDirectory
@@ -110,46 +110,25 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
 
     """
     if settings.pretrained is None:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=settings.vocabulary,
-            special_tokens=["[PAD]"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(texts, trainer)
-    else:
-        from transformers import AutoTokenizer
+        return train_bpe(texts, settings.vocabulary, settings.length)
+    from transformers import AutoTokenizer
 
-        loaded = AutoTokenizer.from_pretrained(settings.pretrained)
-        if not loaded.is_fast:
-            raise ConfigError(
-                f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
-                "take a model with a tokenizer.json"
-            )
-        if settings.length > loaded.model_max_length:
-            raise ConfigError(
-                f"train.classifier.length = {settings.length}: {settings.pretrained} reads at most "
-                f"{loaded.model_max_length} tokens"
-            )
-        tokenizer = loaded.backend_tokenizer
-        tokenizer.no_padding()
+    loaded = AutoTokenizer.from_pretrained(settings.pretrained)
+    if not loaded.is_fast:
+        raise ConfigError(
+            f"train.classifier.pretrained = {settings.pretrained}: has no fast tokenizer; "
+            "take a model with a tokenizer.json"
+        )
+    if settings.length > loaded.model_max_length:
+        raise ConfigError(
+            f"train.classifier.length = {settings.length}: {settings.pretrained} reads at most "
+            f"{loaded.model_max_length} tokens"
+        )
+    tokenizer = loaded.backend_tokenizer
+    tokenizer.no_padding()
     tokenizer.enable_truncation(settings.length)
     text: str = tokenizer.to_str()
     return text
-
-
-def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
-    """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
-    encoded = _tokenizer(tokenizer).encode_batch_fast(list(texts))
-    return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(content: str) -> Tokenizer:
-    return Tokenizer.from_str(content)
 
 
 def _block_path(run: RunDirectory, number: int) -> str:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments.teleclass.artifacts import write_parquet
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.training import Collate, TeleclassTask, build_task
+from raypipe.artifacts import write_parquet
 from raypipe.paths import RunDirectory
 from raypipe.training.task import Phase, StepContext
 

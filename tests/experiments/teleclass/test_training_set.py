@@ -22,18 +22,14 @@ from scipy import sparse
 from tokenizers import Tokenizer
 
 from experiments.teleclass import training_set
-from experiments.teleclass.artifacts import (
-    label_lists,
-    label_matrix,
-    read_parquet,
-    write_parquet,
-)
+from experiments.teleclass.artifacts import label_lists, label_matrix
 from experiments.teleclass.corpus import Corpus
 from experiments.teleclass.documents import Documents
 from experiments.teleclass.line_files import Row
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import ClassifierSettings
 from experiments.teleclass.taxonomy import make_taxonomy
+from raypipe.artifacts import read_parquet, write_parquet
 
 TAXONOMY = make_taxonomy(
     [Row("", f"c{i}", f"name {i}") for i in range(4)],
