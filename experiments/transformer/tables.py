@@ -44,6 +44,9 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     for name in (target, *settings.ignore):
         check_column(table, name, path)
     table = table.drop_columns(list(settings.ignore))
+    names = [name for name in table.column_names if name != target]
+    if not names:
+        raise CorpusError(f"{path}: there is no column beside the target {target!r}")
     if settings.test_file is None:
         _check_flat(table, path)
         hashed = pd.util.hash_pandas_object(table.to_pandas(), index=False)
@@ -61,9 +64,6 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     source = f"{path}: column {target!r}"
     few = settings.few_values
     made, *targets = make_target(train[target], test[target], kind, few, source)
-    names = [name for name in table.column_names if name != target]
-    if not names:
-        raise CorpusError(f"{path}: there is no column beside the target {target!r}")
     columns = tuple(_column(train[name], test[name], name, few, path) for name in names)
     splits = [
         Split(part.select(names), rows) for part, rows in zip((train, test), targets, strict=True)
