@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from experiments.teleclass.artifacts import label_matrix, read_parquet
+from experiments.teleclass.artifacts import label_matrix
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from experiments.teleclass.tasks import pool_options
+from raypipe.artifacts import read_parquet
 from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
 from raypipe.ledger import Row

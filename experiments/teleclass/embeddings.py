@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from experiments.teleclass.artifacts import read_arrow, vector_lists, write_arrow
+from experiments.teleclass.artifacts import vector_lists
+from raypipe.artifacts import read_arrow, write_arrow
 from raypipe.paths import RunDirectory
 
 Vectors = NDArray[np.float32]

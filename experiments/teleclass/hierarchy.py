@@ -6,15 +6,11 @@ import numpy as np
 import pyarrow as pa
 from scipy import sparse
 
-from experiments.teleclass.artifacts import (
-    label_lists,
-    label_matrix,
-    read_parquet,
-    write_parquet,
-)
+from experiments.teleclass.artifacts import label_lists, label_matrix
 from experiments.teleclass.augmentation import generated_documents
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.refine import pseudo_labels_path
+from raypipe.artifacts import read_parquet, write_parquet
 from raypipe.context import StageContext
 from raypipe.paths import RunDirectory
 

@@ -17,12 +17,7 @@ from safetensors.torch import load as load_tensors
 from scipy import sparse
 from torch import nn
 
-from experiments.teleclass.artifacts import (
-    label_lists,
-    read_parquet,
-    record_measures,
-    write_parquet,
-)
+from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.classifier import restore_classifier
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
@@ -31,9 +26,11 @@ from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import ranked
 from experiments.teleclass.settings import InferSettings
 from experiments.teleclass.tasks import pool_options
-from experiments.teleclass.tokens import token_lists, tokenizer_path
+from experiments.teleclass.tokens import tokenizer_path
 from experiments.teleclass.training import NOTHING, Collate
+from raypipe.artifacts import read_parquet, write_parquet
 from raypipe.context import Call, StageContext
+from raypipe.datasets.bpe import token_lists
 from raypipe.paths import RunDirectory
 from raypipe.training import precision
 

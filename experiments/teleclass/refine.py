@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
-from experiments.teleclass.artifacts import label_lists, record_measures, write_parquet
+from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
@@ -22,6 +22,7 @@ from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import TopDocuments
 from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
 from experiments.teleclass.tasks import groups, pool_options
+from raypipe.artifacts import write_parquet
 from raypipe.context import StageContext
 from raypipe.launch.launcher import TaskPool
 from raypipe.paths import RunDirectory

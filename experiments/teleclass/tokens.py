@@ -10,16 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from experiments.teleclass.artifacts import read_arrow, read_parquet, vector_lists, write_arrow
+from experiments.teleclass.artifacts import vector_lists
 from experiments.teleclass.augmentation import generated_documents
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of, encode_texts
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
+from raypipe.artifacts import read_arrow, read_parquet, write_arrow
 from raypipe.context import Call, StageContext
+from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.launch.launcher import PoolOptions
 from raypipe.paths import RunDirectory
@@ -110,19 +111,7 @@ def make_tokenizer(texts: Sequence[str], settings: ClassifierSettings) -> str:
     """
     if settings.pretrained is not None:
         return pretrained_tokenizer(settings.pretrained, settings.length)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=settings.vocabulary,
-        special_tokens=["[PAD]"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.enable_truncation(settings.length)
-    text: str = tokenizer.to_str()
-    return text
+    return train_bpe(texts, settings.vocabulary, settings.length)
 
 
 @lru_cache(maxsize=4)  # a sweep asks for the stages of each of its trials
@@ -158,17 +147,6 @@ def pretrained_tokenizer(model: str, length: int) -> str:
     tokenizer.enable_truncation(length)
     text: str = tokenizer.to_str()
     return text
-
-
-def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
-    """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
-    encoded = _tokenizer(tokenizer).encode_batch_fast(list(texts))
-    return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(content: str) -> Tokenizer:
-    return Tokenizer.from_str(content)
 
 
 def _block_path(run: RunDirectory, number: int) -> str:

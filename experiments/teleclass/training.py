@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.teleclass.artifacts import read_parquet
 from experiments.teleclass.classifier import (
     blocks_of,
     build_classifier,
@@ -25,6 +24,7 @@ from experiments.teleclass.classifier import (
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings
 from experiments.teleclass.tokens import BLOCK, read_tokens
+from raypipe.artifacts import read_parquet
 from raypipe.paths import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
 

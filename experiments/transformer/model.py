@@ -8,7 +8,7 @@ block (Xiong et al. 2020, On layer normalization in the transformer architecture
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +21,10 @@ PADDING = 0
 _HEAD_WIDTH = 64
 
 
-class TransformerSettings(Settings):
-    """The input, the size and the output of the transformer.
+class EncoderSettings(Settings):
+    """The size of the transformer, whatever its input."""
 
-    Its input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
-    """
-
-    vocabulary: int = Field(
-        0, ge=0, description="number of token ids, the padding 0 among them; 0: tables"
-    )
     length: PositiveInt = Field(128, description="longest sequence, in tokens")
-    numeric: int = Field(0, ge=0, description="numeric features of a table")
-    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
-        (), description="number of values of each categorical feature of a table"
-    )
-    kind: Literal["classification", "regression"] = Field(
-        "classification", description="what the outputs are"
-    )
-    outputs: PositiveInt = Field(2, description="number of classes, or 1 for a regression")
     hidden: PositiveInt = Field(256, description="width of a token")
     layers: PositiveInt = Field(3, description="encoder layers")
     heads: PositiveInt | None = Field(
@@ -50,20 +36,7 @@ class TransformerSettings(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="of attention weights and block outputs")
 
     @model_validator(mode="after")
-    def _fit_together(self) -> TransformerSettings:
-        table = self.numeric + len(self.categories)
-        if bool(self.vocabulary) == bool(table):
-            raise ValueError(
-                "give either vocabulary (the input is sequences) or numeric and categories "
-                f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
-            )
-        if self.vocabulary == 1:
-            raise ValueError("vocabulary=1 is the padding alone; it has to count the tokens too")
-        if (self.outputs == 1) != (self.kind == "regression"):
-            raise ValueError(
-                f"outputs={self.outputs} does not fit kind={self.kind}: a regression has 1 output, "
-                "a classification one for each of at least 2 classes"
-            )
+    def _whole_heads(self) -> Self:
         if self.hidden % self.head_count:
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
         return self
@@ -80,6 +53,42 @@ class TransformerSettings(Settings):
     def feed_forward_width(self) -> int:
         """The hidden width of the feed-forward block."""
         return self.feed_forward or 4 * self.hidden
+
+
+class TransformerSettings(EncoderSettings):
+    """The input, the size and the output of the transformer.
+
+    Its input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
+    """
+
+    vocabulary: int = Field(
+        0, ge=0, description="number of token ids, the padding 0 among them; 0: tables"
+    )
+    numeric: int = Field(0, ge=0, description="numeric features of a table")
+    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (), description="number of values of each categorical feature of a table"
+    )
+    kind: Literal["classification", "regression"] = Field(
+        "classification", description="what the outputs are"
+    )
+    outputs: PositiveInt = Field(2, description="number of classes, or 1 for a regression")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        table = self.numeric + len(self.categories)
+        if bool(self.vocabulary) == bool(table):
+            raise ValueError(
+                "give either vocabulary (the input is sequences) or numeric and categories "
+                f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
+            )
+        if self.vocabulary == 1:
+            raise ValueError("vocabulary=1 is the padding alone; it has to count the tokens too")
+        if (self.outputs == 1) != (self.kind == "regression"):
+            raise ValueError(
+                f"outputs={self.outputs} does not fit kind={self.kind}: a regression has 1 output, "
+                "a classification one for each of at least 2 classes"
+            )
+        return self
 
     @property
     def tokens(self) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, default_collate
 
 from experiments.transformer.model import (
     PADDING,
@@ -103,7 +104,8 @@ class TransformerTask(TrainTask):
     """Classification or regression; a sample is a tuple of the model's inputs and the target.
 
     Sequences are ``(ids, target)``, rows ``(numeric, categories, target)``, as
-    :class:`~experiments.transformer.model.Transformer` describes them.
+    :class:`~experiments.transformer.model.Transformer` describes them. ``deviation`` is the unit of
+    a standardised target: with it the errors are measured in the target's own.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class TransformerTask(TrainTask):
         settings: TransformerSettings,
         data: Dataset[Sample],
         held_out: Dataset[Sample] | None = None,
+        deviation: float | None = None,
     ) -> None:
         self.settings = settings
+        self.deviation = deviation
         self.data = data
         self.held_out = held_out
 
@@ -132,6 +136,10 @@ class TransformerTask(TrainTask):
         """The held-out samples."""
         return self.held_out
 
+    def collate(self) -> Callable[[list[Sample]], Sample]:
+        """Sequences are padded to the longest of the batch."""
+        return pad if self.settings.vocabulary else default_collate
+
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """The encoder layers."""
         return [module for module in model.modules() if isinstance(module, EncoderLayer)]
@@ -142,7 +150,7 @@ class TransformerTask(TrainTask):
         return float(flops_per_sample(self.settings))
 
     def loss(self, model: nn.Module, batch: Sample, context: StepContext) -> Loss:
-        """The cross-entropy in nats, and how many are right, or the squared error."""
+        """The cross-entropy in nats, and how many are right; or the squared error, and errors."""
         del context
         *inputs, target = batch
         outputs = model(*inputs)
@@ -150,7 +158,18 @@ class TransformerTask(TrainTask):
             outputs = outputs.float()
         if self.settings.kind == "regression":
             target = target.to(outputs.dtype)
-            return Loss(F.mse_loss(outputs[:, 0], target, reduction="sum"), len(target))
+            total = F.mse_loss(outputs[:, 0], target, reduction="sum")
+            if self.deviation is None:
+                return Loss(total, len(target))
+            absolute = (outputs.detach()[:, 0] - target).abs().sum() * self.deviation
+            squared = total.detach() * self.deviation**2
+            return Loss(total, len(target), {"mae": absolute, "mse": squared})
         hits = (outputs.detach().argmax(1) == target).sum()
         total = F.cross_entropy(outputs, target, reduction="sum")
         return Loss(total, len(target), {"accuracy": hits})
+
+
+def pad(samples: list[Sample]) -> Sample:
+    """Sequences of ids and their targets as a batch, as long as its longest sequence."""
+    ids, targets = zip(*samples, strict=True)
+    return pad_sequence(list(ids), batch_first=True, padding_value=PADDING), torch.stack(targets)

@@ -13,12 +13,13 @@ import torch
 from pyarrow import fs as arrow_fs
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists, write_parquet
+from experiments.teleclass.artifacts import label_lists
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
+from raypipe.artifacts import write_parquet
 from raypipe.context import Session, StageContext
 from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists, write_parquet
+from experiments.teleclass.artifacts import label_lists
 from experiments.teleclass.augmentation import (
     Assignment,
     augment,
@@ -26,6 +26,7 @@ from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
+from raypipe.artifacts import write_parquet
 from raypipe.errors import ConfigError, UnitError
 
 #: 0 over 1 and 2, 2 over 3; 4 alone

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments.teleclass.artifacts import read_arrow, write_arrow
 from experiments.teleclass.embeddings import Embeddings
+from raypipe.artifacts import read_arrow, write_arrow
 from raypipe.paths import RunDirectory
 
 

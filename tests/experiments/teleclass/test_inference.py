@@ -19,7 +19,8 @@ from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.inference import Predictor, choose
 from experiments.teleclass.measures import count, summarise
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
-from experiments.teleclass.tokens import make_tokenizer, token_lists, tokenizer_path
+from experiments.teleclass.tokens import make_tokenizer, tokenizer_path
+from raypipe.datasets.bpe import token_lists
 from raypipe.paths import RunDirectory
 
 #: 0 over 1 over 2, 3 over 2; 4 alone

@@ -16,13 +16,8 @@ from experiments.teleclass.encoders import LsaEncoder
 from experiments.teleclass.encoding import embeddings_of, encode
 from experiments.teleclass.hierarchy import add_ancestors
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
-from experiments.teleclass.tokens import (
-    make_tokenizer,
-    read_tokens,
-    token_lists,
-    tokenise,
-    tokenizer_path,
-)
+from experiments.teleclass.tokens import make_tokenizer, read_tokens, tokenise, tokenizer_path
+from raypipe.datasets.bpe import token_lists
 from raypipe.errors import ConfigError
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=12)

@@ -14,7 +14,6 @@ from torch import nn
 
 from experiments.teleclass import tokens as tokens_module
 from experiments.teleclass import training
-from experiments.teleclass.artifacts import write_parquet
 from experiments.teleclass.encoding import encode
 from experiments.teleclass.hierarchy import add_ancestors, training_set_path
 from experiments.teleclass.settings import (
@@ -31,6 +30,7 @@ from experiments.teleclass.training import (
     TokenisedDocuments,
     build_task,
 )
+from raypipe.artifacts import write_parquet
 from raypipe.paths import RunDirectory
 from raypipe.training.task import Phase, StepContext
 

@@ -20,8 +20,10 @@ PROJECT = Path(__file__).resolve().parents[3]
 PLAIN, SWEEP = PROJECT / "configs/transformer.yaml", PROJECT / "configs/sweeps/transformer.yaml"
 #: GiB that cards of 8, 10, 12, 20, 24 (an L4), 24 and 48 GB report
 CARDS = (7.99, 10.0, 12.0, 19.7, 22.49, 23.69, 47.5)
-SMALL = ["model.hidden=16", "model.layers=2", "data.samples=256", "data.held_out=64"]
-SEQUENCES = ["model.numeric=0", "model.categories=[]", "model.vocabulary=40", "model.length=12"]
+RANDOM = ["data.source=random", "data.samples=256", "data.held_out=64"]
+SMALL = [*RANDOM, "model.hidden=16", "model.layers=2"]
+TABLE = ["model.numeric=8", "model.categories=[5,5,5,5]"]
+SEQUENCES = ["model.vocabulary=40", "model.length=12"]
 
 
 def machine(gib: float | None) -> Hardware:
@@ -34,13 +36,13 @@ def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configura
 
 
 def unit(*overrides: str) -> Unit:
-    _, train = stages(resolved(PLAIN, *overrides).settings)
+    _, train = stages(resolved(PLAIN, "data.source=random", *TABLE, *overrides).settings)
     return train.units[0]
 
 
 def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
-    everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
+    everything = with_sweep(resolved(SWEEP, *SMALL, *TABLE, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
     return [unit.identity["train"]["training"] for unit in each]
 
@@ -48,7 +50,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("gib", "profile", "sizes"),
     [
-        (None, "cpu", (512, 6, 4, 8, "fp32")),
+        (None, "cpu", (128, 2, 32, 1, "fp32")),
         *zip(
             CARDS,
             ["gpu_small", "gpu", "gpu", "gpu", "gpu_large", "gpu_large", "gpu_large"],
@@ -70,6 +72,13 @@ def test_each_profile_has_its_sizes_and_the_same_effective_batch(gib, profile, s
         *(training.micro_batch, training.accumulation, training.precision),
     )
     assert training.effective_batch == 32
+
+
+def test_the_workload_s_sizes_for_a_cpu_are_a_profile():
+    found = config.resolve(config.read(PLAIN), (), "cpu_large", [machine(None)]).settings
+    training = found.train.training
+    assert (found.model.hidden, found.model.layers) == (512, 6)
+    assert (training.micro_batch, training.accumulation, training.precision) == (4, 8, "fp32")
 
 
 @pytest.mark.parametrize("gib", [None, *CARDS])
@@ -104,7 +113,7 @@ def test_what_decides_the_result_is_the_identity(override, changes):
 
 
 def test_samples_are_evaluated_that_were_not_trained_on():
-    _, train = stages(resolved(PLAIN, *SMALL).settings)
+    _, train = stages(resolved(PLAIN, *SMALL, *TABLE).settings)
     assert train.training is not None
     task = train.training.build_task(None)
     rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
@@ -114,7 +123,7 @@ def test_samples_are_evaluated_that_were_not_trained_on():
     assert all(tuple(sample[0].tolist()) not in rows for sample in held_out)
 
 
-@pytest.mark.parametrize("inputs", [[], SEQUENCES], ids=["table", "sequences"])
+@pytest.mark.parametrize("inputs", [TABLE, SEQUENCES], ids=["table", "sequences"])
 def test_it_learns(tmp_path, monkeypatch, inputs):
     monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
@@ -132,7 +141,7 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
-    request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
+    request = Request("sweep", str(SWEEP), [*SMALL, *TABLE], str(tmp_path / "run"), profile="cpu")
     assert commands.sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert set(rows["status"]) == {"succeeded"}

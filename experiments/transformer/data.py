@@ -1,0 +1,180 @@
+"""What is trained and evaluated on, as it was read: inputs, targets, and what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from raypipe.datasets.corpus import CorpusError
+
+Kind = Literal["classification", "regression"]
+SplitName = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted: classes, or a number that is standardised by the training rows."""
+
+    kind: Kind
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A numeric column and how it is standardised; ``indicator``: it says which are missing."""
+
+    name: str
+    mean: float
+    deviation: float
+    indicator: bool
+
+
+@dataclass(frozen=True)
+class Category:
+    """A categorical column: index 0 is an unknown value, 1 a missing one, 2 the first value."""
+
+    name: str
+    values: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of indices."""
+        return 2 + len(self.values)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The training or the test rows.
+
+    Attributes:
+        inputs: a column ``text`` or ``tokens`` (a list of ids), or the columns of a table.
+        target: class indices, int64, or standardised numbers, float32 ``[n]``.
+
+    """
+
+    inputs: pa.Table
+    target: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both splits; ``columns`` are a table's features, ``vocabulary`` a sequence's token ids."""
+
+    train: Split
+    test: Split
+    target: Target
+    identity: Mapping[str, Any]
+    columns: tuple[Numeric | Category, ...] = ()
+    vocabulary: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    def split(self, name: SplitName) -> Split:
+        """One of the two."""
+        return self.train if name == "train" else self.test
+
+    def sizes(self) -> dict[str, Any]:
+        """The settings of the model that follow."""
+        numeric = [column for column in self.columns if isinstance(column, Numeric)]
+        categories = [column.size for column in self.columns if isinstance(column, Category)]
+        indicators = [2 for column in numeric if column.indicator]
+        return {
+            "vocabulary": self.vocabulary,
+            "numeric": len(numeric),
+            "categories": (*categories, *indicators),
+            "kind": self.target.kind,
+            "outputs": len(self.target.classes) or 1,
+        }
+
+
+def make_target(
+    train: pa.ChunkedArray,
+    test: pa.ChunkedArray,
+    kind: Kind | None,
+    few: int | None,
+    source: str,
+) -> tuple[Target, NDArray[Any], NDArray[Any]]:
+    """The target, and that of the training and the test rows.
+
+    Args:
+        train: the training rows' values.
+        test: the test rows' values.
+        kind: what it is to be; by default text, truth values and whole numbers of few values are
+            classes, other numbers a regression.
+        few: how many values are few; None: whole numbers are classes however many.
+        source: what errors name.
+
+    Raises:
+        CorpusError: a missing value or one that is not finite, fewer than two classes, a constant,
+            a type that is neither, or a kind that does not suit it.
+
+    """
+    parts = [train, test]
+    for part in parts:
+        _check_whole(part, source)
+    number = all(_is_number(part.type) for part in parts)
+    if kind is None:
+        whole = all(pa.types.is_integer(part.type) for part in parts)
+        distinct = pc.count_distinct(train).as_py()
+        classes = not number or (whole and (few is None or distinct <= few))
+        kind = "classification" if classes else "regression"
+    if kind == "regression":
+        if not number:
+            raise CorpusError(
+                f"{source} is {train.type}, of which model.kind = regression makes no number"
+            )
+        values = [part.to_numpy().astype(np.float64) for part in parts]
+        target = Target(kind, (), float(values[0].mean()), float(values[0].std()))
+        if not target.deviation > 0:
+            raise CorpusError(f"{source} is the same in all training rows; nothing to learn")
+        scaled = [((v - target.mean) / target.deviation).astype(np.float32) for v in values]
+        return target, scaled[0], scaled[1]
+    texts = [as_text(part, source) for part in parts]
+    known = sorted({*texts[0].unique().to_pylist(), *texts[1].unique().to_pylist()})
+    if len(texts[0].unique()) < 2:
+        raise CorpusError(f"{source} has one class alone in the training rows: {known[:1]}")
+    indices = [
+        pc.index_in(text, pa.array(known, pa.large_string())).to_numpy().astype(np.int64)
+        for text in texts
+    ]
+    return Target(kind, tuple(known)), indices[0], indices[1]
+
+
+def as_text(values: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
+    """Values of a plain type as text. Raises CorpusError for another type."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    plain = pa.types.is_boolean(kind) or _is_number(kind) or is_text(kind)
+    if not plain:
+        raise CorpusError(f"{source} is {kind}; give text, numbers or truth values")
+    return values.cast(kind).cast(pa.large_string())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values of the type are text."""
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _check_whole(values: pa.ChunkedArray, source: str) -> None:
+    """Raises CorpusError: a value is missing, empty or not finite."""
+    missing = values.is_null(nan_is_null=True)
+    if is_text(values.type):
+        missing = pc.or_(missing, pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True))
+    if (row := pc.index(missing, True).as_py()) >= 0:
+        raise CorpusError(f"{source} is missing in row {row}, counted from 0; give it a value")
+    if pa.types.is_floating(values.type):
+        row = pc.index(pc.is_finite(values), False).as_py()
+        if row >= 0:
+            raise CorpusError(f"{source} is {values[row].as_py()} in row {row}; give a number")

@@ -1,0 +1,102 @@
+"""The trained model on the test rows, beside what knows the training targets alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load as load_tensors
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    root_mean_squared_error,
+)
+from torch.utils.data import DataLoader
+
+from experiments.transformer.data import Data, Target
+from experiments.transformer.model import Transformer, TransformerSettings
+from experiments.transformer.stored import StoredSamples
+from experiments.transformer.training import TransformerTask
+from raypipe.context import StageContext
+from raypipe.paths import RunDirectory
+
+_BATCH = 64
+#: the classes whose confusion is shown, the most frequent
+_SHOWN = 12
+OTHERS = "others"
+
+
+def evaluate(
+    context: StageContext, data: Data, model: TransformerSettings, trial_id: str, *, on_gpu: bool
+) -> None:
+    """Rows of ``measures``, of the model and of the baseline, and of ``confusion``."""
+    outputs = context.call("evaluate", predict, context.run, model, trial_id, on_gpu=on_gpu)
+    target, gold = data.target, data.test.target
+    if target.kind == "classification":
+        predicted = outputs.argmax(1)
+        common = np.full_like(gold, np.bincount(data.train.target).argmax())
+        confusion = confused(gold, predicted, target)
+        rows = {f"{row['gold']}/{row['predicted']}": row for row in confusion}
+        context.ledger.put("confusion", rows)
+        methods = {"transformer": predicted, "majority class": common}
+    else:
+        methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
+    for method, found in methods.items():
+        measured = measures(gold, found, target)
+        row = {"method": method, "rows": len(gold), **measured}
+        context.ledger.put("measures", {method: row})
+        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+
+
+def predict(run: RunDirectory, model: TransformerSettings, trial_id: str) -> NDArray[np.float32]:
+    """Task: the outputs ``[n, K]`` of the test rows."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network = Transformer(model)
+    network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    network.to(device).eval()
+    samples = StoredSamples(run, "test")
+    collate = TransformerTask(model, samples).collate()
+    parts = []
+    with torch.inference_mode():
+        for *inputs, _ in DataLoader(samples, _BATCH, collate_fn=collate):
+            parts.append(network(*(each.to(device) for each in inputs)).float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dict[str, float]:
+    """Accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE in the target's unit, R2."""
+    if target.kind == "classification":
+        classes = np.unique(gold)
+        f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
+        return {"accuracy": float(accuracy_score(gold, predicted)), "macro_f1": float(f1)}
+    truth, found = (
+        target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
+    )
+    measured = {
+        "rmse": float(root_mean_squared_error(truth, found)),
+        "mae": float(mean_absolute_error(truth, found)),
+    }
+    if len(truth) > 1:  # of one row it is not defined
+        measured["r2"] = float(r2_score(truth, found))
+    return measured
+
+
+def confused(
+    gold: NDArray[np.int64], predicted: NDArray[np.int64], target: Target
+) -> list[dict[str, Any]]:
+    """How often which of the most frequent classes is taken for which; the rest is one class."""
+    frequent = np.argsort(-np.bincount(gold, minlength=len(target.classes)), kind="stable")
+    shown = {int(index): target.classes[index] for index in frequent[:_SHOWN]}
+    pairs = Counter(
+        (shown.get(int(true), OTHERS), shown.get(int(found), OTHERS))
+        for true, found in zip(gold, predicted, strict=True)
+    )
+    return [
+        {"gold": true, "predicted": found, "rows": number}
+        for (true, found), number in sorted(pairs.items())
+    ]

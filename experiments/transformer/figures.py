@@ -1,0 +1,70 @@
+"""Figures of the transformer trainer: its measures, and which classes it confuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure as Canvas
+
+from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
+
+_SCALES = (("accuracy", "macro_f1"), ("rmse", "mae"))
+_OTHERS = "others"
+
+
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """The figures that the tables ``measures`` and ``confusion`` allow."""
+    drawn = []
+    with style():
+        measures = rows(tables, "measures", ["method"])
+        if measures is not None:
+            drawn.append(_measures(measures))
+        confusion = rows(tables, "confusion", ["gold", "predicted", "rows"])
+        if confusion is not None:
+            drawn.append(_confusion(confusion))
+    return drawn
+
+
+def _measures(found: pd.DataFrame) -> Figure:
+    names = next(names for names in _SCALES if names[0] in found.columns)
+    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+    axes = canvas.add_subplot()
+    colours = strokes(list(found["method"]))
+    width = 0.8 / len(found)
+    for place, row in enumerate(found.to_dict("records")):
+        middle = np.arange(len(names)) + (place - (len(found) - 1) / 2) * width
+        method = str(row["method"])
+        heights = [float(row[name]) for name in names]
+        bars = axes.bar(middle, heights, 0.92 * width, color=colours[method].colour, label=method)
+        axes.bar_label(bars, fmt="%.3g", fontsize=7.5, color=MUTED, padding=2)
+    axes.set_xticks(np.arange(len(names)), [name.replace("_f1", "-F1") for name in names])
+    canvas.legend(loc="outside upper left", ncols=2)
+    better = "More" if names[0] == "accuracy" else "Less"
+    caption = f"On the test rows. {better} is better."
+    return Figure("measures", "Measures", caption, canvas, "Evaluation")
+
+
+def _confusion(found: pd.DataFrame) -> Figure:
+    wide = found.pivot_table(index="gold", columns="predicted", values="rows", fill_value=0)
+    totals = found.groupby("gold")["rows"].sum().sort_values(ascending=False)
+    order = [str(name) for name in totals.index if name != _OTHERS]
+    order += [_OTHERS] if _OTHERS in {*found["gold"], *found["predicted"]} else []
+    square = wide.reindex(index=order, columns=order, fill_value=0).to_numpy(float)
+    shares = square / np.maximum(square.sum(1, keepdims=True), 1)
+    canvas = Canvas(figsize=(WIDTH, WIDTH), layout="constrained")
+    axes = canvas.add_subplot()
+    axes.grid(visible=False)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for (row, column), share in np.ndenumerate(shares):
+        if share >= 0.005:
+            colour = "white" if share > 0.5 else "#23272f"
+            text = f"{100 * share:.0f}"
+            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+    axes.set_xticks(range(len(order)), order, rotation=60, ha="right")
+    axes.set_yticks(range(len(order)), order)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("is")
+    caption = "Of the test rows of a class, per cent by predicted class; the most frequent classes."
+    return Figure("confusion", "Which classes are confused", caption, canvas, "Evaluation")

@@ -1,0 +1,129 @@
+"""Files of rows as Arrow tables, and which rows are kept for the test."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.files import check_known, reading
+
+#: bytes parsed at a time; no row may be longer
+_BLOCK = 2**26
+_SHARES = 10_000
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file. Raises CorpusError: it is not there."""
+    if not path.is_file():
+        raise CorpusError(f"{path}: there is no such file; see data.file and data.test_file")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_npz(path: Path) -> bool:
+    """Whether the suffix says that it is one of numpy's."""
+    return path.suffix == ".npz"
+
+
+def read_rows(path: Path) -> pa.Table:
+    """The rows of a ``.parquet``, ``.csv`` or ``.jsonl`` file, the latter two also ``.gz``.
+
+    In CSV an empty field or an unquoted ``NA`` is a missing value.
+
+    Raises:
+        CorpusError: another suffix, a damaged file, or no row.
+
+    """
+    name = path.name.removesuffix(".gz")
+    with reading(path, "a table"):
+        if path.name.endswith(".parquet"):
+            table = pq.read_table(path)
+        elif name.endswith(".csv"):
+            table = pa.csv.read_csv(
+                path,
+                pa.csv.ReadOptions(use_threads=False, block_size=_BLOCK),
+                pa.csv.ParseOptions(newlines_in_values=True),
+                pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
+            )
+        elif name.endswith(".jsonl"):
+            with pa.input_stream(str(path), compression="detect") as stream:
+                options = pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
+                table = pa.json.read_json(stream, options)
+        else:
+            raise CorpusError(
+                f"{path}: the suffix says nothing; allowed are .parquet, .npz, and .csv and "
+                ".jsonl, also with .gz"
+            )
+    if not len(table):
+        raise CorpusError(f"{path}: there is no row")
+    return table
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """The arrays of an ``.npz`` file, all of the same length.
+
+    Raises:
+        CorpusError: a damaged file, no row, arrays of different lengths.
+
+    """
+    with reading(path, "arrays"), np.load(path, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise CorpusError(f"{path}: the arrays must have rows, equally many; they have {lengths}")
+    return arrays
+
+
+def table_of(path: Path) -> pa.Table:
+    """The columns of a file; of a matrix in ``.npz`` they are ``name_0``, ``name_1``, ...
+
+    Raises:
+        CorpusError: what the readers raise, or an array of three dimensions.
+
+    """
+    if not is_npz(path):
+        return read_rows(path)
+    columns: dict[str, pa.Array] = {}
+    for name, array in read_arrays(path).items():
+        if array.ndim > 2:
+            raise CorpusError(f"{path}: {name} has {array.ndim} dimensions; allowed are 1 and 2")
+        parts = {name: array}
+        if array.ndim == 2:
+            parts = {f"{name}_{column}": array[:, column] for column in range(array.shape[1])}
+        columns |= {key: pa.array(np.ascontiguousarray(value)) for key, value in parts.items()}
+    return pa.table(columns)
+
+
+def check_column(table: pa.Table, name: str, path: Path) -> None:
+    """Refuse a column that is not there. Raises CorpusError."""
+    check_known("column", name, table.column_names, str(path))
+
+
+def text_hashes(texts: list[str]) -> NDArray[np.uint64]:
+    """A number for each text, the same everywhere."""
+    digests = b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)
+    return np.frombuffer(digests, "<u8")
+
+
+def kept_for_test(hashes: NDArray[np.uint64], share: float, source: str) -> NDArray[np.bool_]:
+    """Which rows are for the test: equal rows are on the same side.
+
+    Raises:
+        CorpusError: all are on one side.
+
+    """
+    mask: NDArray[np.bool_] = hashes % np.uint64(_SHARES) < round(share * _SHARES)
+    if mask.all() or not mask.any():
+        raise CorpusError(
+            f"{source}: of {len(mask)} rows {int(mask.sum())} are drawn for the test; give more "
+            "rows, another data.test_share or data.test_file"
+        )
+    return mask

@@ -1,0 +1,50 @@
+"""Texts as token ids by a byte-level BPE that is trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+#: the 256 bytes and the padding
+FEWEST_TOKENS = 257
+
+
+def train_bpe(texts: Iterable[str], vocabulary: int, length: int) -> str:
+    """A tokenizer of these texts as JSON of the library ``tokenizers``; 0 is the padding.
+
+    Merges of bytes (Radford et al. 2019, Language models are unsupervised multitask learners,
+    section 2.2): no text is without tokens of its own.
+
+    Args:
+        texts: what it is trained on.
+        vocabulary: token ids at most, from 257; few texts give fewer.
+        length: tokens of a text, the rest is cut.
+
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["[PAD]"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.enable_truncation(length)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
+    """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
+    encoded = _tokenizer(tokenizer).encode_batch_fast(list(texts))
+    return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(content: str) -> Tokenizer:
+    return Tokenizer.from_str(content)

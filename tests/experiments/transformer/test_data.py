@@ -1,0 +1,277 @@
+"""Files as the transformer takes them, and every refusal of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.transformer import sequences
+from experiments.transformer.data import Category, Data, Numeric, make_target
+from experiments.transformer.pipeline import load
+from experiments.transformer.settings import DataSettings, ModelSettings
+from experiments.transformer.tables import encode_rows
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.docstrings import DocstringRecord
+from raypipe.errors import ConfigError
+from tests.experiments.transformer.samples import ROWS, frame, lines, write
+
+
+def table(path: Path, kind=None, **given) -> Data:
+    settings = {"source": "table", "file": path, "target": "y", **given}
+    data = load(DataSettings.model_validate(settings), kind)
+    assert data is not None
+    return data
+
+
+def texts(path: Path, kind=None, **given) -> Data:
+    data = load(DataSettings.model_validate({"source": "sequences", "file": path, **given}), kind)
+    assert data is not None
+    return data
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".csv.gz"])
+def test_columns_are_numbers_or_categories(tmp_path: Path, suffix: str) -> None:
+    data = table(write(tmp_path, frame(), suffix), ignore=["price"])
+    kinds = {column.name: type(column) for column in data.columns}
+    assert kinds == {
+        "size": Numeric, "gap": Numeric, "many": Numeric,
+        "colour": Category, "few": Category, "flag": Category,
+    }  # fmt: skip
+    assert data.target.classes == ("large", "small")
+    # unknown, missing and the values; the last says where gap is missing
+    assert data.sizes() == {
+        "vocabulary": 0, "numeric": 3, "categories": (5, 6, 4, 2),
+        "kind": "classification", "outputs": 2,
+    }  # fmt: skip
+
+
+def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path: Path) -> None:
+    rows = frame().drop(columns=["colour", "flag", "y"])
+    ways = [table(write(tmp_path, rows, s), target="price") for s in (".parquet", ".csv", ".npz")]
+    encoded = [encode_rows(data.columns, data.train.inputs) for data in ways]
+    for data, columns in zip(ways[1:], encoded[1:], strict=True):
+        np.testing.assert_array_equal(data.train.target, ways[0].train.target)
+        assert columns.equals(encoded[0])
+
+
+def test_standardised_columns_have_mean_0_and_deviation_1_on_the_training_rows(
+    tmp_path: Path,
+) -> None:
+    data = table(write(tmp_path, frame(), ".parquet"), target="price")
+    encoded = encode_rows(data.columns, data.train.inputs)
+    numeric = np.array(encoded["numeric"].to_pylist())
+    names = [column.name for column in data.columns if isinstance(column, Numeric)]
+    known = ~data.train.inputs["gap"].is_null(nan_is_null=True).to_numpy()
+    for position, name in enumerate(names):
+        values = numeric[known if name == "gap" else slice(None), position]
+        np.testing.assert_allclose([values.mean(), values.std()], [0, 1], atol=1e-5)
+    categories = np.array(encoded["categories"].to_pylist())
+    np.testing.assert_array_equal(categories[:, -1], ~known)
+    assert set(numeric[~known, names.index("gap")]) == {0.0}
+    np.testing.assert_allclose(data.train.target.mean(), 0, atol=1e-5)
+    np.testing.assert_allclose(data.train.target.std(), 1, atol=1e-5)
+    own = data.target.mean + data.target.deviation * data.test.target
+    assert 800 < own.min() < own.max() < 1600
+
+
+@given(
+    known=st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=5, unique=True),
+    seen=st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1),
+)
+def test_every_value_of_a_category_has_an_index(known, seen) -> None:
+    column = Category("c", tuple(known))
+    rows = pa.table({"c": pa.array(seen, pa.large_string())})
+    found = [row[0] for row in encode_rows([column], rows)["categories"].to_pylist()]
+    expected = [
+        1 if value is None else known.index(value) + 2 if value in known else 0 for value in seen
+    ]
+    assert found == expected
+    assert max(found) < column.size
+
+
+def test_equal_rows_are_on_the_same_side_and_none_is_lost(tmp_path: Path) -> None:
+    rows = frame()
+    data = table(write(tmp_path, pd.concat([rows, rows]), ".parquet"))
+    sides = [set(split.inputs["many"].to_pylist()) for split in (data.train, data.test)]
+    assert sides[0].isdisjoint(sides[1])
+    assert sides[0] | sides[1] == set(rows["many"])
+    assert 0.1 < len(data.test.target) / (2 * ROWS) < 0.35
+
+
+def test_a_test_file_is_the_test(tmp_path: Path) -> None:
+    rows = frame()
+    path = write(tmp_path, rows, ".csv")
+    other = tmp_path / "other.csv"
+    rows.head(7).assign(colour="violet").to_csv(other, index=False)
+    data = table(path, test_file=other)
+    assert (len(data.train.target), len(data.test.target)) == (ROWS, 7)
+    position = [c.name for c in data.columns if isinstance(c, Category)].index("colour")
+    encoded = np.array(encode_rows(data.columns, data.test.inputs)["categories"].to_pylist())
+    assert set(encoded[:, position]) == {0}  # unknown
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "expected"),
+    [
+        (["a", "b"], None, "classification"),
+        ([True, False], None, "classification"),
+        ([0, 1, 1], None, "classification"),
+        (list(range(30)), None, "regression"),
+        (list(range(30)), "classification", "classification"),
+        ([0, 1, 1], "regression", "regression"),
+        ([0.5, 1.5], None, "regression"),
+        ([1.0, 2.0], "classification", "classification"),
+    ],
+)
+def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
+    column = pa.chunked_array([values])
+    assert make_target(column, column, kind, 20, "y")[0].kind == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.drop(columns="y"), "no column 'y'"),
+        (lambda rows: rows.assign(y=[None, *rows["y"][1:]]), "missing in row 0"),
+        (lambda rows: rows.assign(y="one"), "one class alone"),
+        (lambda rows: rows.assign(y=[float("inf"), *rows["size"][1:]]), "is inf in row 0"),
+        (lambda rows: rows.assign(y=[float("nan"), *rows["size"][1:]]), "missing in row 0"),
+        (lambda rows: rows.assign(y=2.5), "nothing to learn"),
+        (lambda rows: rows.assign(size=float("-inf")), "is -inf in row 0"),
+        (lambda rows: rows.assign(size=[1e300, *rows["size"][1:]]), "too far apart"),
+        (lambda rows: rows.assign(size=float("nan")), "has no value"),
+        (lambda rows: rows.assign(size=pd.Timestamp(0)), "is timestamp"),
+        (lambda rows: rows[["y"]], "no column beside the target"),
+        (lambda rows: rows.head(0), "no row"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, change, message: str) -> None:
+    path = write(tmp_path, change(frame()), ".parquet")
+    with pytest.raises(CorpusError, match=message) as error:
+        table(path)
+    assert "rows.parquet" in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="no such file"):
+        table(tmp_path / "none.csv")
+    for suffix in (".parquet", ".npz", ".csv.gz"):
+        path = write(tmp_path, frame(), ".csv").rename(tmp_path / f"bad{suffix}")
+        with pytest.raises(CorpusError, match="damaged"):
+            table(path)
+    with pytest.raises(CorpusError, match="suffix says nothing"):
+        table(write(tmp_path, frame(), ".csv").rename(tmp_path / "rows.txt"))
+    with pytest.raises(CorpusError, match="makes no number"):
+        table(write(tmp_path, frame(), ".csv"), "regression")
+    with pytest.raises(CorpusError, match="no column 'nowhere'"):
+        table(write(tmp_path, frame(), ".csv"), ignore=["nowhere"])
+    one = write(tmp_path, frame().head(1), ".csv")
+    with pytest.raises(CorpusError, match="drawn for the test"):
+        table(one)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path: Path, name: str) -> None:
+    rows = [{"text": f"text {i}", "label": i % 3, "labels": [i % 2, i % 3]} for i in range(60)]
+    plain = lines(tmp_path / name, rows)
+    one, last = texts(plain), texts(plain, label="labels")
+    first = texts(plain, label="labels", label_index=0)
+    assert one.target.classes == last.target.classes == ("0", "1", "2")
+    np.testing.assert_array_equal(one.train.target, last.train.target)
+    assert first.target.classes == ("0", "1")
+    lines(plain, [*rows, {"text": "none", "label": 0, "labels": []}])
+    assert texts(plain, label="labels").notes == (f"{name}: 1 rows without a label left out",)
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "message"),
+    [
+        ([{"text": "a", "label": 1}, {"text": " ", "label": 0}], {}, "row 1.* is empty"),
+        ([{"text": "a", "label": 1}, {"label": 0}], {}, "row 1.* is empty"),
+        ([{"text": "a", "label": 1}] * 2, {"text": "words"}, "no column 'words'"),
+        ([{"text": "a", "label": 1}] * 2, {"label": "class"}, "no column 'class'"),
+        ([{"text": 5, "label": 1}] * 2, {}, "name one of texts"),
+        ([{"text": "a", "label": 1}, {"text": "b"}], {}, "missing in row"),
+        ([{"text": "a", "label": [1]}, {"text": "b", "label": None}], {}, "label in row 1"),
+        ([{"text": "a", "label": [1]}], {"label_index": 1}, "no element data.label_index"),
+        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "one class alone"),
+    ],
+)
+def test_texts_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
+    path = lines(tmp_path / "a.jsonl", rows)
+    with pytest.raises(CorpusError, match=message):
+        texts(path, **({"test_file": path} | given))
+
+
+def tokens(folder: Path, ids: object, target: object = (0, 1)) -> Path:
+    path = folder / "a.npz"
+    np.savez(path, tokens=np.array(ids), target=np.array(target))
+    return path
+
+
+def test_token_ids_have_no_padding_left(tmp_path: Path) -> None:
+    path = tokens(tmp_path, [[3, 9, 0], [1, 0, 0]])
+    data = texts(path, test_file=path)
+    assert data.train.inputs["tokens"].to_pylist() == [[3, 9], [1]]
+    assert data.sizes()["vocabulary"] == 10
+
+
+@pytest.mark.parametrize(
+    ("ids", "target", "message"),
+    [
+        ([[0, 0], [1, 2]], (0, 1), "row 0 is padding alone"),
+        ([[1, 2], [0, 2]], (0, 1), "row 1 has padding .* before a token"),
+        ([[-1, 2], [1, 2]], (0, 1), "from -1"),
+        ([[0.5, 2], [1, 2]], (0, 1), "expected whole numbers"),
+        ([1, 2], (0, 1), "expected whole numbers"),
+        ([[1, 2]], (0, 1), "equally many"),
+        ([[1, 2], [1, 2]], (np.nan, 1.0), "missing in row 0"),
+    ],
+)
+def test_token_ids_that_cannot_be_used_are_refused(tmp_path: Path, ids, target, message) -> None:
+    path = tokens(tmp_path, ids, target)
+    with pytest.raises(CorpusError, match=message):
+        texts(path, test_file=path)
+
+
+def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch) -> None:
+    records = [
+        DocstringRecord(f"p{i % 3}.m", f"f{i}", "function", f"Does {min(i, 130)}.")
+        for i in range(140)
+    ]
+    records.append(DocstringRecord("tiny", "f", "function", "Alone."))
+    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records))
+    data = load(DataSettings(), None)
+    assert data is not None
+    assert data.target.classes == ("p0", "p1", "p2")
+    found = [text for split in (data.train, data.test) for text in split.inputs["text"].to_pylist()]
+    assert sorted(found) == sorted({record.text for record in records[:-1]})
+    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records[::-1]))
+    again = load(DataSettings(), None)
+    assert again is not None
+    assert len(again.test.target) > 10
+    with pytest.raises(CorpusError, match="largest package has 44"):
+        load(DataSettings(min_documents=99), None)
+
+
+def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    for values, message in [
+        ({"source": "table"}, "are read from a file"),
+        ({"file": "a.csv"}, "are read from a file"),
+        ({"test_file": "a.csv"}, "are read from a file"),
+        ({"source": "table", "file": "a.csv"}, "target must name"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            DataSettings.model_validate(values)
+    found = {"vocabulary": 0, "numeric": 2, "categories": (), "kind": "regression", "outputs": 1}
+    assert ModelSettings(numeric=2).completed(found).numeric == 2
+    with pytest.raises(ConfigError, match=r"numeric = 5: the data have 2(.|\n)*outputs = 3: the"):
+        ModelSettings(numeric=5, outputs=3).completed(found)
+    with pytest.raises(ConfigError, match="model: give either vocabulary"):
+        ModelSettings().completed({})

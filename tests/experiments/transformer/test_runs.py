@@ -1,0 +1,251 @@
+"""The transformer on data through the public command."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from experiments.transformer import pipeline, sequences
+from experiments.transformer.data import Target
+from experiments.transformer.evaluation import confused, measures
+from experiments.transformer.figures import figures
+from experiments.transformer.stored import StoredSamples
+from experiments.transformer.training import TransformerTask
+from raypipe import commands, config
+from raypipe.commands import Request
+from raypipe.datasets.docstrings import DocstringRecord
+from raypipe.errors import ConfigError
+from raypipe.experiment import Stage
+from raypipe.hardware import Hardware
+from raypipe.identity import fingerprint
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+from raypipe.training.task import Phase, StepContext
+from tests.experiments.transformer.samples import frame, lines, write
+
+PROJECT = Path(__file__).resolve().parents[3]
+CONFIG = PROJECT / "configs/transformer.yaml"
+SMALL = (
+    "model.hidden=32",
+    "model.layers=1",
+    "model.length=16",
+    "train.training.warmup_steps=4",
+    "train.training.learning_rate=0.01",
+    "train.training.eval_every=10",
+    "data.vocabulary=300",
+)
+
+
+@pytest.fixture(autouse=True)
+def _inline(monkeypatch, tmp_path):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+
+
+def run(folder: Path, *overrides: str, **options) -> int:
+    given = [*SMALL, *overrides]
+    return commands.run(
+        Request("run", str(CONFIG), given, str(folder / "run"), profile="cpu", **options)
+    )
+
+
+def found(folder: Path, name: str = "measures") -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder / "run"), name)
+
+
+def of_table(folder: Path, target: str = "y", rows: pd.DataFrame | None = None) -> list[str]:
+    path = write(folder, frame(400) if rows is None else rows, ".parquet")
+    return ["data.source=table", f"data.file={path}", f"data.target={target}"]
+
+
+def stages(*overrides: str) -> dict[str, Stage]:
+    document = config.read(CONFIG)
+    settings = config.resolve(document, [*SMALL, *overrides], "cpu", [Hardware("a", 2, 2**34)])
+    return {stage.name: stage for stage in settings.stages()}
+
+
+def records() -> list[DocstringRecord]:
+    draw = np.random.default_rng(0)
+    words = {"mail": ["message", "header"], "net": ["socket", "port"], "xml": ["node", "tree"]}
+    return [
+        DocstringRecord(f"{name}.m", f"f{i}", "function", f"{' '.join(draw.choice(own, 3))} {i}.")
+        for name, own in words.items()
+        for i in range(100)
+    ]
+
+
+def test_a_table_is_classified(tmp_path):
+    assert run(tmp_path, *of_table(tmp_path), "train.training.epochs=12") == 0
+    rows = found(tmp_path).set_index("method")
+    assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
+    assert rows.loc["transformer", "macro_f1"] > 0.9 > rows.loc["majority class", "macro_f1"]
+    steps = found(tmp_path, "steps")
+    assert steps["eval_accuracy"].notna().sum() > 3
+    assert found(tmp_path, "trials")["eval_accuracy"][0] == pytest.approx(
+        rows.loc["transformer", "accuracy"]
+    )
+    assert found(tmp_path, "confusion")["rows"].sum() == rows["rows"].iloc[0]
+    drawn = {p.name for p in (tmp_path / "run/report/figures").rglob("*.svg")}
+    assert {"measures.svg", "confusion.svg"} <= drawn
+
+
+def test_a_number_is_predicted_in_its_own_unit(tmp_path):
+    given = [*of_table(tmp_path, "price"), "data.ignore=[y]", "train.training.epochs=12"]
+    assert run(tmp_path, *given) == 0
+    rows = found(tmp_path).set_index("method")
+    own, mean = rows.loc["transformer"], rows.loc["training mean"]
+    assert own["r2"] > 0.8 > 0.05 > mean["r2"]
+    assert own["rmse"] < 50 < 70 < mean["rmse"] < 130
+    trial = found(tmp_path, "trials").iloc[0]
+    assert trial["eval_mae"] == pytest.approx(own["mae"], rel=1e-4)
+    assert trial["eval_mse"] == pytest.approx(own["rmse"] ** 2, rel=1e-4)
+
+
+def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
+    rows = [{"text": f"{'good' if i % 2 else 'bad'} {i}", "label": [9, i % 2]} for i in range(300)]
+    path = lines(tmp_path / "a.jsonl.gz", rows)
+    given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=4"]
+    assert run(tmp_path, *given, only=("prepare",)) == 0
+
+    def never(*arguments):
+        raise AssertionError("prepared twice")
+
+    monkeypatch.setattr(pipeline, "prepare", never)
+    assert run(tmp_path, *given) == 0
+    rows = found(tmp_path).set_index("method")
+    assert rows.loc["transformer", "accuracy"] > 0.95
+    lines(path, [{"text": "other", "label": [0]}, {"text": "words", "label": [1]}] * 40)
+    with pytest.raises(ConfigError, match="file"):
+        run(tmp_path, *given, f"data.test_file={path}")
+
+
+def test_the_built_in_corpus_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records()))
+    assert run(tmp_path, "train.training.epochs=6") == 0
+    rows = found(tmp_path).set_index("method")
+    assert rows.loc["transformer", "accuracy"] > 0.9 > rows.loc["majority class", "accuracy"]
+    stored = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")
+    assert pickle.loads(pickle.dumps(stored))[3][0].tolist() == stored[3][0].tolist()
+    with pytest.raises(IndexError):
+        stored[len(stored)]
+
+
+def test_token_ids_are_classified(tmp_path):
+    draw = np.random.default_rng(0)
+    ids = draw.integers(1, 8, (300, 20))
+    path = tmp_path / "a.npz"
+    np.savez(path, tokens=ids, target=(ids[:, :16] == 3).any(1).astype(int))
+    given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=12"]
+    assert run(tmp_path, *given) == 0
+    rows = found(tmp_path).set_index("method")
+    assert rows.loc["transformer", "accuracy"] > rows.loc["majority class", "accuracy"]
+    stored = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")
+    assert {len(stored[i][0]) for i in range(len(stored))} == {16}  # cut at model.length
+
+
+@pytest.mark.parametrize("target", ["y", "price"])
+def test_one_worker_is_the_plain_loop(tmp_path, target):
+    given = of_table(tmp_path, target)
+    assert run(tmp_path, *given, only=("prepare",)) == 0
+    directory = RunDirectory.at(tmp_path / "run")
+    size = len(StoredSamples(directory, "train"))
+    exact = ["model.dropout=0", f"train.training.micro_batch={size}", "train.training.steps=5"]
+    exact += [f"train.training.effective_batch={size}", "train.training.schedule=constant"]
+    exact += ["train.training.warmup_steps=0", "train.training.weight_decay=0"]
+    exact += ["train.training.clip_norm=null", "train.training.log_every=1"]
+    assert run(tmp_path, *given, *exact) == 0
+    training = stages(*given, *exact)["train"].training
+    assert training is not None
+    task = training.build_task(directory)
+    assert isinstance(task, TransformerTask)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0)
+    data = task.build_dataset()
+    batch = task.collate()([data[i] for i in range(size)])
+    losses = []
+    for step in range(5):
+        loss = task.loss(model, batch, StepContext(step, Phase("train", 5, size, 0.01), 0))
+        optimizer.zero_grad()
+        (loss.total / loss.weight).backward()
+        optimizer.step()
+        losses.append(loss.total.item() / loss.weight)
+    np.testing.assert_allclose(found(tmp_path, "steps")["loss"], losses, rtol=1e-4)
+    # outputs, not weights: of a key's bias, which changes nothing, Adam follows the rounding
+    trained = task.build_model()
+    trained.load_state_dict(load_file(directory.model("train")))
+    *inputs, _ = batch
+    torch.testing.assert_close(trained(*inputs), model(*inputs), rtol=1e-3, atol=1e-3)
+
+
+def test_fit_has_samples_of_the_greatest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records()))
+    training = stages()["train"].training
+    assert training is not None
+    task = training.build_task(None)
+    ids, target = task.collate()([task.build_dataset()[i] for i in range(9)])
+    assert ids.shape == (9, 16)
+    loss = task.loss(
+        task.build_model(), (ids, target), StepContext(0, Phase("train", 1, 9, 1e-3), 0)
+    )
+    assert torch.isfinite(loss.total)
+
+
+def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
+    here, there = tmp_path / "a", tmp_path / "b"
+    for folder in (here, there):
+        folder.mkdir()
+    identities = [
+        fingerprint(stages(*of_table(folder, rows=rows))["train"].units[0].identity)
+        for folder, rows in ((here, frame()), (there, frame()), (there, frame(121)))
+    ]
+    assert identities[0] == identities[1] != identities[2]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.numeric=9", "model.numeric = 9: the data have 4; leave it out"),
+        ("model.outputs=7", "model.outputs = 7: the data have 2"),
+        ("model.kind=regression", "makes no number"),
+        ("data.target=nothing", "no column 'nothing'"),
+        ("data.file=none.csv", "no such file"),
+        ("data.target=null", "target must name the column"),
+    ],
+)
+def test_a_mistake_is_one_message_and_nothing_is_started(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(tmp_path, *of_table(tmp_path), override)
+    assert not (tmp_path / "run").exists()
+
+
+def test_measures_are_those_of_their_definitions():
+    target = Target("classification", ("a", "b", "c"))
+    gold, predicted = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2])
+    # f1 of a: 2/3, of b: 1/2; c does not occur
+    expected = {"accuracy": 0.5, "macro_f1": pytest.approx((2 / 3 + 1 / 2) / 2)}
+    assert measures(gold, predicted, target) == expected
+    pairs = {(r["gold"], r["predicted"]): r["rows"] for r in confused(gold, predicted, target)}
+    assert pairs == {("a", "a"): 1, ("a", "b"): 1, ("b", "b"): 1, ("b", "c"): 1}
+    own = measures(np.array([-1.0, 1.0]), np.zeros(2), Target("regression", (), 10.0, 5.0))
+    assert own == {"rmse": 5.0, "mae": 5.0, "r2": 0.0}
+
+
+def test_rare_classes_are_shown_as_one():
+    target = Target("classification", tuple(f"c{i:02}" for i in range(20)))
+    gold = np.repeat(np.arange(20), np.arange(20, 0, -1))
+    rows = confused(gold, gold, target)
+    table = pd.DataFrame(rows)
+    assert len(table) == 13
+    assert table.set_index("gold").loc["others", "rows"] == sum(range(1, 9))
+    assert [figure.name for figure in figures({"confusion": table})] == ["confusion"]
+    assert json.loads(json.dumps(rows)) == rows
