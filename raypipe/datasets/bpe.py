@@ -47,4 +47,6 @@ def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
 
 @lru_cache(maxsize=1)
 def _tokenizer(content: str) -> Tokenizer:
-    return Tokenizer.from_str(content)
+    tokenizer = Tokenizer.from_str(content)
+    tokenizer.encode_special_tokens = True  # a text "[PAD]" is text
+    return tokenizer

@@ -98,7 +98,7 @@ def test_the_sweep_has_every_combination(gib, number):
 @pytest.mark.parametrize(
     ("override", "changes"),
     [
-        ("model.layers=2", True),
+        ("model.layers=4", True),
         ("model.heads=4", True),
         ("data.samples=100", True),
         ("data.seed=1", True),
@@ -127,6 +127,7 @@ def test_samples_are_evaluated_that_were_not_trained_on():
 def test_it_learns(tmp_path, monkeypatch, inputs):
     monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
+    training += ["train.training.warmup_steps=20"]
     request = Request(
         "run", str(PLAIN), [*SMALL, *inputs, *training], str(tmp_path / "run"), profile="cpu"
     )

@@ -249,3 +249,13 @@ def test_rare_classes_are_shown_as_one():
     assert table.set_index("gold").loc["others", "rows"] == sum(range(1, 9))
     assert [figure.name for figure in figures({"confusion": table})] == ["confusion"]
     assert json.loads(json.dumps(rows)) == rows
+
+
+def test_what_trains_on_data_can_be_swept(tmp_path):
+    path = PROJECT / "configs/sweeps/transformer.yaml"
+    given = [*SMALL, *of_table(tmp_path)]
+    request = Request("sweep", str(path), given, str(tmp_path / "run"), profile="cpu")
+    assert commands.sweep(request) == 0
+    rows = found(tmp_path, "trials")
+    assert set(rows["status"]) == {"succeeded"}
+    assert len(rows) == 12
