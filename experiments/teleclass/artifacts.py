@@ -39,6 +39,9 @@ def record_measures(
     context: StageContext, taxonomy: Taxonomy, method: str, documents: str, counts: Counts
 ) -> None:
     """Rows of the table ``measures``, one a level; and a word to the user."""
+    if not counts.documents[0]:
+        context.say(f"{method} on {documents}: no document has a gold label to measure it by")
+        return
     about = {"phase": context.stage.name, "method": method, "documents_of": documents}
     rows = {
         f"{context.stage.name}/{method}/{documents}/{row['level']}": about

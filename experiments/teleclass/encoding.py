@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -181,7 +181,7 @@ def _with_known(block: _Block, cache: Cache) -> _Block:
         key: np.frombuffer(base64.b85decode(row["vector"]), np.float32)
         for key, row in cache.get(block.texts).items()
     }
-    return _Block(block.embeddings, block.number, block.identity, block.texts, block.keys, known)
+    return replace(block, known=known)
 
 
 def _row(vector: Vectors) -> Row:

