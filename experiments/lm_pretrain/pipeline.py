@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from experiments.lm_pretrain.evaluation import evaluate
+from experiments.lm_pretrain.model import LmSettings
+from experiments.lm_pretrain.packed import PackedTokens
+from experiments.lm_pretrain.sampling import sample
 from experiments.lm_pretrain.settings import PretrainingSettings
+from experiments.lm_pretrain.shards import run_folder
+from experiments.lm_pretrain.text import text_identity
+from experiments.lm_pretrain.tokenise import tokenise
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.experiment import Stage
+from raypipe.context import StageContext
+from raypipe.experiment import Stage, Unit
+from raypipe.identity import fingerprint
 from raypipe.paths import RunDirectory
 from raypipe.stages import hardware_stage, train_stage
 
@@ -13,11 +22,17 @@ VERSION = 1
 
 
 def stages(settings: PretrainingSettings) -> list[Stage]:
-    """Hardware, and the training."""
+    """Hardware and the training; around it, where there is text, its tokens, measures, a sample.
 
-    def build_task(run: RunDirectory | None) -> LanguageModelTask:
+    Raises:
+        CorpusError: files that are not there.
+
+    """
+    model, data = settings.model, settings.data
+    plain = {"version": VERSION, "model": model.model_dump(mode="json")}
+
+    def random_task(run: RunDirectory | None) -> LanguageModelTask:
         del run
-        model, data = settings.model, settings.data
         size = (model.vocabulary, model.context)
         return LanguageModelTask(
             model,
@@ -25,9 +40,57 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
             RandomTokens(*size, data.held_out, data.seed, held_out=True),
         )
 
-    identity = {
-        "version": VERSION,
-        "data": settings.data.model_dump(mode="json"),
-        "model": settings.model.model_dump(mode="json"),
-    }
-    return [hardware_stage(), train_stage("train", settings.train, build_task, identity)]
+    if data.source == "random":
+        identity = {**plain, "data": data.decisive()}
+        return [hardware_stage(), train_stage("train", settings.train, random_task, identity)]
+
+    def text_task(run: RunDirectory | None) -> LanguageModelTask:
+        if run is None:
+            return random_task(run)
+        folder = run_folder(run)
+        folder.check()
+        return LanguageModelTask(
+            _of_run(run, settings),
+            PackedTokens(folder, "train", model.context),
+            PackedTokens(folder, "held_out", model.context),
+        )
+
+    text = {"version": VERSION, "data": {**data.decisive(), **text_identity(data)}}
+    if data.tokens == "bpe":
+        text["vocabulary"] = model.vocabulary
+    tokenising = Unit("tokenise", text)
+    after = {"tokenise": fingerprint(text)}
+    training = train_stage("train", settings.train, text_task, {**plain, **after}, ("tokenise",))
+    trained = {"train": fingerprint(training.units[0].identity)}
+    measuring = Unit("evaluate", trained)
+    sampling = Unit("sample", {**trained, "sample": settings.sample.model_dump(mode="json")})
+    on_gpu = settings.train.scaling.gpus_per_worker != 0
+
+    def run_tokenise(context: StageContext) -> None:
+        tokenise(context, data, model.vocabulary, model.context, text)
+        context.finish(tokenising)
+
+    def run_evaluate(context: StageContext) -> None:
+        evaluate(context, _of_run(context.run, settings), training.name, on_gpu=on_gpu)
+        context.finish(measuring)
+
+    def run_sample(context: StageContext) -> None:
+        found = _of_run(context.run, settings)
+        sample(context, found, training.name, settings.sample, on_gpu=on_gpu)
+        context.finish(sampling)
+
+    tokens = f"at most {settings.sample.tokens} tokens"
+    return [
+        hardware_stage(),
+        Stage("tokenise", run_tokenise, [tokenising], ("hardware",), "the whole text"),
+        training,
+        Stage("evaluate", run_evaluate, [measuring], ("train",), "held-out text", on_gpu=on_gpu),
+        Stage("sample", run_sample, [sampling], ("train",), tokens, on_gpu=on_gpu),
+    ]
+
+
+def _of_run(run: RunDirectory, settings: PretrainingSettings) -> LmSettings:
+    """The model of a run: characters and bytes are as many as the text has."""
+    if settings.data.tokens == "bpe":
+        return settings.model
+    return settings.model.model_copy(update={"vocabulary": run_folder(run).index().vocabulary})

@@ -8,12 +8,14 @@ from functools import lru_cache
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-#: the 256 bytes and the padding
+#: the 256 bytes and the special token
 FEWEST_TOKENS = 257
 
 
-def train_bpe(texts: Iterable[str], vocabulary: int, length: int) -> str:
-    """A tokenizer of these texts as JSON of the library ``tokenizers``; 0 is the padding.
+def train_bpe(
+    texts: Iterable[str], vocabulary: int, length: int | None = None, special: str = "[PAD]"
+) -> str:
+    """A tokenizer of these texts as JSON of the library ``tokenizers``; 0 is the special token.
 
     Merges of bytes (Radford et al. 2019, Language models are unsupervised multitask learners,
     section 2.2): no text is without tokens of its own.
@@ -21,7 +23,8 @@ def train_bpe(texts: Iterable[str], vocabulary: int, length: int) -> str:
     Args:
         texts: what it is trained on.
         vocabulary: token ids at most, from 257; few texts give fewer.
-        length: tokens of a text, the rest is cut.
+        length: tokens of a text, the rest is cut; None for whole texts.
+        special: the one token that is no text, by default the padding.
 
     """
     tokenizer = Tokenizer(models.BPE())
@@ -29,12 +32,13 @@ def train_bpe(texts: Iterable[str], vocabulary: int, length: int) -> str:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=["[PAD]"],
+        special_tokens=[special],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.enable_truncation(length)
+    if length is not None:
+        tokenizer.enable_truncation(length)
     text: str = tokenizer.to_str()
     return text
 

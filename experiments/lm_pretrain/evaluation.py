@@ -1,0 +1,89 @@
+"""The trained model on the held-out text, beside what knows only how frequent each token is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load as load_tensors
+from torch.utils.data import DataLoader
+
+from experiments.lm_pretrain.model import LanguageModel, LmSettings
+from experiments.lm_pretrain.packed import PackedTokens
+from experiments.lm_pretrain.shards import Split, TokenFolder, run_folder
+from raypipe.context import StageContext
+from raypipe.paths import RunDirectory
+
+#: tokens a forward; on a GPU its logits of 50,000 tokens take 1.6 GB
+_AT_ONCE = 8192
+
+
+def evaluate(context: StageContext, model: LmSettings, trial_id: str, *, on_gpu: bool) -> None:
+    """Rows of ``measures``: of the language model, and of the baseline on the same tokens."""
+    folder = run_folder(context.run)
+    index = folder.index()
+    predicted = len(PackedTokens(folder, "held_out", model.context)) * model.context
+    losses = {
+        "language model": context.call(
+            "evaluate", held_out_loss, context.run, model, trial_id, on_gpu=on_gpu
+        ),
+        "unigram": unigram_loss(folder, predicted, model.vocabulary),
+    }
+    tokens_per_byte = index.tokens["held_out"] / index.bytes["held_out"]
+    for method, loss in losses.items():
+        measured = {
+            "loss": loss,
+            "perplexity": math.exp(loss),
+            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+        }
+        row = {"method": method, "tokens": predicted, **measured}
+        context.ledger.put("measures", {method: row})
+        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+
+
+def load_model(run: RunDirectory, settings: LmSettings, trial_id: str) -> LanguageModel:
+    """The trained model of a run, on a GPU where the task has one, for evaluation."""
+    model = LanguageModel(settings)
+    model.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def held_out_loss(run: RunDirectory, settings: LmSettings, trial_id: str) -> float:
+    """Task: the mean cross-entropy of the held-out tokens, in nats, in single precision."""
+    model = load_model(run, settings, trial_id)
+    device = model.embedding.weight.device
+    samples = PackedTokens(run_folder(run), "held_out", settings.context)
+    total = 0.0
+    with torch.inference_mode():
+        for batch in DataLoader(samples, max(1, _AT_ONCE // settings.context)):
+            tokens = batch.to(device)
+            logits = model(tokens[:, :-1]).flatten(0, 1)
+            total += F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
+    return total / (len(samples) * settings.context)
+
+
+def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:
+    """Cross-entropy of the held-out tokens 1 to ``predicted`` under the training ones' shares.
+
+    In nats. Each token is counted once more than it occurs, so that none is impossible.
+    """
+    counts = _counts(folder, "train", 0, vocabulary) + 1
+    held_out = _counts(folder, "held_out", 1, vocabulary, predicted + 1)
+    costs = np.log(counts.sum()) - np.log(counts)
+    return float(held_out @ costs / held_out.sum())
+
+
+def _counts(
+    folder: TokenFolder, split: Split, start: int, vocabulary: int, end: int | None = None
+) -> NDArray[np.int64]:
+    """How often each token occurs among the tokens ``[start, end)`` of a split."""
+    counts = np.zeros(vocabulary, np.int64)
+    passed = 0
+    for shard in folder.maps(split):
+        part = shard[max(0, start - passed) : None if end is None else max(0, end - passed)]
+        counts += np.bincount(part, minlength=vocabulary)
+        passed += len(shard)
+    return counts
