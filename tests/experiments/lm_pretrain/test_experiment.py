@@ -36,8 +36,13 @@ def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configura
 
 
 def unit(*overrides: str) -> Unit:
-    _, train = stages(resolved(PLAIN, *overrides).settings)
-    return train.units[0]
+    return named(*overrides)["train"]
+
+
+def named(*overrides: str, path: Path = PLAIN) -> dict[str, Unit]:
+    """The unit of each stage."""
+    found = stages(resolved(path, *overrides).settings)
+    return {stage.name: stage.units[0] for stage in found}
 
 
 def points(gib: float | None) -> list[dict[str, Any]]:
@@ -68,7 +73,7 @@ def test_more_workers_keep_the_effective_batch():
 
 def test_a_cpu_trains_the_tiny_model():
     settings = resolved(PLAIN).settings
-    assert settings.model.model_dump() == tiny().model_dump()
+    assert settings.model.model_dump() == {**tiny().model_dump(), "vocabulary": 1024}
     assert settings.train.training.effective_batch == 12
 
 
@@ -81,8 +86,8 @@ def test_a_model_is_a_size_or_its_parts():
 
 
 @pytest.mark.parametrize("gib", [None, *CARDS])
-def test_the_swept_configuration_is_the_plain_one(gib):
-    swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, gib=gib)
+def test_the_swept_configuration_is_the_plain_one_on_random_tokens(gib):
+    swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, "data.source=random", gib=gib)
     assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
 
 
@@ -95,25 +100,64 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
 
 
 @pytest.mark.parametrize(
-    ("override", "changes"),
+    ("override", "tokenised", "trained", "sampled"),
     [
-        ("model.layers=2", True),
-        ("model=medium", True),
-        ("model=tiny", False),
-        ("data.samples=100", True),
-        ("data.seed=1", True),
-        ("train.training.gradient_checkpointing=true", False),
-        ("train.training.micro_batch=4", False),
+        ("model.layers=2", False, True, True),
+        ("model.vocabulary=500", True, True, True),
+        ("data.tokens=bytes", True, True, True),
+        ("data.held_out_share=0.2", True, True, True),
+        ("train.training.seed=1", False, True, True),
+        ("sample.top_k=5", False, False, True),
+        ("data.samples=100", False, False, False),  # of random tokens
+        ("train.training.gradient_checkpointing=true", False, False, False),
+        ("train.training.micro_batch=4", False, False, False),
     ],
 )
-def test_what_decides_the_result_is_the_identity(override, changes):
-    differ = fingerprint(unit(override).identity) != fingerprint(unit().identity)
+def test_what_decides_the_result_is_the_identity(override, tokenised, trained, sampled):
+    before, after = named(), named(override)
+    differ = {
+        name: fingerprint(unit.identity) != fingerprint(after[name].identity)
+        for name, unit in before.items()
+    }
+    assert differ == {
+        "hardware": False,
+        "tokenise": tokenised,
+        "train": trained,
+        "evaluate": trained,
+        "sample": sampled,
+    }
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [("data.samples=100", True), ("data.seed=1", True), ("data.tokens=bytes", False)],
+)
+def test_what_decides_the_result_on_random_tokens_is_the_identity(override, changes):
+    random = "data.source=random"
+    differ = fingerprint(unit(random, override).identity) != fingerprint(unit(random).identity)
     assert differ == changes
+
+
+def test_the_vocabulary_of_bytes_is_no_setting():
+    units = [unit("data.tokens=bytes", f"model.vocabulary={n}") for n in (300, 400)]
+    assert units[0].identity["tokenise"] == units[1].identity["tokenise"]
+
+
+def test_fit_takes_samples_of_the_full_length_without_any_text():
+    settings = resolved(PLAIN).settings
+    *_, train, _, _ = stages(settings)
+    assert train.training is not None
+    task = train.training.build_task(None)
+    assert task.build_dataset()[0].shape == (settings.model.context + 1,)
+    assert task.build_model().embedding.num_embeddings == 1024
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
-    overrides = [*SMALL, "train.training.steps=40", "data.held_out=64"]
+    overrides = [
+        *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
+        *["train.training.steps=40", "train.training.warmup_steps=4"],
+    ]
     request = Request("run", str(PLAIN), overrides, str(tmp_path / "run"), profile="cpu")
     assert commands.run(request) == 0
     row = results.read_table(RunDirectory.at(tmp_path / "run"), "trials").iloc[0]

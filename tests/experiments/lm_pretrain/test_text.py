@@ -25,7 +25,7 @@ from raypipe.errors import ConfigError
 
 KINDS: tuple[Kind, ...] = ("bpe", "characters", "bytes")
 TEXT = "The cat sat.\nIt's the cat's mat, isn't it?\n\n  A dog; 12 cats.\t\n" * 3
-ALPHABET = sorted(set(TEXT)) + ["é", "\u2003", "\r", "\x1c", "\U0001f431", "<|endoftext|>"]
+ALPHABET = [*sorted(set(TEXT)), "é", "\u2003", "\r", "\x1c", "\U0001f431", "<|endoftext|>"]
 TRAINING = [TEXT, "".join(ALPHABET)]
 TOKENIZERS = {kind: make_tokenizer(kind, TRAINING, 300) for kind in KINDS}
 
@@ -100,9 +100,7 @@ def test_the_forms_of_files_are_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "d.jsonl.gz", "wt") as file:
         file.write(lines)
     names = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt.gz", "d.jsonl.gz")]
-    settings = DataSettings(
-        source="text", files=names[:2], held_out_files=names[2:], column="body"
-    )
+    settings = DataSettings(source="text", files=names[:2], held_out_files=names[2:], column="body")
     assert read_texts(settings) == (
         ["plain\ntext", "one\ntwo", "three"],
         ["packed", "one\ntwo", "three"],
@@ -170,7 +168,10 @@ def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
         ({"data": {"files": ["a.txt"]}}, "source = builtin with 1 files"),
         ({"data": {"source": "random", "held_out_files": ["a"]}}, "1 held_out_files"),
         ({"data": {"held_out_share": 0}}, "greater than 0"),
-        ({"model": {"vocabulary": 256}}, "model.vocabulary = 256: a byte-level BPE has 257 or more"),
+        (
+            {"model": {"vocabulary": 256}},
+            "model.vocabulary = 256: a byte-level BPE has 257 or more",
+        ),
         ({"sample": {"temperature": -1}}, "greater than or equal to 0"),
     ],
 )

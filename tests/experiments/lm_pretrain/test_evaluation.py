@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+
+from experiments.lm_pretrain import shards
+from experiments.lm_pretrain.evaluation import held_out_loss, unigram_loss
+from experiments.lm_pretrain.model import LanguageModel, LmSettings
+from experiments.lm_pretrain.sampling import continuation
+from experiments.lm_pretrain.settings import SampleSettings
+from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from raypipe.paths import RunDirectory
+
+MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)
+GREEDY = SampleSettings(temperature=0, tokens=12)
+
+
+def lively(positions: str = "rotary") -> LanguageModel:
+    """A model that is sure of something: its weights are large."""
+    torch.manual_seed(0)
+    settings = LmSettings.model_validate({**MODEL.model_dump(), "positions": positions})
+    model = LanguageModel(settings).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.5)
+        model.head.weight[END_OF_TEXT] = 0  # seldom the most probable one
+    return model
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    """Tokens in several shards, and a model."""
+    monkeypatch.setattr(shards, "SHARD", 8)
+    run = RunDirectory.at(tmp_path)
+    generator = np.random.default_rng(0)
+    sizes = {"train": 50, "held_out": 29}
+    for split in SPLITS:
+        writer = ShardWriter(run_folder(run), split, "<u2")
+        writer.add(generator.integers(0, 9, sizes[split]).astype(np.uint32))
+        writer.close()
+    run_folder(run).write_index(Index("bytes", 11, "<u2", 8, sizes, sizes, {}))
+    run.write(run.model("train"), save(lively().state_dict()))
+    return run
+
+
+def stream(run: RunDirectory, split: shards.Split) -> list[int]:
+    return np.concatenate(run_folder(run).maps(split)).tolist()
+
+
+def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
+    model, tokens = lively(), stream(run, "held_out")
+    costs = []
+    for start in range(0, 25, 5):  # 28 tokens are predicted, those of 5 whole samples count
+        for place in range(1, 6):
+            logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
+            costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
+    assert held_out_loss(run, MODEL, "train") == pytest.approx(sum(costs) / 25, rel=1e-5)
+
+
+def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:
+    counts = Counter(stream(run, "train"))
+    held_out = stream(run, "held_out")[1:26]
+    expected = -sum(math.log((counts[token] + 1) / (50 + 11)) for token in held_out) / 25
+    assert unigram_loss(run_folder(run), 25, 11) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_greedy_sampling_takes_the_most_probable_token(positions: str) -> None:
+    model, lengths = lively(positions), []
+    for first in range(1, 11):
+        expected = [first, 7]
+        while len(expected) < 14 and expected[-1] != END_OF_TEXT:
+            logits = model(torch.tensor([expected[-5:]]))[0, -1]
+            expected.append(max(range(11), key=lambda token: logits[token].item()))
+        found = continuation(model, [first, 7], GREEDY, 11)
+        assert found == [token for token in expected[2:] if token != END_OF_TEXT]
+        lengths.append(len(found))
+    assert max(lengths) == 12  # beyond the context
+
+
+def test_what_is_before_the_context_changes_nothing() -> None:
+    model, prompt = lively(), [4, 8, 1, 3, 7]
+    settings = GREEDY.model_copy(update={"temperature": 1.0})
+    for each in (GREEDY, settings):
+        expected = continuation(model, prompt, each, 11)
+        assert continuation(model, [9, 2, 2, *prompt], each, 11) == expected
+
+
+def test_draws_follow_the_temperature_and_the_most_probable_tokens() -> None:
+    model, prompt = lively(), [4, 8]
+    shares = (model(torch.tensor([prompt]))[0, -1].double() / 2).softmax(0)
+    best = shares.topk(3).indices.tolist()
+
+    def firsts(top_k: int | None) -> list[int]:
+        return [
+            (continuation(
+                model, prompt, SampleSettings(temperature=2, tokens=1, top_k=top_k, seed=seed), 11
+            ) or [END_OF_TEXT])[0]
+            for seed in range(400)
+        ]  # fmt: skip
+
+    drawn = np.bincount(firsts(None), minlength=11) / 400
+    np.testing.assert_allclose(drawn, shares.detach(), atol=0.1)
+    kept = firsts(3)
+    assert set(kept) == set(best)
+    assert firsts(1) == [best[0]] * 400
+    assert firsts(3) == kept
+    assert firsts(50) == firsts(None)
+
+
+def test_the_end_of_the_text_ends_it_and_tokens_of_no_text_are_not_taken() -> None:
+    model = lively()
+    with torch.no_grad():
+        model.head.weight[10] = 50 * model.head.weight[3]  # of no text, and sure where it is not
+        free = continuation(model, [3, 7], GREEDY, 10)
+        assert 10 not in free
+        assert 10 in continuation(model, [3, 7], GREEDY, 11)
+        model.head.weight.zero_()  # all alike: the first one is the end
+    assert continuation(model, [3, 7], GREEDY, 11) == []

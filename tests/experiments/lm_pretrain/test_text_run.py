@@ -1,0 +1,169 @@
+"""Whole runs on a small text, by the public command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.lm_pretrain import tokenise
+from experiments.lm_pretrain.pipeline import stages
+from experiments.lm_pretrain.shards import DamagedError, run_folder
+from experiments.lm_pretrain.text import read_texts
+from raypipe import commands, config, results
+from raypipe.commands import Request
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+
+PROJECT = Path(__file__).resolve().parents[3]
+PLAIN = str(PROJECT / "configs/lm_pretrain.yaml")
+SHAKESPEARE = str(PROJECT / "configs/lm_shakespeare.yaml")
+SMALL = [
+    *["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"],
+    *["model.context=16", "model.vocabulary=270", "sample.tokens=20", "sample.temperature=0"],
+    *["train.training.steps=60", "train.training.warmup_steps=5"],
+    "train.training.learning_rate=0.02",
+]
+TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
+
+Run = Callable[..., RunDirectory]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command on a small text, in a cache of this test."""
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+
+    def start(name: str, *overrides: str, plain: bool = True, status: int = 0) -> RunDirectory:
+        given = [*SMALL, "data.source=text", f"data.files=[{path}]", *overrides]
+        request = Request("run", PLAIN, given, str(tmp_path / name), profile="cpu")
+        if not plain:
+            request = Request("run", SHAKESPEARE, given, str(tmp_path / name))
+        assert commands.run(request) == status
+        return RunDirectory.at(tmp_path / name)
+
+    return start
+
+
+def table(run: RunDirectory, name: str) -> pd.DataFrame:
+    return results.read_table(run, name)
+
+
+@pytest.mark.parametrize("tokens", ["bpe", "characters", "bytes"])
+def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -> None:
+    found = run("run", f"data.tokens={tokens}", "sample.prompt=line ")
+    measures = table(found, "measures").set_index("method")
+    model, unigram = measures.loc["language model"], measures.loc["unigram"]
+    assert model["bits_per_byte"] < 0.7 * unigram["bits_per_byte"]
+    assert model["perplexity"] == pytest.approx(np.exp(model["loss"]))
+    trial = table(found, "trials").iloc[0]
+    assert trial["status"] == "succeeded"
+    assert model["loss"] == pytest.approx(trial["eval_loss"], rel=1e-5)
+    index, tokenizer = run_folder(found).index(), run_folder(found).tokenizer()
+    share = index.tokens["held_out"] / index.bytes["held_out"]
+    assert model["bits_per_byte"] == pytest.approx(model["loss"] / np.log(2) * share)
+    decoded = [
+        tokenizer.decode(np.concatenate(run_folder(found).maps(split)))
+        for split in ("train", "held_out")
+    ]
+    assert decoded == [TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]]
+    text = table(found, "samples").iloc[0]["text"]
+    assert 0 < len(tokenizer.encode(text)) <= 20
+
+
+def test_the_model_of_characters_has_as_many_as_the_text(run: Run) -> None:
+    found = run("run", plain=False)
+    assert run_folder(found).index().vocabulary == len(set(TEXT)) + 1
+    assert table(found, "trials").iloc[0]["status"] == "succeeded"
+
+
+def test_any_chunks_give_the_same_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run_folder(run("whole"))
+    monkeypatch.setenv("RAYPIPE_CACHE", str(Path(whole.folder).parent / "other"))
+    monkeypatch.setattr(tokenise, "CHUNK", 100)
+    assert run_folder(run("parts")).index() == whole.index()
+
+
+def test_a_second_run_directory_takes_the_cache(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read: list[object] = []
+
+    def counted(data: object) -> object:
+        read.append(data)
+        return read_texts(data)
+
+    monkeypatch.setattr(tokenise, "read_texts", counted)
+    first = run_folder(run("first")).index()
+    assert run_folder(run("second", "train.training.steps=10")).index() == first
+    assert len(read) == 1
+    run("third", "data.tokens=bytes")
+    assert len(read) == 2
+    # a changed shard of the cache is noticed, and made anew
+    (folder,) = {path.parent for path in (tmp_path / "cache/tokens").glob("*/train-00000.bin")} - {
+        path.parent
+        for path in (tmp_path / "cache/tokens").glob("*/tokens.json")
+        if '"kind": "bytes"' in path.read_text()
+    }
+    shard = folder / "train-00000.bin"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-2])
+    assert run_folder(run("fourth")).index() == first
+    assert len(read) == 3
+    assert shard.read_bytes() == content
+
+
+def test_a_damaged_shard_of_the_run_is_not_trained_on(run: Run, tmp_path: Path) -> None:
+    found = run("run")
+    given = [*SMALL, "data.source=text", f"data.files=[{tmp_path / 'text.txt'}]"]
+    settings = config.resolve(config.read(PLAIN), given, "cpu", []).settings
+    training = next(stage.training for stage in stages(settings) if stage.name == "train")
+    assert training is not None
+    assert len(training.build_task(found).build_dataset()) > 0
+    shard = Path(run_folder(found).folder) / "train-00000.bin"
+    content = bytearray(shard.read_bytes())
+    content[5] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"train-00000.bin: the tokens are missing or damaged"):
+        training.build_task(found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.context=512"], "the held_out text has .* tokens; a sample needs"),
+        (["data.tokens=characters", "sample.prompt=a+b"], r"'\+' .* is not among the 18"),
+    ],
+)
+def test_what_cannot_work_is_said(
+    run: Run, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run("run", *overrides, status=1)
+    output = capsys.readouterr()
+    assert re.search(message, " ".join((output.out + output.err).split()))
+    assert "failed" in set(table(found, "stages")["status"])
+
+
+def test_a_character_that_only_the_held_out_text_has_is_refused(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other.txt").write_text(f"{TEXT}é", encoding="utf-8")
+    files = f"data.held_out_files=[{tmp_path / 'other.txt'}]"
+    found = run("run", files, "data.tokens=characters", status=1)
+    assert "data.tokens = characters: 'é' (U+00E9) is not among" in capsys.readouterr().out
+    assert not found.exists(found.model("train"))
+
+
+def test_the_cache_may_be_out_of_reach(run: Run, monkeypatch, tmp_path, caplog) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file"))
+    found = run("run")
+    assert table(found, "trials").iloc[0]["status"] == "succeeded"
+    assert "the tokens cannot be cached" in caplog.text
