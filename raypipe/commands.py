@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import fcntl
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +23,7 @@ from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger, Row
+from raypipe.lock import writing
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.runner import refuse_changes, run_stages
@@ -87,8 +87,8 @@ def run(request: Request) -> int:
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             _recommend(request, configuration, stored)
             return 0
-        stack.enter_context(_locked(run))
-        ledger = Ledger(run)
+        check = stack.enter_context(writing(run, lambda text: print(text, flush=True)))
+        ledger = Ledger(run, before_writing=check)
         run.write(run.config, yaml.safe_dump(configuration.resolved(), sort_keys=False).encode())
         display = stack.enter_context(Display())
         _announce(display, configuration, nodes)
@@ -262,28 +262,6 @@ def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDire
 
 def _nothing_to_do(stages: Sequence[Stage], ledger: Ledger) -> bool:
     return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
-
-
-@contextmanager
-def _locked(run: RunDirectory) -> Iterator[None]:
-    """Be the only command that writes this run directory, until this process ends."""
-    if not run.is_local:
-        yield
-        return
-    try:
-        Path(run.path()).mkdir(parents=True, exist_ok=True)
-        lock = Path(run.lock).open("a+")  # noqa: SIM115 - held open as long as the lock
-    except OSError as error:
-        raise ConfigError(f"--run-dir {run.location}: cannot be written: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--run-dir {run.location}: another raypipe command is writing it; "
-                "wait for it to end or use another directory"
-            ) from error
-        yield
 
 
 def _run_id(ledger: Ledger, configuration: Configuration) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -29,11 +29,18 @@ class Ledger:
 
     Opening reads what is there: a half-written last line, left by a killed process, is cut
     off; a damaged line inside is reported and its unit counts as not done. With
-    ``writable=False`` nothing on disk is touched.
+    ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another
+    command has become the writer.
     """
 
-    def __init__(self, run: RunDirectory, *, writable: bool = True) -> None:
-        self._run = run
+    def __init__(
+        self,
+        run: RunDirectory,
+        *,
+        writable: bool = True,
+        before_writing: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run, self._before_writing = run, before_writing
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
@@ -83,6 +90,7 @@ class Ledger:
             raise RuntimeError("this ledger was opened for reading")
         if not content:
             return
+        self._before_writing()
         if self._run.is_local:
             self._append_local(content)
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe import cli, commands
+from raypipe import cli, commands, lock
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
@@ -231,7 +231,7 @@ def test_another_experiments_directory_is_refused(work, capsys):
 
 
 def test_a_directory_in_use_is_refused(work, capsys):
-    with commands._locked(RunDirectory.at("out")):
+    with lock.writing(RunDirectory.at("out"), print):
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 2
     assert "another raypipe command" in capsys.readouterr().err
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
