@@ -38,6 +38,13 @@ Examples:
   raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
 """
 
+_SUBMIT_EXAMPLES = """\b
+Examples:
+  raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
+  raypipe submit configs/lm_pretrain.yaml train.training.steps=5000 --no-follow \\
+    --address http://HEAD:8265 --run-dir s3://BUCKET/runs/lm
+"""
+
 Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
 Overrides = Annotated[
     list[str] | None,
@@ -60,6 +67,10 @@ Profile = Annotated[
 Address = Annotated[
     str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
+]
 Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
 
 
@@ -69,10 +80,7 @@ def run(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     profile: Profile = "auto",
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
-    ] = None,
+    only: Only = None,
     address: Address = None,
 ) -> None:
     """Run an experiment; finished work is kept, and never done twice."""
@@ -82,6 +90,32 @@ def run(
         "run", config, overrides or [], run_dir, profile, only or [], address
     )
     raise typer.Exit(commands.run(request))
+
+
+@app.command(epilog=_SUBMIT_EXAMPLES)
+def submit(
+    config: Config,
+    address: Annotated[
+        str,
+        typer.Option(help="The cluster's dashboard, e.g. http://HEAD:8265.", show_default=False),
+    ],
+    run_dir: Annotated[
+        str,
+        typer.Option(
+            help="Where results go: a URI (s3://...), or a path on storage that all nodes share.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    profile: Profile = "auto",
+    only: Only = None,
+    follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
+) -> None:
+    """Run an experiment as a job of a Ray cluster, with a copy of this directory."""
+    from raypipe import commands
+
+    request = commands.Request("run", config, overrides or [], run_dir, profile, only or [])
+    raise typer.Exit(commands.submit(request, address, follow=follow))
 
 
 @app.command(epilog=_SWEEP_EXAMPLES)

@@ -118,6 +118,29 @@ def run(request: Request) -> int:
         return 0
 
 
+def submit(request: Request, address: str, *, follow: bool) -> int:
+    """``raypipe submit``: a run as a job of a cluster; its status where it is followed."""
+    document = config.read(request.path)
+    # mistakes show before anything is sent; the hardware there may pick another profile
+    config.resolve(document, request.overrides, request.profile, [hardware.detect()])
+    path = Path(request.path)
+    if path.is_absolute() or not path.resolve().is_relative_to(Path.cwd()):
+        raise ConfigError(
+            f"{request.path}: lies outside of this directory, of which the job gets a copy; "
+            "name a file in it by its relative path"
+        )
+    run = _shared(request.run_dir)
+    from raypipe.launch.submit import submit
+
+    passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
+    words = shlex.split(request.again(RunDirectory(run)))
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    return submit(address, words, passed, say, follow=follow)
+
+
 def sweep(request: Request) -> int:
     """``raypipe sweep``: the sweep alone; prints what it recommends, and may write it."""
     if request.write is not None and Path(request.write).exists():
@@ -240,12 +263,7 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
 def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDirectory:
     runs = os.environ.get(RUNS)
     if in_job():
-        given = run_dir or runs
-        if given is None or not ("://" in given or Path(given).is_absolute()):
-            raise ConfigError(
-                "in a Ray job the working directory is a throw-away copy: give --run-dir, or set "
-                f"{RUNS}, as an absolute path on shared storage or as a URI"
-            )
+        _shared(run_dir or runs)
     if run_dir is None:
         return RunDirectory.new(runs or "runs", configuration.experiment.name)
     run = RunDirectory.at(run_dir)
@@ -258,6 +276,16 @@ def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDire
             "use another directory"
         )
     return run
+
+
+def _shared(location: str | None) -> str:
+    """A location that means the same on every node. Raises ConfigError."""
+    if location is None or not ("://" in location or Path(location).is_absolute()):
+        raise ConfigError(
+            "in a Ray job the working directory is a throw-away copy: give --run-dir, or set "
+            f"{RUNS}, as an absolute path on shared storage or as a URI"
+        )
+    return location
 
 
 def _nothing_to_do(stages: Sequence[Stage], ledger: Ledger) -> bool:
