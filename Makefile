@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint test test-all bench
+.PHONY: check lint test test-all bench chaos audit
 
 check: lint test
 
@@ -14,6 +14,14 @@ test:
 
 test-all:
 	$(PYTHON) -m pytest -m "slow or not slow"
+
+# real runs that are killed, cut and frozen at random; fifty rounds take an hour on two cores
+chaos:
+	$(PYTHON) -m tests.chaos.rounds --rounds 50
+
+# known vulnerabilities of what is installed; apart from check, since news elsewhere must not break it
+audit:
+	$(PYTHON) -m pip_audit --skip-editable
 
 bench:
 	$(PYTHON) -m benchmarks.training --case lm-tiny --threads 1

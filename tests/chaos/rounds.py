@@ -141,9 +141,13 @@ def assert_same(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.Dat
 
 
 def run_rounds(
-    numbers: Sequence[int], seed: int, folder: Path, chosen: Sequence[Disturbance]
+    numbers: Sequence[int],
+    seed: int,
+    folder: Path,
+    chosen: Sequence[Disturbance],
+    most: int = 3,
 ) -> Counter[str]:
-    """Rounds with one to three disturbances each; how often each had something to disturb."""
+    """Rounds with one to ``most`` disturbances each; how often each had something to disturb."""
     plain = Round(folder / "undisturbed", f"chaos-{seed}-undisturbed-{os.getpid()}")
     plain.finish()
     expected = plain.outcome()
@@ -154,7 +158,7 @@ def run_rounds(
         rng = Random(f"{seed}-{number}")
         this = Round(folder / f"{number:03d}", f"chaos-{seed}-{number}-{os.getpid()}")
         done = []
-        for disturbance in rng.sample(list(chosen), rng.randint(1, min(3, len(chosen)))):
+        for disturbance in rng.sample(list(chosen), rng.randint(1, most)):
             if this.disturb(disturbance, rng):
                 counts[disturbance.__name__] += 1
                 done.append(disturbance.__name__)
