@@ -98,7 +98,7 @@ def make_tokenizer(kind: Kind, texts: Sequence[str], vocabulary: int) -> TextTok
 
     """
     if kind == "bpe":
-        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=_END))
+        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=[_END]))
     if kind == "characters":
         return TextTokenizer(kind, "".join(sorted(set().union(*texts))))
     return TextTokenizer(kind)
