@@ -229,6 +229,8 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
         if "bf16" in section.on_oom:
             wanted[f"{name}.on_oom"] = "bf16"
         for key, precision in wanted.items():
+            if reason := section.unusable.get(precision):
+                raise ConfigError(f"{configuration.origin}: {key} = {precision}: {reason}")
             if precision not in allowed:
                 raise ConfigError(
                     f"{configuration.origin}: {key} = {precision}: this "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,7 @@ class StageContext:
         from raypipe.training.recovery import train_to_the_end
 
         job = self.job(unit, task, settings)
+        trial = min(settings.memory_trial, job.steps)
         self.begin(job.steps)
 
         def report(row: dict[str, Any] | str) -> None:
@@ -190,14 +191,28 @@ class StageContext:
             note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
             self.advance(row["step"], note)
 
+        def remark(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                self.say(row)
+
         def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
             self.fail(unit.slot, job.attempt, error.kind, error.message, outcome)
             self.record_trial(job, status_of(error), {})
             self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
 
-        job, outcome = train_to_the_end(
-            job, lambda job: self.session.launcher.train(job, report), on_failure
-        )
+        def launch(job: TrainingJob) -> dict[str, Any]:
+            return self.session.launcher.train(job, remark if job.measured else report)
+
+        if trial:
+            asked = replace(job, measured=True, until=trial)
+            tried, outcome = train_to_the_end(asked, launch, on_failure)
+            peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
+            self.say(
+                f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
+                f"accumulation {tried.plan.accumulation}, {peak / 2**30:.3g} GiB at most"
+            )
+            job = replace(tried, measured=False, until=None)
+        job, outcome = train_to_the_end(job, launch, on_failure)
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)

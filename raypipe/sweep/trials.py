@@ -226,6 +226,8 @@ def lacking(training: Training, nodes: Sequence[Hardware]) -> str | None:
     each = settings.scaling.gpus_per_worker
     on_gpu = gpus[0].compute_capability if gpus and each != 0 else None
     allowed = hardware.supported_precisions(on_gpu)
+    if reason := settings.unusable.get(settings.training.precision):
+        return reason
     if settings.training.precision not in allowed:
         return f"this {'GPU' if on_gpu else 'CPU'} lacks {settings.training.precision}"
     if (reason := training.unusable.get(settings.training.precision)) is not None:

@@ -28,8 +28,10 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 from torch.utils.data._utils import worker as data_worker
 
+from raypipe.training import order
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.job import Worker
+from raypipe.training.order import Order
 from raypipe.training.settings import LoaderSettings, TrainStageSettings
 from raypipe.training.task import Phase, SampleIds, TrainTask
 
@@ -61,25 +63,18 @@ class Walk:
             position += phase.steps * phase.samples
 
 
-def sample_indices(walk: Iterable[range], length: int, seed: int | None) -> Iterator[list[int]]:
-    """The indices at a walk's positions in a dataset of ``length`` samples, epoch after epoch.
-
-    With a seed each epoch has a permutation of its own, keyed by (seed, epoch); without one it
-    is the order of the dataset.
-    """
-    permuted, order = -1, torch.empty(0, dtype=torch.int64)
+def sample_indices(walk: Iterable[range], length: int, chosen: Order) -> Iterator[list[int]]:
+    """The indices at a walk's positions in a dataset of ``length`` samples, epoch after epoch."""
+    known, found = 0, chosen(0)
     for positions in walk:
         indices: list[int] = []
         while positions:
             epoch, first = divmod(positions.start, length)
             last = min(first + len(positions), length)
-            if seed is None:
-                indices += range(first, last)
-            else:
-                if epoch != permuted:
-                    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-                    permuted, order = epoch, torch.randperm(length, generator=generator)
-                indices += order[first:last].tolist()
+            if epoch != known:
+                known, found = epoch, chosen(epoch)
+            part = found[first:last]
+            indices += part if isinstance(part, range) else part.tolist()
             positions = positions[last - first :]
         yield indices
 
@@ -127,8 +122,13 @@ def batches(
     plan: BatchPlan,
     worker: Worker,
     first_step: int = 0,
+    *,
+    measured: bool = False,
 ) -> Generator[Any, None, None]:
     """A worker's micro-batches from a step on, on its device; close it to end its processes.
+
+    Where the task knows its samples' lengths, those of a step are similar; a run that is there to
+    be ``measured`` begins with the longest.
 
     A stream (``IterableDataset``) gives the same samples in the same order to whoever reads it:
     one that draws seeds its own generator, by ``set_epoch(epoch)`` if it has that. It must not
@@ -150,10 +150,23 @@ def batches(
     if isinstance(dataset, IterableDataset):
         dataset = _StreamReader(dataset, walk)
     else:
-        shuffle = task.shuffle and not isinstance(dataset, SampleIds)
-        indices = sample_indices(walk, _length(dataset), seed if shuffle else None)
+        chosen = _order(task, dataset, phases[0].samples, seed, measured=measured)
+        indices = sample_indices(walk, _length(dataset), chosen)
     draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
     return _load(task, dataset, indices, settings.loader, worker.device, processes, draws)
+
+
+def _order(
+    task: TrainTask, dataset: Dataset[Any], step: int, seed: int, *, measured: bool
+) -> Order:
+    samples, lengths = _length(dataset), task.lengths()
+    if lengths is not None and measured:
+        return order.longest_first(lengths)
+    if not task.shuffle or isinstance(dataset, SampleIds):
+        return order.stored(samples)
+    if lengths is not None:
+        return order.similar_lengths(lengths, step, seed)
+    return order.shuffled(samples, seed)
 
 
 def eval_batches(

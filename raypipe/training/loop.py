@@ -249,7 +249,13 @@ class _Loop:
         if processes is not None:
             settings = settings.with_loader_workers(processes)
         return loader.batches(
-            self.job.task, self.phases, settings, self.plan, self.worker, self.start
+            self.job.task,
+            self.phases,
+            settings,
+            self.plan,
+            self.worker,
+            self.start,
+            measured=self.job.measured,
         )
 
     def _choose_loader_workers(self) -> None:
@@ -324,6 +330,8 @@ class _Loop:
 
     def store_rows(self) -> None:
         """Write the logged steps, and what the sampler of this worker saw."""
+        if self.job.measured:
+            return
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

@@ -195,14 +195,16 @@ def load_state(
     for index, (name, parameter) in enumerate(model.named_parameters()):
         found = stored.get(name.replace(_CHECKPOINT_PREFIX, ""))
         if found is not None:
-            states[index] = {key: _part(value, parameter) for key, value in found.items()}
+            states[index] = {key: _part(key, value, parameter) for key, value in found.items()}
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
-def _part(value: Any, parameter: Tensor) -> Any:
-    """A value of the optimiser's state as this worker holds it."""
+def _part(key: str, value: Any, parameter: Tensor) -> Any:
+    """A value of the optimiser's state as this worker holds it: Adafactor's means whole."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value
+    if key in ("row_var", "col_var"):  # of a matrix with one column or row
         return value
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None

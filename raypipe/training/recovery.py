@@ -9,7 +9,7 @@ from typing import Any
 from raypipe.errors import UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
-from raypipe.training.settings import OomStep, TrainStageSettings
+from raypipe.training.settings import OomStep
 
 #: starts the workers, in fresh processes, and returns what ``loop.train`` returned on rank 0
 Launch = Callable[[TrainingJob], dict[str, Any]]
@@ -26,8 +26,8 @@ def train_to_the_end(
 
     Out of GPU memory halves the micro-batch and raises the accumulation: the effective batch,
     and so the loss curve, stay the same. At micro-batch 1 the steps of ``on_oom`` follow, one
-    an attempt. Out of memory in an evaluation halves its batch only. A dead worker is replaced
-    ``max_restarts`` times.
+    an attempt, each as often as it changes anything. Out of memory in an evaluation halves its
+    batch only. A dead worker is replaced ``max_restarts`` times.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -69,19 +69,22 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
     if plan is not None and (limit is None or limit.size > 1):
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
-    for step in job.settings.on_oom:
-        settings = _applied(job.settings, step)
-        if settings != job.settings:
-            return replace(job, settings=settings), f"again with {step}"
-    return None
+    return next(filter(None, (_changed(job, step) for step in job.settings.on_oom)), None)
 
 
-def _applied(settings: TrainStageSettings, step: OomStep) -> TrainStageSettings:
-    training, scaling = settings.training, settings.scaling
+def _changed(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
+    """The job after a step of ``on_oom``; None where that changes nothing any more."""
+    if step == "shorten":
+        shorter = job.task.shortened()
+        return shorter and (replace(job, task=shorter[0]), f"again with {shorter[1]}")
+    training, scaling = job.settings.training, job.settings.scaling
     if step == "gradient_checkpointing":
         training = training.model_copy(update={"gradient_checkpointing": True})
     elif step == "fsdp":
         scaling = scaling.model_copy(update={"strategy": "fsdp"})
     else:
         training = training.model_copy(update={"precision": "bf16"})
-    return settings.model_copy(update={"training": training, "scaling": scaling})
+    settings = job.settings.model_copy(update={"training": training, "scaling": scaling})
+    if settings == job.settings:
+        return None
+    return replace(job, settings=settings), f"again with {step}"

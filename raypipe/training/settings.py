@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
@@ -52,9 +53,13 @@ class TrainingSettings(Settings):
     gradient_checkpointing: bool = Field(False, description="recompute activations backward")
     clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
     learning_rate: PositiveFloat = Field(1e-3, description="the peak learning rate")
-    optimizer: Literal["adam", "adamw"] = Field("adamw", description="the optimiser")
+    optimizer: Literal["adam", "adamw", "adafactor"] = Field(
+        "adamw",
+        description="adafactor holds n + m values of an n x m matrix where Adam holds 2 n m; its "
+        "learning_rate is a share of each weight's own size",
+    )
     betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's moment decay rates")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled in adamw, L2 in adam")
+    weight_decay: float = Field(0.0, ge=0, description="L2 in adam, else decoupled")
     warmup_steps: int | Annotated[float, Field(gt=0, lt=1)] = Field(
         0, ge=0, description="linear warm-up from zero, in steps; below 1 a share of all steps"
     )
@@ -140,7 +145,7 @@ class LoaderSettings(Settings):
         return {"workers": "auto"} if given == "auto" else given
 
 
-OomStep = Literal["gradient_checkpointing", "fsdp", "bf16"]
+OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]
 
 
 class TrainStageSettings(Settings):
@@ -153,7 +158,13 @@ class TrainStageSettings(Settings):
     on_oom: tuple[OomStep, ...] = Field(
         (), description="what to try, in this order, when micro-batch 1 does not fit"
     )
+    memory_trial: int = Field(
+        0, ge=0, description="steps on the longest samples before the run, to see that it fits"
+    )
     from_sweep: bool = Field(False, description="take the settings that the sweep recommends")
+
+    #: precisions that this training must not be given, and why
+    unusable: ClassVar[Mapping[Precision, str]] = {}
 
     def with_gpus(self, gpus: int) -> TrainStageSettings:
         """The same with the GPUs of a worker decided, for a cluster that has so many.

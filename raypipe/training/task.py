@@ -107,6 +107,21 @@ class TrainTask(ABC):
         """How samples become a batch; ``None`` means PyTorch's default."""
         return None
 
+    def lengths(self) -> Tensor | None:
+        """The length of each training sample, int64 ``[samples]``; None where all are alike.
+
+        Of a map-style dataset that is shuffled: each step then takes samples of similar lengths,
+        for ``collate`` to pad little.
+        """
+        return None
+
+    def shortened(self) -> tuple[TrainTask, str] | None:
+        """The same task with shorter samples, and how short; None where they cannot be shorter.
+
+        What ``on_oom: [shorten]`` asks for.
+        """
+        return None
+
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
         """The run as phases; by default one, from ``training.steps`` or ``training.epochs``."""
         steps = training.steps

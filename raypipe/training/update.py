@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from raypipe.training import parallel, precision
+from raypipe.training.adafactor import ShardedAdafactor
 from raypipe.training.settings import TrainingSettings
 
 
@@ -20,14 +22,7 @@ class Update:
         self._clip = training.clip_norm
         self._scaler = precision.scaler(training.precision, device)
         self._skipped = torch.zeros((), dtype=torch.float64, device=device)
-        kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-        self.optimizer: torch.optim.Optimizer = kind(
-            self._parameters,
-            lr=training.learning_rate,
-            betas=training.betas,
-            weight_decay=training.weight_decay,
-            fused=True,
-        )
+        self.optimizer = _optimizer(self._parameters, training)
 
     @property
     def skips_overflows(self) -> bool:
@@ -78,3 +73,12 @@ class Update:
         """Put ``scaler_state`` back."""
         self._skipped.fill_(state["skipped_steps"])
         self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})
+
+
+def _optimizer(parameters: list[Tensor], training: TrainingSettings) -> torch.optim.Optimizer:
+    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    if training.optimizer == "adafactor":
+        sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
+        return (ShardedAdafactor if sharded else torch.optim.Adafactor)(parameters, **options)
+    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
+    return kind(parameters, betas=training.betas, fused=True, **options)
