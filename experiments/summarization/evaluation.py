@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,11 @@ def evaluate(
     run = context.run
     documents = read_documents(run)
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
-    written = {
+    baselines = {
         method: [lead(text, sentences) for text in texts] for method, sentences in BASELINES.items()
     }
-    written = {MODEL: _written(context, model, generation, trial_id, len(texts), on_gpu), **written}
+    summaries = _written(context, model, generation, trial_id, len(texts), on_gpu)
+    written = {MODEL: summaries, **baselines}
     scores = {method: score(own, references) for method, own in written.items()}
     for method, found in scores.items():
         means = dict(zip(MEASURES, found.mean(0).tolist(), strict=True))
@@ -155,7 +156,7 @@ def _written(
     trial_id: str,
     number: int,
     on_gpu: bool,
-) -> Sequence[str]:
+) -> list[str]:
     """The summaries in the order of the documents: a GPU takes all, CPU tasks a block each."""
     arguments = (context.run, model, generation, trial_id)
     if on_gpu and any(node.gpus for node in context.session.nodes):

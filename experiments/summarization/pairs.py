@@ -36,7 +36,7 @@ class Pairs:
 
     def where(self, mask: NDArray[np.bool_]) -> Pairs:
         """Those of the mask."""
-        kept = np.flatnonzero(mask)
+        kept = np.flatnonzero(mask).tolist()
         return Pairs([self.documents[i] for i in kept], [self.summaries[i] for i in kept])
 
 
@@ -60,10 +60,10 @@ def load(settings: DataSettings) -> Data:
     """
     if settings.source == "builtin":
         pairs = _docstrings(settings.min_words)
-        identity = {"content": fingerprint([pairs.documents, pairs.summaries])}
-        return _divided(pairs, settings.held_out_share, "the standard library", identity)
+        content = {"content": fingerprint([pairs.documents, pairs.summaries])}
+        return _divided(pairs, settings.held_out_share, "the standard library", content)
     train = _read(settings.files, settings)
-    identity = {"files": [checksum(path, "data.files") for path in settings.files]}
+    identity: dict[str, Any] = {"files": [checksum(path, "data.files") for path in settings.files]}
     if not settings.held_out_files:
         names = ", ".join(str(path) for path in settings.files)
         return _divided(train, settings.held_out_share, names, identity)
@@ -106,14 +106,14 @@ def _docstrings(min_words: int) -> Pairs:
 def _read(paths: Sequence[Path], settings: DataSettings) -> Pairs:
     """The rows of files, one after the other.
 
-    A list of documents is joined by spaces, a list of summaries is several references.
+    A list of documents is joined by spaces, a list of summaries is several references; empty
+    parts of either are left out.
     """
     documents: list[str] = []
     summaries: list[list[str]] = []
     for path in paths:
         rows = read_rows(path)
-        for parts in _texts(rows, settings.document, "data.document", path):
-            documents.append(" ".join(parts))
+        documents += map(" ".join, _texts(rows, settings.document, "data.document", path))
         summaries += _texts(rows, settings.summary, "data.summary", path)
     return Pairs(documents, summaries)
 
@@ -128,12 +128,13 @@ def _texts(rows: pa.Table, names: Sequence[str], key: str, path: Path) -> list[l
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise CorpusError(f"{path}: column {name!r} is {column.type}; {key} must name one of texts")
     values = column.to_pylist() if several else [[text] for text in column.to_pylist()]
-    for row, parts in enumerate(values):
-        if not parts or not all(text and text.strip() for text in parts):
-            raise CorpusError(
-                f"{path}: {name!r} in row {row}, counted from 0, is empty; leave the row out"
-            )
-    return [[text.strip() for text in parts] for parts in values]
+    texts = [[part.strip() for part in row or () if part and part.strip()] for row in values]
+    if [] in texts:
+        raise CorpusError(
+            f"{path}: {name!r} in row {texts.index([])}, counted from 0, is empty; leave the row "
+            "out"
+        )
+    return texts
 
 
 def count_words(texts: Sequence[str]) -> float:

@@ -77,16 +77,20 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
 def _task(settings: SummarizationSettings, run: RunDirectory | None) -> SummarizationTask:
     """Trains on a run's tokens; without a run on random ones, as long as any."""
     data, model = settings.data, settings.model
-    options = {"label_smoothing": settings.label_smoothing, "pretrained": model.pretrained}
+    samples: StoredPairs | RandomPairs
+    held_out = None
     if run is None:
         lengths = (data.source_length, data.target_length)
         samples = RandomPairs(model.vocabulary, *lengths, _RANDOM_SAMPLES)
-        return SummarizationTask(model.sizes, samples, **options)
+    else:
+        samples = StoredPairs(run, "train", data.source_length)
+        held_out = StoredPairs(run, "held_out", data.source_length)
     return SummarizationTask(
         model.sizes,
-        StoredPairs(run, "train", data.source_length),
-        StoredPairs(run, "held_out", data.source_length),
-        **options,
+        samples,
+        held_out,
+        label_smoothing=settings.label_smoothing,
+        pretrained=model.pretrained,
     )
 
 

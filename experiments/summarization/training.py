@@ -88,19 +88,20 @@ class SummarizationTask(TrainTask):
         """Tokens of each training sample, source and target, int64 ``[samples]``."""
         return self.data.lengths().sum(1)
 
-    def shortened(self) -> SummarizationTask | None:
-        """The same with sources of half the length; None where they are short."""
+    def shortened(self) -> tuple[SummarizationTask, str] | None:
+        """The same with sources of half the length, and what it is; None where they are short."""
         length = self.data.source_length // 2
         if length < SHORTEST:
             return None
         held_out = self.held_out
-        return SummarizationTask(
+        shorter = SummarizationTask(
             self.settings,
             replace(self.data, source_length=length),
             None if held_out is None else replace(held_out, source_length=length),
             label_smoothing=self.label_smoothing,
             pretrained=self.pretrained,
         )
+        return shorter, f"sources of at most {length} tokens"
 
     def collate(self) -> Callable[[list[Pair]], Batch]:
         """Pairs are padded to the longest of the batch."""
