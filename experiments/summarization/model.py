@@ -188,6 +188,13 @@ class LayerCache:
         self.own = keys, values
         return self.own
 
+    def select(self, texts: Tensor, sources: Tensor | None = None) -> None:
+        """Keep these texts, int64 ``[n]``, in this order, and these sources; by default all."""
+        if self.own is not None:
+            self.own = self.own[0][texts], self.own[1][texts]
+        if self.source is not None and sources is not None:
+            self.source = self.source[0][sources], self.source[1][sources]
+
 
 class Attention(nn.Module):
     """Attention of all heads: queries of some tokens, keys and values of the same or of others."""
