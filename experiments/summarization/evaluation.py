@@ -110,15 +110,9 @@ def summarise(
     network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
     network.to(device).eval()
     sources = read_documents(run).column("source").to_pylist()[part]
-    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    tokenizer = tokenizer_of(run, model)
-    texts: dict[int, str] = {}
-    for start in range(0, len(order), generation.batch):
-        numbers = order[start : start + generation.batch]
-        inputs, mask = pad_sources([torch.tensor(sources[number]) for number in numbers])
-        ids = generate(network, inputs.to(device), mask.to(device), generation)
-        texts |= zip(numbers, tokenizer.decode(ids), strict=True)
-    return [texts[number] for number in range(len(sources))]
+    inputs, mask = pad_sources([torch.tensor(source) for source in sources])
+    ids = generate(network, inputs.to(device), mask.to(device), generation)
+    return tokenizer_of(run).decode(ids)
 
 
 def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:

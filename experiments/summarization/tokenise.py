@@ -13,7 +13,7 @@ from experiments.summarization.tokens import (
     Lengths,
     TextTokenizer,
     encode_pairs,
-    train_tokenizer,
+    make_tokenizer,
 )
 from raypipe.artifacts import write_arrow
 from raypipe.context import Call, StageContext
@@ -50,14 +50,13 @@ def _tokenizer_path(run: RunDirectory) -> str:
 def tokenise(
     context: StageContext, data: Data, settings: DataSettings, model: ModelSettings
 ) -> None:
-    """Train the tokenizer where there is none, encode both splits block by block, store them."""
+    """Make the tokenizer, encode both splits block by block, store them."""
     for note in data.notes:
         context.say(note)
-    tokenizer = TextTokenizer(pretrained=model.pretrained)
-    if model.pretrained is None:
-        texts = _sample(data.train)
-        tokenizer = context.call("tokenise/tokenizer", train_tokenizer, texts, model.vocabulary)
-        context.run.write(_tokenizer_path(context.run), (tokenizer.content or "").encode())
+    tokenizer = context.call(
+        "tokenise/tokenizer", make_tokenizer, _sample(data.train), model.vocabulary, model.pretrained
+    )
+    context.run.write(_tokenizer_path(context.run), tokenizer.content.encode())
     parts = _encoded(context, tokenizer, data, settings)
     lengths = Lengths(settings.source_length, settings.target_length)
     for split, pairs in zip(SPLITS, (data.train, data.held_out), strict=True):
@@ -73,10 +72,8 @@ def tokenise(
     write_arrow(context.run, documents_path(context.run), documents)
 
 
-def tokenizer_of(run: RunDirectory, model: ModelSettings) -> TextTokenizer:
+def tokenizer_of(run: RunDirectory) -> TextTokenizer:
     """The tokenizer of a run. Raises ConfigError: it is missing."""
-    if model.pretrained is not None:
-        return TextTokenizer(pretrained=model.pretrained)
     path = _tokenizer_path(run)
     try:
         return TextTokenizer(run.read(path).decode())

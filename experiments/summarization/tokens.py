@@ -16,7 +16,7 @@ from raypipe.datasets.bpe import train_bpe
 
 #: of the BPE: padding, which also begins a summary, and the end of a text
 SPECIAL = ("<pad>", "</s>")
-#: the id of the latter, as in every T5
+#: the id of the latter; both are those of every T5
 END = 1
 #: the 256 bytes and the special tokens
 FEWEST_TOKENS = _FEWEST - 1 + len(SPECIAL)
@@ -24,46 +24,38 @@ FEWEST_TOKENS = _FEWEST - 1 + len(SPECIAL)
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer; cheap to pickle. Either is given.
+    """A tokenizer as JSON of the library ``tokenizers``; cheap to pickle."""
 
-    Attributes:
-        content: of a BPE, JSON of the library ``tokenizers``.
-        pretrained: the name or directory of a pretrained model.
-
-    """
-
-    content: str | None = None
-    pretrained: str | None = None
+    content: str
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, its end left out."""
-        if self.pretrained is not None:
-            from experiments.summarization.pretrained import encode
-
-            return encode(self.pretrained, texts)
-        return [each.ids for each in self._bpe.encode_batch_fast(list(texts))]
+        """The tokens of each text, none of which is special: its end is left out."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[token for token in each.ids if token > END] for each in encoded]
 
     def decode(self, ids: Iterable[Sequence[int]]) -> list[str]:
         """The text of each list of tokens, without surrounding white space."""
-        if self.pretrained is not None:
-            from experiments.summarization.pretrained import decode
-
-            return decode(self.pretrained, ids)
-        return [self._bpe.decode(list(each)).strip() for each in ids]
+        return [text.strip() for text in self._tokenizer.decode_batch([list(i) for i in ids])]
 
     @cached_property
-    def _bpe(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self.content or "")
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer.from_str(self.content)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
         tokenizer.encode_special_tokens = True  # a text "</s>" is text
         return tokenizer
 
-    def __getstate__(self) -> dict[str, str | None]:
-        return {"content": self.content, "pretrained": self.pretrained}
+    def __getstate__(self) -> dict[str, str]:
+        return {"content": self.content}
 
 
-def train_tokenizer(texts: Sequence[str], vocabulary: int) -> TextTokenizer:
-    """Task: a BPE of ``vocabulary`` tokens at most."""
-    return TextTokenizer(train_bpe(texts, vocabulary, special=SPECIAL))
+def make_tokenizer(texts: Sequence[str], vocabulary: int, pretrained: str | None) -> TextTokenizer:
+    """Task: a BPE of ``vocabulary`` tokens at most, or the tokenizer of a pretrained model."""
+    if pretrained is None:
+        return TextTokenizer(train_bpe(texts, vocabulary, special=SPECIAL))
+    from experiments.summarization.pretrained import tokenizer_content
+
+    return TextTokenizer(tokenizer_content(pretrained))
 
 
 class Lengths(NamedTuple):
