@@ -180,7 +180,8 @@ class StageContext:
         from raypipe.training.recovery import train_to_the_end
 
         job = self.job(unit, task, settings)
-        trial = min(settings.memory_trial, job.steps)
+        resumed = self.run.list(self.run.checkpoints(unit.slot))
+        trial = 0 if resumed else min(settings.memory_trial, job.steps)
         self.begin(job.steps)
 
         def report(row: dict[str, Any] | str) -> None:

@@ -133,7 +133,21 @@ def read_partition(run: RunDirectory, table: str, partition: str) -> pd.DataFram
         ConfigError: it is not readable Parquet.
 
     """
-    return _read_file(run.partition(table, partition), run)
+    content: pd.DataFrame = _read_file(run.partition(table, partition), run).to_pandas()
+    return content
+
+
+def read_rows(run: RunDirectory, table: str, partition: str) -> list[Row]:
+    """The rows of one file of a table as they were given to write; none where it is missing.
+
+    Raises:
+        ConfigError: it is not readable Parquet.
+
+    """
+    if not run.exists(run.partition(table, partition)):
+        return []
+    rows: list[Row] = _read_file(run.partition(table, partition), run).drop(["run_id"]).to_pylist()
+    return rows
 
 
 def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
@@ -147,7 +161,7 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
     for name in run.list(run.table(table)):
         if not name.endswith(".parquet"):
             continue
-        parts.append(_read_file(f"{run.table(table)}/{name}", run))
+        parts.append(_read_file(f"{run.table(table)}/{name}", run).to_pandas())
     parts = [part for part in parts if len(part)] or parts[:1]
     if parts:
         whole: pd.DataFrame = pd.concat(parts, ignore_index=True)
@@ -161,16 +175,15 @@ def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
     return {name: read_table(run, name) for name in run.list(run.path("results"))}
 
 
-def _read_file(path: str, run: RunDirectory) -> pd.DataFrame:
+def _read_file(path: str, run: RunDirectory) -> pa.Table:
     try:
         content = pa.BufferReader(run.read(path))
-        table: pd.DataFrame = pq.read_table(content, page_checksum_verification=True).to_pandas()
+        return pq.read_table(content, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(
             f"{path} is damaged ({error}); delete it and run the configuration again with "
             "this run directory: the tables are rebuilt from the ledger"
         ) from error
-    return table
 
 
 def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:

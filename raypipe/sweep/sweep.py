@@ -46,7 +46,7 @@ class Sweep:
         # new trials may show that an earlier prediction was wrong
         self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
         self._running: dict[str, TrainingJob] = {}
-        self._last_rows: dict[str, Row] = {}
+        self._rows: dict[str, dict[int, Row]] = {}
         self._attempts: dict[str, int] = {}
         self.failed: dict[str, UnitError] = {}
         for trial in trials:
@@ -119,7 +119,7 @@ class Sweep:
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """A logged step of a trial."""
-        self._last_rows[trial_id] = row
+        self._rows.setdefault(trial_id, {})[row["step"]] = row
         self._context.session.trackers.log(trial_id, row)
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
@@ -148,12 +148,22 @@ class Sweep:
     def stopped(self, trial_id: str) -> None:
         """Record that the scheduler ended a trial early."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
-        row = self._last_rows.get(trial_id, {})
+        rows = self._rows.pop(trial_id, {})
+        self._store(job, rows)
+        row = rows[max(rows)] if rows else {}
         seen = {key: value for key, value in row.items() if key.startswith("eval_")}
         seen |= {"steps": row.get("step"), "loss_final": row.get("loss")}
         reason = f"stopped early by {self._settings.scheduler}"
         self._record(trial, job, "interrupted", {**seen, "reason": reason})
         self._say(trial, f"{reason} after {row.get('step', 0)} steps")
+
+    def _store(self, job: TrainingJob, rows: Mapping[int, Row]) -> None:
+        """Write the logged steps that its worker was ended before writing."""
+        stored = results.read_rows(job.run, "steps", job.trial_id)
+        known = {row["step"]: row for row in stored}
+        if not rows.keys() <= known.keys():
+            merged = [row for _, row in sorted({**rows, **known}.items())]
+            results.write_table(job.run, "steps", merged, job.run_id, job.trial_id)
 
     def _is_new(self, trial: Trial) -> bool:
         return not is_done(self._context.ledger, trial.unit)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, distribute_tensor
 
 from raypipe.training import parallel
 
@@ -30,40 +31,43 @@ class ShardedAdafactor(torch.optim.Adafactor):
                     self._take(group, parameter, parameter.grad)
 
     def _take(self, group: dict[str, Any], parameter: DTensor, gradient: DTensor) -> None:
-        state = self.state[parameter]
+        state, mesh, weights = self.state[parameter], gradient.device_mesh, parameter.to_local()
         if not state:
             state["step"] = torch.zeros(())
             if gradient.dim() > 1:
-                held = gradient.to_local()
-                state["row_var"] = held.new_zeros((*gradient.shape[:-1], 1))
-                state["col_var"] = held.new_zeros((*gradient.shape[:-2], 1, gradient.shape[-1]))
+                state["row_var"] = weights.new_zeros((*gradient.shape[:-1], 1))
+                state["col_var"] = weights.new_zeros((*gradient.shape[:-2], 1, gradient.shape[-1]))
             else:
                 state["variance"] = torch.zeros_like(gradient)
         state["step"] += 1
         steps, (tiny, least) = state["step"].item(), group["eps"]
         tiny = torch.finfo(parameter.dtype).eps if tiny is None else tiny
-        rate = max(least, _rms(parameter)) * min(group["lr"], steps**-0.5)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        size = parameter.numel()
+        rate = max(least, _rms(weights, size, mesh)) * min(group["lr"], steps**-0.5)
+        weights.mul_(1 - group["lr"] * group["weight_decay"])
         variance = _variance(state, gradient, steps ** group["beta2_decay"], tiny)
-        update = variance.clamp(min=tiny * tiny).rsqrt_().mul_(gradient)
-        parameter.add_(update, alpha=-rate / max(1.0, _rms(update) / group["d"]))
+        update = variance.clamp(min=tiny * tiny).rsqrt_().mul_(gradient.to_local())
+        weights.add_(update, alpha=-rate / max(1.0, _rms(update, size, mesh) / group["d"]))
 
 
 def _variance(state: dict[str, Any], gradient: DTensor, share: float, tiny: float) -> Tensor:
-    """The second moment of each entry after this gradient, divided as the gradient is."""
-    squares = gradient.square()
+    """The second moment of each entry that this worker holds, after this gradient."""
+    squares, mesh = gradient.square(), gradient.device_mesh
     if "variance" in state:
-        moment: Tensor = state["variance"].lerp_(squares, share)
+        moment: Tensor = state["variance"].lerp_(squares, share).to_local()
         return moment
     row_var, col_var = state["row_var"], state["col_var"]
-    # sums, not means: workers may hold parts of different sizes
-    row_var.lerp_(parallel.whole(squares.sum(-1, keepdim=True)) / gradient.shape[-1], share)
-    col_var.lerp_(parallel.whole(squares.sum(-2, keepdim=True)) / gradient.shape[-2], share)
+    row_sums = parallel.whole(squares.sum(-1, keepdim=True))
+    col_sums = parallel.whole(squares.sum(-2, keepdim=True))
+    # divided here: workers may hold parts of different sizes
+    row_var.lerp_(row_sums / gradient.shape[-1], share)
+    col_var.lerp_(col_sums / gradient.shape[-2], share)
     rows = row_var / row_var.mean(dim=-2, keepdim=True).clamp(min=tiny)
-    mesh = gradient.device_mesh
-    columns = DTensor.from_local(col_var, mesh)
-    return distribute_tensor(rows, mesh, gradient.placements, src_data_rank=None) @ columns
+    mine = distribute_tensor(rows, mesh, gradient.placements, src_data_rank=None)
+    return torch.mul(mine.to_local(), col_var)
 
 
-def _rms(tensor: Tensor) -> float:
-    return math.sqrt(parallel.whole(tensor.square().sum()).item() / tensor.numel())
+def _rms(part: Tensor, size: int, mesh: DeviceMesh) -> float:
+    """The root of the mean square of a tensor of ``size`` entries, of which this is a part."""
+    total = parallel.whole(DTensor.from_local(part.square().sum(), mesh, [Partial()]))
+    return math.sqrt(total.item() / size)

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
-from pyarrow import BufferReader
 from torch import Tensor
 
 from raypipe import results
@@ -98,10 +96,8 @@ class History:
 
     def restore(self, step: int) -> None:
         """The stored rows up to a step."""
-        path = self._job.run.partition("steps", self._job.trial_id)
-        if self._job.run.exists(path):
-            stored = pq.read_table(BufferReader(self._job.run.read(path))).drop(["run_id"])
-            self.rows = [row for row in stored.to_pylist() if row["step"] <= step]
+        stored = results.read_rows(self._job.run, "steps", self._job.trial_id)
+        self.rows = [row for row in stored if row["step"] <= step]
 
     def is_best(self, monitor: MonitorSettings) -> bool:
         """Whether the last row's evaluation is the best so far."""

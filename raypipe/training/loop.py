@@ -330,8 +330,6 @@ class _Loop:
 
     def store_rows(self) -> None:
         """Write the logged steps, and what the sampler of this worker saw."""
-        if self.job.measured:
-            return
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

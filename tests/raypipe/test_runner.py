@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from example_tasks import SAMPLES, Points, Regression
+from torch import Tensor, nn
 
 from raypipe.context import Session, StageContext, is_done
 from raypipe.errors import ConfigError, UnitError
@@ -15,7 +19,10 @@ from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.results import SCHEMAS, read_table
 from raypipe.runner import refuse_changes, run_stages
+from raypipe.stages import train_stage
 from raypipe.tracking import Target, Trackers
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
+from raypipe.training.task import Loss, StepContext
 
 Do = Callable[[StageContext], None]
 
@@ -179,3 +186,50 @@ def test_a_failed_task_is_recorded_and_told(session):
     assert "ZeroDivisionError" in failed
     row = read_table(session.run, "failures").iloc[0]
     assert (row["unit"], row["kind"], row["outcome"]) == ("broken", "error", "gave up")
+
+
+class Uneven(Regression):
+    """Samples 3 and 17 are the longest."""
+
+    def lengths(self) -> Tensor:
+        return torch.arange(SAMPLES).eq(3) * 90 + torch.arange(SAMPLES).eq(17) * 80 + 1
+
+    def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
+        if len(batch["x"]) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        seen = Points(SAMPLES).x
+        ids = [int((seen == row).all(1).nonzero()) for row in batch["x"]]
+        OPENED.append((context.step, ids))
+        return super().loss(model, batch, context)
+
+
+OPENED: list[tuple[int, list[int]]] = []
+
+
+def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypatch):
+    """The run itself then begins with what fitted, and its rows are its own alone."""
+    OPENED.clear()
+    said: list[str] = []
+    monkeypatch.setattr(StageContext, "say", lambda context, text: said.append(text))
+    training = TrainingSettings(
+        micro_batch=16, accumulation=1, effective_batch=16, steps=5, log_every=1, eval_every=5
+    )
+    settings = TrainStageSettings(training=training, memory_trial=2)
+    run_stages([train_stage("train", settings, lambda _: Uneven(), {})], session)
+    assert said[1].endswith("again with micro-batch 4 x accumulation 4")
+    assert said[2].startswith("2 steps on the longest samples fit: micro-batch 4 x accumulation 4")
+    assert OPENED[0] == (0, [3, 17, 0, 1])
+    steps = read_table(session.run, "steps")
+    assert list(steps["step"]) == [1, 2, 3, 4, 5]
+    (trial,) = read_table(session.run, "trials").to_dict("records")
+    assert (trial["status"], trial["micro_batch"], trial["attempts"]) == ("succeeded", 4, 3)
+    assert list(read_table(session.run, "failures")["kind"]) == ["out_of_memory"] * 2
+    undisturbed = open_session(Path(session.run.location) / "plain")
+    plain = settings.model_copy(
+        update={
+            "memory_trial": 0,
+            "training": training.model_copy(update={"micro_batch": 4, "accumulation": 4}),
+        }
+    )
+    run_stages([train_stage("train", plain, lambda _: Uneven(), {})], undisturbed)
+    assert list(read_table(undisturbed.run, "steps")["loss"]) == list(steps["loss"])

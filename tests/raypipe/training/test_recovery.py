@@ -14,7 +14,7 @@ from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.memory import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
 from raypipe.training.recovery import train_to_the_end
-from raypipe.training.task import Loss, StepContext
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 
 class Script:
@@ -122,6 +122,43 @@ def test_further_steps_follow_at_micro_batch_one_in_their_order() -> None:
     assert done.settings.training.precision == "bf16"
     with pytest.raises(UnitError):
         train_to_the_end(replace(asked, settings=settings), Tight(0).launch, ignore)
+
+
+class Long(Regression):
+    """Samples of 64 that can be of 32 and 16."""
+
+    length = 64
+
+    def shortened(self) -> tuple[TrainTask, str] | None:
+        if self.length == 16:
+            return None
+        shorter = Long()
+        shorter.length = self.length // 2
+        return shorter, f"samples of at most {shorter.length}"
+
+
+def test_samples_are_shortened_as_often_as_they_can_be_before_the_next_step() -> None:
+    asked = job(Long(), Path("no"), (2, 1, 2, 1))
+    settings = asked.settings.model_copy(update={"on_oom": ("shorten", "bf16")})
+    script = Script(*["out_of_memory"] * 4)
+    told, tried = [], []
+
+    def launch(job: TrainingJob) -> dict[str, Any]:
+        assert isinstance(job.task, Long)
+        tried.append((job.plan.micro_batch, job.task.length, job.settings.training.precision))
+        if script.kinds:
+            raise UnitError(job.trial_id, script.kinds.pop(0), "full")
+        return {}
+
+    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+        told.append(outcome)
+
+    train_to_the_end(replace(asked, settings=settings), launch, on_failure)
+    assert tried == [(2, 64, "fp32"), (1, 64, "fp32"), (1, 32, "fp32"), (1, 16, "fp32"),
+                     (1, 16, "bf16")]  # fmt: skip
+    assert told[1:] == [
+        "again with samples of at most 32", "again with samples of at most 16", "again with bf16"
+    ]  # fmt: skip
 
 
 def ignore(job: TrainingJob, error: UnitError, outcome: str) -> None:
