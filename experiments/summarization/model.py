@@ -25,7 +25,7 @@ from raypipe.settings import Settings
 PAD = 0
 #: the token that ends a text
 END = 1
-_NORM_EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 
 class T5Settings(Settings):
@@ -360,19 +360,16 @@ class T5(nn.Module):
         each. With a cache, a part for each decoder layer, at first empty, the tokens follow those
         in it, and are added to it; the keys and values of the sources are computed once.
         """
-        new = tokens.shape[1]
-        before = cache[0].length if cache else 0
+        new, before = tokens.shape[1], cache[0].length if cache else 0
         seen = torch.ones(new, before + new, dtype=torch.bool, device=tokens.device).tril(before)
         bias = self._masked(self.decoder_bias(new, before + new), seen)
         hidden = self.dropout(self.embedding(tokens))
-        for number, layer in enumerate(self.decoder):
-            remembered = cache[number] if cache else None
-            hidden = layer(hidden, bias, states, mask[:, None, None], remembered)
+        for n, layer in enumerate(self.decoder):
+            hidden = layer(hidden, bias, states, mask[:, None, None], cache[n] if cache else None)
         hidden = self.dropout(self.decoder_norm(hidden))
         if self.head is None:
             return F.linear(hidden * self.settings.width**-0.5, self.embedding.weight)
-        logits: Tensor = self.head(hidden)
-        return logits
+        return F.linear(hidden, self.head.weight)
 
     def _masked(self, bias: Tensor, seen: Tensor) -> Tensor:
         """The bias in the precision of the attention, and no attention to what is not seen."""
@@ -391,16 +388,13 @@ class T5(nn.Module):
         """
         s = self.settings
         nn.init.normal_(self.embedding.weight)
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                summed = s.width * s.head_width if name.endswith("query") else module.in_features
+                nn.init.normal_(module.weight, std=summed**-0.5)
             elif isinstance(module, RelativeBias):
                 nn.init.normal_(module.weight, std=s.width**-0.5)
-        for module in self.modules():
-            if isinstance(module, Attention):
-                nn.init.normal_(module.query.weight, std=(s.width * s.head_width) ** -0.5)
 
 
 def _norm(settings: T5Settings) -> nn.RMSNorm:
-    """Statistics of half-precision tokens are taken in single precision."""
-    return nn.RMSNorm(settings.width, eps=_NORM_EPSILON)
+    return nn.RMSNorm(settings.width, eps=NORM_EPSILON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,3 +118,15 @@ def library_model(model: T5, family: str = "T5") -> Any:
         reference.lm_head.weight = nn.Parameter(reference.lm_head.weight.detach().clone())
     reference.load_state_dict(library_names(model), strict=True)
     return reference.eval()
+
+
+def double(reference: Any) -> Any:
+    """A model of transformers in double precision, the statistics of its norms too."""
+    for module in reference.double().modules():
+        if type(module).__name__.endswith("LayerNorm"):
+            module.forward = partial(_norm, module)
+    return reference
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    return module.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))
