@@ -77,7 +77,6 @@ def run(request: Request) -> int:
         configuration = config.resolve(document, request.overrides, request.profile, nodes)
         stages = stages_of(configuration, request.only, nodes)
         _check_training(configuration, nodes)
-        _check_precisions(configuration, stages)
         run = _run_directory(request.run_dir, configuration)
         tracking.check(configuration.settings.tracking, run)
         fresh = not run.exists(run.ledger)
@@ -236,18 +235,6 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
                     f"{configuration.origin}: {key} = {precision}: this "
                     f"{'GPU' if on_gpu else 'CPU'} lacks it (allowed here: {', '.join(allowed)})"
                 )
-
-
-def _check_precisions(configuration: Configuration, stages: Sequence[Stage]) -> None:
-    """Refuse before anything starts a precision in which a model cannot be trained."""
-    for stage in stages:
-        if stage.training is None:
-            continue
-        precision = stage.training.settings.training.precision
-        if (reason := stage.training.unusable.get(precision)) is not None:
-            raise ConfigError(
-                f"{configuration.origin}: {stage.name}.training.precision = {precision}: {reason}"
-            )
 
 
 def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDirectory:

@@ -10,7 +10,7 @@ contradict what is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raypipe.context import StageContext
-    from raypipe.hardware import Precision
     from raypipe.paths import RunDirectory
     from raypipe.report.figures import Figure
     from raypipe.sweep.presets import Preset
@@ -49,14 +48,12 @@ class Training:
     ``build_task`` makes the task when it is needed (it imports torch), from what the stages before
     left in the run directory; ``raypipe fit`` gives None, since no stage ran before it: the task
     then makes up samples of the greatest size. ``identity`` is what decides the result beside
-    ``settings.training``. ``unusable`` are precisions in which this model cannot be trained, each
-    with the reason.
+    ``settings.training``.
     """
 
     settings: TrainStageSettings
     build_task: Callable[[RunDirectory | None], TrainTask]
     identity: Mapping[str, Any]
-    unusable: Mapping[Precision, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from raypipe.training.settings import TrainStageSettings
 
 if TYPE_CHECKING:
     from raypipe.context import StageContext
-    from raypipe.hardware import Precision
     from raypipe.paths import RunDirectory
     from raypipe.training.task import TrainTask
 
@@ -44,7 +43,6 @@ def train_stage(
     build_task: Callable[[RunDirectory | None], TrainTask],
     identity: Mapping[str, Any],
     needs: tuple[str, ...] = (),
-    unusable: Mapping[Precision, str] | None = None,
 ) -> Stage:
     """A training run; its weights lie at ``run.model(name)`` when it is done.
 
@@ -54,7 +52,6 @@ def train_stage(
         build_task: as of :class:`~raypipe.experiment.Training`.
         identity: what decides the result beside ``settings.training``.
         needs: the stages before it.
-        unusable: as of :class:`~raypipe.experiment.Training`.
 
     """
     unit = Unit(name, {**identity, name: {"training": settings.training.identity()}})
@@ -65,6 +62,6 @@ def train_stage(
     trained = settings.training
     length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"
     cost = f"{length} of {trained.effective_batch} samples"
-    training = Training(settings, build_task, identity, unusable or {})
+    training = Training(settings, build_task, identity)
     on_gpu = settings.scaling.gpus_per_worker != 0
     return Stage(name, run, [unit], needs, cost, training=training, on_gpu=on_gpu)

@@ -62,15 +62,15 @@ def load(settings: DataSettings) -> Data:
         pairs = _docstrings(settings.min_words)
         content = {"content": fingerprint([pairs.documents, pairs.summaries])}
         return _divided(pairs, settings.held_out_share, "the standard library", content)
+    keys = ("files", "held_out_files") if settings.held_out_files else ("files",)
+    identity: dict[str, Any] = {  # before the files are read: that one is missing is said best here
+        key: [checksum(path, f"data.{key}") for path in getattr(settings, key)] for key in keys
+    }
     train = _read(settings.files, settings)
-    identity: dict[str, Any] = {"files": [checksum(path, "data.files") for path in settings.files]}
     if not settings.held_out_files:
         names = ", ".join(str(path) for path in settings.files)
         return _divided(train, settings.held_out_share, names, identity)
     further = _read(settings.held_out_files, settings)
-    identity["held_out_files"] = [
-        checksum(path, "data.held_out_files") for path in settings.held_out_files
-    ]
     seen = set(further.documents)
     leaked = np.array([document in seen for document in train.documents])
     if leaked.all():

@@ -10,15 +10,12 @@ from experiments.summarization.tokenise import tokenise
 from experiments.summarization.training import SummarizationTask
 from raypipe.context import StageContext
 from raypipe.experiment import Stage, Unit
-from raypipe.hardware import Precision
 from raypipe.identity import fingerprint
 from raypipe.paths import RunDirectory
 from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change
 VERSION = 1
-#: T5 and mT5 overflow in fp16: their activations grow with the layers beyond 65,504
-UNUSABLE: dict[Precision, str] = {"fp16": "T5 overflows in it; use bf16 or fp32"}
 #: samples of a task that has no data
 _RANDOM_SAMPLES = 4096
 
@@ -42,6 +39,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         "version": VERSION,
         "model": model.model_dump(mode="json"),
         "label_smoothing": settings.label_smoothing,
+        "copying": settings.copying,
         "tokenise": fingerprint(encoded),
     }
     training = train_stage(
@@ -50,7 +48,6 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         lambda run: _task(settings, run),
         identity,
         ("tokenise",),
-        unusable=UNUSABLE,
     )
     generation = settings.generation
     decisive = generation.model_dump(mode="json", exclude={"batch"})
@@ -90,6 +87,7 @@ def _task(settings: SummarizationSettings, run: RunDirectory | None) -> Summariz
         samples,
         held_out,
         label_smoothing=settings.label_smoothing,
+        copying=settings.copying,
         pretrained=model.pretrained,
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
@@ -11,6 +12,7 @@ from experiments.summarization.generation import GenerationSettings
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
 from experiments.summarization.tokens import FEWEST_TOKENS
 from raypipe.errors import ConfigError
+from raypipe.hardware import Precision
 from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
@@ -106,6 +108,14 @@ class ModelSettings(T5Settings):
         return T5Settings.model_validate(self.model_dump(exclude={"pretrained"}))
 
 
+class SummarizationTraining(TrainStageSettings):
+    """A training stage of a T5, whose activations grow beyond 65,504, the most that fp16 holds."""
+
+    unusable: ClassVar[Mapping[Precision, str]] = {
+        "fp16": "T5 and mT5 overflow in it; use bf16 or fp32"
+    }
+
+
 class SummarizationSettings(Settings):
     """Summarisation; the batch sizes are those published for the card."""
 
@@ -114,7 +124,10 @@ class SummarizationSettings(Settings):
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="share of a target's weight that all tokens share in training"
     )
-    train: TrainStageSettings = TrainStageSettings(
+    copying: bool = Field(
+        False, description="from scratch: begin with a decoder that copies what it attends to"
+    )
+    train: SummarizationTraining = SummarizationTraining(
         training=TrainingSettings(
             effective_batch=8,
             epochs=3,

@@ -54,7 +54,11 @@ def tokenise(
     for note in data.notes:
         context.say(note)
     tokenizer = context.call(
-        "tokenise/tokenizer", make_tokenizer, _sample(data.train), model.vocabulary, model.pretrained
+        "tokenise/tokenizer",
+        make_tokenizer,
+        _sample(data.train),
+        model.vocabulary,
+        model.pretrained,
     )
     context.run.write(_tokenizer_path(context.run), tokenizer.content.encode())
     parts = _encoded(context, tokenizer, data, settings)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.summarization.model import PAD, T5, T5Settings, flops_per_sample
+from experiments.summarization.model import PAD, T5, DecoderLayer, T5Settings, flops_per_sample
 from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
 from raypipe.training.task import Loss, StepContext, TrainTask
 
@@ -19,6 +19,8 @@ from raypipe.training.task import Loss, StepContext, TrainTask
 MULTIPLE = 8
 #: tokens of a source below which it is not shortened any more
 SHORTEST = 64
+#: of what is copied, beside values of about one
+_COPY_SCALE = 3.0
 
 Pairs = StoredPairs | RandomPairs
 
@@ -55,12 +57,14 @@ class SummarizationTask(TrainTask):
         held_out: Pairs | None = None,
         *,
         label_smoothing: float = 0.0,
+        copying: bool = False,
         pretrained: str | None = None,
     ) -> None:
         self.settings = settings
         self.data = data
         self.held_out = held_out
         self.label_smoothing = label_smoothing
+        self.copying = copying
         self.pretrained = pretrained
 
     def build_model(self) -> T5:
@@ -70,6 +74,8 @@ class SummarizationTask(TrainTask):
             from experiments.summarization.pretrained import load_pretrained
 
             load_pretrained(self.pretrained, model)
+        elif self.copying:
+            begin_as_copy(model)
         return model
 
     def metadata(self) -> Mapping[str, str]:
@@ -99,6 +105,7 @@ class SummarizationTask(TrainTask):
             replace(self.data, source_length=length),
             None if held_out is None else replace(held_out, source_length=length),
             label_smoothing=self.label_smoothing,
+            copying=self.copying,
             pretrained=self.pretrained,
         )
         return shorter, f"sources of at most {length} tokens"
@@ -134,6 +141,24 @@ class SummarizationTask(TrainTask):
             return Loss(total, weight)
         plain = F.cross_entropy(logits.detach(), targets, ignore_index=PAD, reduction="sum")
         return Loss(total, weight, {"cross_entropy": plain})
+
+
+@torch.no_grad()
+def begin_as_copy(model: T5) -> None:
+    """Let the last cross-attention hand on what it reads, so that words of the source are written.
+
+    Its values are the source's states turned by a random orthogonal matrix, its output turns them
+    back. The states begin as the embeddings of the source, which are the output matrix, too, where
+    the model is tied: what the attention points at becomes probable, as by the copying of a
+    pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
+    pointing is to be learned. From thousands of pairs copying is hardly learned otherwise.
+    """
+    *_, last = (layer for layer in model.blocks if isinstance(layer, DecoderLayer))
+    attention = last.cross_attention
+    inner = attention.out.in_features
+    turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
+    attention.key_value.weight[inner:] = turn
+    attention.out.weight.copy_(_COPY_SCALE * turn.T)
 
 
 def pad(pairs: Sequence[Pair]) -> Batch:

@@ -16,6 +16,7 @@ from raypipe.paths import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
+from raypipe.training.settings import TrainStageSettings
 
 #: the training settings that leave the memory of a step of one micro-batch as it is
 _SAME_MEMORY = {
@@ -147,7 +148,7 @@ class TrialMaker:
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
             larger_group=fingerprint([*same, True]),
             parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
-            lacks=lacking(training, self.nodes),
+            lacks=lacking(settings, self.nodes),
         )
 
     @property
@@ -219,9 +220,8 @@ def training_of(stages: Sequence[Stage], name: str, where: str) -> Training:
     return trained[name]
 
 
-def lacking(training: Training, nodes: Sequence[Hardware]) -> str | None:
-    """Why this cannot be trained, in this precision or on this hardware; None where it can."""
-    settings = training.settings
+def lacking(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> str | None:
+    """Why this hardware cannot train so; None where it can."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
     each = settings.scaling.gpus_per_worker
     on_gpu = gpus[0].compute_capability if gpus and each != 0 else None
@@ -230,8 +230,6 @@ def lacking(training: Training, nodes: Sequence[Hardware]) -> str | None:
         return reason
     if settings.training.precision not in allowed:
         return f"this {'GPU' if on_gpu else 'CPU'} lacks {settings.training.precision}"
-    if (reason := training.unusable.get(settings.training.precision)) is not None:
-        return reason
     if each is None and 0 < len(gpus) < settings.scaling.fewest_workers:
         return f"there are {len(gpus)} GPUs for {settings.scaling.fewest_workers} workers"
     return None

@@ -74,7 +74,7 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
     assert len(data.held_out) == 5
     assert sorted(data.train.documents) == sorted(row["document"] for row in ROWS[5:])
     assert data.notes == ("5 documents left out that are held out, too",)
-    with pytest.raises(CorpusError, match="every document is in data.held_out_files"):
+    with pytest.raises(CorpusError, match=r"every document is in data.held_out_files"):
         of_files(first, held_out_files=[first])
     twice = of_files(write(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
     assert not set(twice.train.documents) & set(twice.held_out.documents)
@@ -109,9 +109,9 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="suffix says nothing"):
         of_files(write(tmp_path / "a.txt", ROWS))
     (tmp_path / "b.parquet").write_bytes(b"none")
-    with pytest.raises(CorpusError, match="b.parquet: .* damaged"):
+    with pytest.raises(CorpusError, match=r"b.parquet: .* damaged"):
         of_files(tmp_path / "b.parquet")
-    with pytest.raises(CorpusError, match="no-one.csv"):
+    with pytest.raises(CorpusError, match=r"no-one.csv"):
         of_files(tmp_path / "no-one.csv")
     with pytest.raises(ValueError, match="files are read with source = files"):
         DataSettings(files=(tmp_path / "a.txt",))
@@ -134,7 +134,7 @@ def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> Non
     found = everything(load(DataSettings(min_words=5)))
     expected = {f"{body}, {i}.\n\nAnd more.": (f"Do it {i}.",) for i in range(60)}
     assert found == {**expected, f"{body}.": ("Do it.",)}
-    with pytest.raises(CorpusError, match="data.min_words = 500"):
+    with pytest.raises(CorpusError, match=r"data.min_words = 500"):
         load(DataSettings(min_words=500))
 
 
@@ -143,13 +143,18 @@ def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both
     assert len(data.train) > 1500
     assert len(data.held_out) > 100
     assert not set(data.train.documents) & set(data.held_out.documents)
-    assert all(len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries)
+    assert all(
+        len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
+    )
     assert load(DataSettings()).identity == data.identity
 
 
 @pytest.mark.parametrize(
     ("name", "column", "sizes"),
-    [("dialogsum", "dialogue", (601, 500, 1500)), ("scitldr", "source", (1990, 618, 1967))],  # two are in both files
+    [
+        ("dialogsum", "dialogue", (601, 500, 1500)),
+        ("scitldr", "source", (1990, 618, 1967)),
+    ],  # two are in both files
 )
 def test_real_corpora_are_read_as_they_are(data_dir: Path, name, column, sizes) -> None:
     folder = data_dir / name

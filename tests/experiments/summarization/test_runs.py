@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from experiments.summarization import pipeline
-from experiments.summarization.pipeline import UNUSABLE
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
 from raypipe import commands, config
@@ -26,7 +25,6 @@ from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
-from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = PROJECT / "configs/summarization.yaml"
@@ -159,11 +157,14 @@ def test_short_of_memory_the_batch_is_halved_then_the_sources(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.training.precision=fp16", "train.training.precision = fp16: T5 overflows in it"),
+        (
+            "train.training.precision=fp16",
+            "train.training.precision = fp16: T5 and mT5 overflow in it",
+        ),
         ("model.vocabulary=200", "model.vocabulary = 200: the BPE trained here has 258"),
-        ("model=smal", "model = 'smal': is no size (small, t5_220m, mt5_1_2b)"),
+        ("model=./smal", "model = './smal': is no size (small, t5_220m, mt5_1_2b)"),
         ("data.document=body", "no column 'body'; there are: document, summary"),
-        ("data.files=[none.jsonl]", "none.jsonl: cannot be read"),
+        ("data.files=[none.jsonl]", "none.jsonl: there is no such file"),
         ("data.files=[]", "source = files with 0 files"),
         ("data.target_length=1", "data.target_length"),
     ],
@@ -232,6 +233,7 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
         ("data.prefix=tldr", {"tokenise", "train", "evaluate"}),
         ("data.source_length=32", {"tokenise", "train", "evaluate"}),
         ("data.held_out_share=0.2", {"tokenise", "train", "evaluate"}),
+        ("copying=false", {"train", "evaluate"}),
         ("label_smoothing=0.2", {"train", "evaluate"}),
         ("generation.beams=2", {"evaluate"}),
         ("generation.batch=2", set()),
@@ -257,7 +259,7 @@ def test_it_can_be_swept(tmp_path):
     rows = found(tmp_path, "trials")
     by_precision = rows.groupby("precision")["status"].agg(set).to_dict()
     assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
-    assert found(tmp_path, "recommendations")["stage"].tolist() == ["train"]
+    assert rows["parity"].max() < 0.05
 
 
 def test_fit_says_what_fits_and_why_fp16_does_not(tmp_path):
@@ -266,4 +268,4 @@ def test_fit_says_what_fits_and_why_fp16_does_not(tmp_path):
     by_precision = {row["precision"]: row for row in rows if "precision" in row}
     assert by_precision["fp32"]["micro_batch"] == 4
     assert by_precision["fp16"]["micro_batch"] is None
-    assert UNUSABLE["fp16"] in by_precision["fp16"]["note"]
+    assert "overflow" in by_precision["fp16"]["note"]

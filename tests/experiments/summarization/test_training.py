@@ -12,8 +12,8 @@ from torch import Tensor
 from experiments.summarization.model import END, PAD, T5, DecoderLayer, EncoderLayer, T5Settings
 from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
 from experiments.summarization.tokenise import pairs_path
-from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.tokens import Lengths as TokenLengths
+from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
 from raypipe.artifacts import write_arrow
 from raypipe.paths import RunDirectory
@@ -147,7 +147,7 @@ def test_cut_sources_still_end(run: RunDirectory) -> None:
 def test_sources_are_halved_until_they_are_short(run: RunDirectory) -> None:
     whole = SummarizationTask(
         SIZE, StoredPairs(run, "train", 4 * SHORTEST), StoredPairs(run, "held_out", 4 * SHORTEST),
-        label_smoothing=0.1, pretrained="a name",
+        label_smoothing=0.1, copying=True, pretrained="a name",
     )  # fmt: skip
     found = []
     shorter = whole.shortened()
@@ -156,7 +156,7 @@ def test_sources_are_halved_until_they_are_short(run: RunDirectory) -> None:
         assert str(each.data.source_length) in said
         assert each.held_out is not None
         assert each.held_out.source_length == each.data.source_length
-        assert (each.label_smoothing, each.pretrained, each.settings) == (0.1, "a name", SIZE)
+        assert (each.label_smoothing, each.copying, each.pretrained) == (0.1, True, "a name")
         found.append(each.data.source_length)
         shorter = each.shortened()
     assert found == [2 * SHORTEST, SHORTEST]
@@ -211,3 +211,16 @@ def test_texts_become_tokens_that_end_and_are_cut() -> None:
     assert cut.documents["source"].to_pylist()[0] == [*sources[0][: length - 1], END]
     assert cut.cut_targets == sum(len(ids) > 2 for ids in targets)
     assert {len(ids) for ids in cut.pairs["target"].to_pylist()} == {2}
+
+
+def test_what_is_attended_to_is_copied() -> None:
+    settings = SIZE.model_copy(update={"vocabulary": 20, "width": 64, "head_width": 32})
+    hits = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=True)
+        model = task.build_model()
+        token = torch.tensor([[2 + seed % 18]])
+        logits = model(token, torch.ones(1, 1, dtype=torch.bool), torch.tensor([[PAD]]))
+        hits += int(logits[0, 0].argmax() == token[0, 0])
+    assert hits >= 15
