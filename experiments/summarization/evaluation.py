@@ -97,6 +97,13 @@ def read_documents(run: RunDirectory) -> pa.Table:
         ) from error
 
 
+def load_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> T5:
+    """The trained model of a run, on the CPU, for evaluation."""
+    network = T5(model.sizes)
+    network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    return network.eval()
+
+
 def summarise(
     run: RunDirectory,
     model: ModelSettings,
@@ -106,9 +113,7 @@ def summarise(
 ) -> list[str]:
     """Task: what the trained model writes of some held-out documents, on a GPU if it has one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = T5(model.sizes)
-    network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
-    network.to(device).eval()
+    network = load_model(run, model, trial_id).to(device)
     sources = read_documents(run).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
     ids = generate(network, inputs.to(device), mask.to(device), generation)

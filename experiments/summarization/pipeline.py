@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from experiments.summarization.evaluation import evaluate
+from experiments.summarization.evaluation import evaluate, load_model
 from experiments.summarization.pairs import Data, load
-from experiments.summarization.settings import SummarizationSettings
+from experiments.summarization.settings import ModelSettings, SummarizationSettings
 from experiments.summarization.stored import RandomPairs, StoredPairs
-from experiments.summarization.tokenise import tokenise
+from experiments.summarization.tokenise import tokenise, tokenizer_of
 from experiments.summarization.training import SummarizationTask
 from raypipe.context import StageContext
 from raypipe.experiment import Stage, Unit
@@ -63,12 +63,28 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         evaluate(context, model, generation, training.name, on_gpu=on_gpu)
         context.finish(measuring)
 
+    def run_export(context: StageContext) -> None:
+        context.call("export", export_model, context.run, model, training.name)
+        context.say(f"the model and its tokenizer: {context.run.artifact('export')}")
+        context.finish(exporting)
+
+    exporting = Unit("export", {"train": trained})
+    export_stage = Stage("export", run_export, [exporting], ("train",), "one folder")
     return [
         hardware_stage(),
         Stage("tokenise", run_tokenise, [tokenising], ("hardware",), _cost(pairs)),
         training,
         Stage("evaluate", run_evaluate, [measuring], ("train",), _cost(pairs), on_gpu=on_gpu),
+        *([export_stage] if settings.export else []),
     ]
+
+
+def export_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> None:
+    """Task: the trained model of a run and its tokenizer, as ``transformers`` reads them."""
+    from experiments.summarization.pretrained import export
+
+    network = load_model(run, model, trial_id)
+    export(network, tokenizer_of(run).content, run, run.artifact("export"))
 
 
 def _task(settings: SummarizationSettings, run: RunDirectory | None) -> SummarizationTask:

@@ -137,6 +137,9 @@ class SummarizationSettings(Settings):
         )
     )
     generation: GenerationSettings = GenerationSettings()
+    export: bool = Field(
+        False, description="write the trained model as the library transformers reads it"
+    )
 
     @model_validator(mode="after")
     def _vocabulary_fits(self) -> SummarizationSettings:

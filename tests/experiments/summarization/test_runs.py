@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from experiments.summarization import pipeline
+from experiments.summarization.evaluation import load_model
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
 from raypipe import commands, config
@@ -134,6 +137,36 @@ def test_a_prefix_begins_every_document_and_what_is_cut_is_told(tmp_path, capsys
     table = read_arrow(directory, documents_path(directory))
     (text,) = tokenizer_of(directory).decode([table["source"][0].as_py()])
     assert text.startswith("summarize: Some words")
+
+
+def test_the_trained_model_is_exported_and_begun_with(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    given = [*corpus(tmp_path, 60), "train.training.epochs=1"]
+    assert run(tmp_path, *given, "export=true") == 0
+    directory = RunDirectory.at(tmp_path / "run")
+    folder = directory.artifact("export")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_model(directory, resolved(PLAIN, *SMALL, *given).settings.model, "train")
+    ids = tokenizer(["Some words come first."], return_tensors="pt")
+    begin = torch.tensor([[0, 5, 9]])
+    with torch.no_grad():
+        expected = theirs(**ids, decoder_input_ids=begin).logits
+        found_logits = ours(ids["input_ids"], ids["attention_mask"].bool(), begin)
+    torch.testing.assert_close(found_logits, expected, rtol=1e-4, atol=1e-4)
+    # and a run may begin with it: its sizes, its weights and its tokenizer
+    again = tmp_path / "again"
+    again.mkdir()
+    small = [f"model={folder}", "train.training.learning_rate=1e-9", *given]
+    request = Request("run", str(PLAIN), small, str(again / "run"), profile="cpu")
+    assert commands.run(request) == 0
+    after = RunDirectory.at(again / "run")
+    assert tokenizer_of(after).encode(["Then a node"]) == tokenizer_of(directory).encode(
+        ["Then a node"]
+    )
+    unchanged = load_file(after.model("train"))
+    for name, value in ours.state_dict().items():
+        torch.testing.assert_close(unchanged[name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_short_of_memory_the_batch_is_halved_then_the_sources(tmp_path, monkeypatch):
