@@ -129,12 +129,10 @@ def relative_buckets(distances: Tensor, buckets: int, furthest: int, *, causal: 
     and has them all for those before; an encoder halves them between before and after.
     """
     if causal:
-        offset = torch.zeros_like(distances)
-        distances = (-distances).clamp(min=0)
+        offset, distances = torch.zeros_like(distances), (-distances).clamp(min=0)
     else:
         buckets //= 2
-        offset = (distances > 0) * buckets
-        distances = distances.abs()
+        offset, distances = (distances > 0) * buckets, distances.abs()
     exact = buckets // 2
     # in single precision, as the reference implementation: at the edges of classes it matters
     share = torch.log(distances.clamp(min=1).float() / exact) / math.log(furthest / exact)
@@ -156,20 +154,22 @@ class RelativeBias(nn.Module):
 
     def forward(self, queries: int, keys: int) -> Tensor:
         """Biases ``[1, H, queries, keys]``; the queries are the last of the keys' positions."""
-        distances = torch.arange(1 - keys, queries, device=self.weight.device)
+        distances = torch.arange(1 - keys, queries + 1, device=self.weight.device)
         classes = relative_buckets(distances, len(self.weight), self.furthest, causal=self.causal)
-        # looked up once a distance, not once a pair: row q of the square begins at -q
-        return self.weight[classes].T.unfold(1, keys, 1).flip(1)[None]
+        # looked up once a distance, not once a pair: of equal rows, read as rows of one number
+        # less, each begins one distance further back
+        row = self.weight[classes].T.roll(1 - queries, dims=1)[:, None]
+        rows = row.expand(-1, queries, -1).flatten(1)[:, : queries * (queries + keys - 1)]
+        square: Tensor = rows.unflatten(1, (queries, -1))[None, ..., :keys]
+        return square
 
 
 @dataclass
 class LayerCache:
     """What a decoder layer remembers of ``N`` unfinished texts of ``B`` sources, ``N / B`` of each.
 
-    Attributes:
-        own: keys and values ``[N, H, t, e]`` of the texts so far.
-        source: those of the sources, ``[B, H, S, e]``.
-
+    ``own`` are keys and values ``[N, H, t, e]`` of the texts so far, ``source`` those of the
+    sources, ``[B, H, S, e]``.
     """
 
     own: tuple[Tensor, Tensor] | None = None
@@ -380,7 +380,7 @@ class T5(nn.Module):
         return bias.masked_fill(~seen, torch.finfo(bias.dtype).min)
 
     def _initialise(self) -> None:
-        """As the reference implementation (Mesh TensorFlow's Transformer, and its T5 settings).
+        """As the reference implementation, the Transformer of Mesh TensorFlow.
 
         Weights are normal with the inverse root of what they sum over. The root of ``head_width``
         that the products are not divided by is in the queries' weights. The output matrix of its

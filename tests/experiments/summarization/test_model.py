@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -308,6 +309,19 @@ def test_one_graph_holds_the_whole_model(settings: T5Settings) -> None:
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     logits = compiled(inputs, mask, targets)
     torch.testing.assert_close(logits, model(inputs, mask, targets))
+
+
+def test_two_graphs_serve_all_lengths() -> None:
+    """One of the first length, one of any."""
+    torch.compiler.reset()
+    model = lively(GATED.model_copy(update={"layers": 1, "decoder_layers": 1}))
+    graphs = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=graphs)
+    inputs, mask, targets = batch(GATED)
+    for source, target in ((14, 16), (9, 12), (12, 5), (7, 7)):
+        given = inputs[:, :source], mask[:, :source], targets[:, :target]
+        torch.testing.assert_close(compiled(*given), model(*given))
+    assert graphs.frame_count == 2
 
 
 @BOTH
