@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,29 +55,23 @@ def evaluate(
     summaries = _written(context, model, generation, trial_id, len(texts), on_gpu)
     written = {MODEL: summaries, **baselines}
     scores = {method: score(own, references) for method, own in written.items()}
+    rows: dict[str, dict[str, Any]] = {}
     for method, found in scores.items():
         means = dict(zip(MEASURES, found.mean(0).tolist(), strict=True))
-        row: dict[str, Any] = {"method": method, "documents": len(texts), **means}
-        row["words"] = count_words(written[method])
+        rows[method] = {"method": method, "documents": len(texts), **means}
+        rows[method]["words"] = count_words(written[method])
         if method != LEAD:
-            row |= over_lead(found - scores[LEAD])
-        context.ledger.put("measures", {method: row})
+            rows[method] |= over_lead(found - scores[LEAD])
         context.say(f"{method}: {', '.join(f'{k} {v:.4f}' for k, v in means.items())}")
-    row = context.ledger.get("measures", MODEL) or {}
-    context.say(
-        f"{MODEL} - {LEAD}: "
-        + ", ".join(
-            f"{name} {row[f'{name}_gain']:+.4f} [{row[f'{name}_gain_low']:+.4f}, "
-            f"{row[f'{name}_gain_high']:+.4f}]"
-            for name in MEASURES
-        )
-        + f" ({100 * _CONFIDENCE:.0f} % bootstrap intervals)"
-    )
+    context.ledger.put("measures", rows)
+    gains = ", ".join(_gain(rows[MODEL], name) for name in MEASURES)
+    context.say(f"{MODEL} - {LEAD}: {gains} ({_CONFIDENCE:.0%} bootstrap intervals)")
     shown = {
         str(number): {
             "document": texts[number],
             "references": references[number],
-            **{method.replace(" ", "_"): written[method][number] for method in (MODEL, LEAD)},
+            "summarizer": summaries[number],
+            "lead_sentence": baselines[LEAD][number],
             **dict(zip(MEASURES, scores[MODEL][number].tolist(), strict=True)),
         }
         for number in range(min(_SHOWN, len(texts)))
@@ -146,6 +140,11 @@ def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
         found[f"{name}_gain"] = float(column.mean())
         found |= {f"{name}_gain_low": float(low), f"{name}_gain_high": float(high)}
     return found
+
+
+def _gain(row: Mapping[str, Any], name: str) -> str:
+    gain, low, high = (row[f"{name}_gain{end}"] for end in ("", "_low", "_high"))
+    return f"{name} {gain:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def _written(

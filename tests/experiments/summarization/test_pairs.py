@@ -131,9 +131,11 @@ def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> Non
     ]
     records = [DocstringRecord("m", f"f{i}", "function", text) for i, text in enumerate(texts)]
     monkeypatch.setattr(pairs, "docstring_records", lambda: iter(records))
-    found = everything(load(DataSettings(min_words=5)))
+    data = load(DataSettings(min_words=5))
+    found = everything(data)
     expected = {f"{body}, {i}.\n\nAnd more.": (f"Do it {i}.",) for i in range(60)}
     assert found == {**expected, f"{body}.": ("Do it.",)}
+    assert load(DataSettings(min_words=2)).identity != data.identity
     with pytest.raises(CorpusError, match=r"data.min_words = 500"):
         load(DataSettings(min_words=500))
 
@@ -146,7 +148,6 @@ def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both
     assert all(
         len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
     )
-    assert load(DataSettings()).identity == data.identity
 
 
 @pytest.mark.parametrize(
