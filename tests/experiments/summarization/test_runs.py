@@ -102,6 +102,7 @@ def test_a_summariser_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     assert texts["rouge_l"].mean() == pytest.approx(own["rouge_l"], abs=0.2)
     steps = found(tmp_path, "steps")
     assert steps["loss"].iloc[-1] < 0.5 * steps["loss"].iloc[0]
+    assert (tmp_path / "run/report/figures/measures.svg").is_file()
     said = capsys.readouterr().out
     assert re.search(r"tokenise: train: \d+ documents, of which 0 are cut at 64 tokens", said)
     assert "summarizer - lead sentence: rouge_1 +" in said
