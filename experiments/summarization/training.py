@@ -20,7 +20,7 @@ MULTIPLE = 8
 #: tokens of a source below which it is not shortened any more
 SHORTEST = 64
 #: of what is copied, beside values of about one
-_COPY_SCALE = 3.0
+_COPY_SCALE = 2.0
 
 Pairs = StoredPairs | RandomPairs
 
@@ -145,7 +145,7 @@ class SummarizationTask(TrainTask):
 
 @torch.no_grad()
 def begin_as_copy(model: T5) -> None:
-    """Let the last cross-attention hand on what it reads, so that words of the source are written.
+    """Let cross-attention hand on what it reads, so that words of the source are written.
 
     Its values are the source's states turned by a random orthogonal matrix, its output turns them
     back. The states begin as the embeddings of the source, which are the output matrix, too, where
@@ -153,12 +153,13 @@ def begin_as_copy(model: T5) -> None:
     pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
     pointing is to be learned. From thousands of pairs copying is hardly learned otherwise.
     """
-    *_, last = (layer for layer in model.blocks if isinstance(layer, DecoderLayer))
-    attention = last.cross_attention
-    inner = attention.out.in_features
-    turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
-    attention.key_value.weight[inner:] = turn
-    attention.out.weight.copy_(_COPY_SCALE * turn.T)
+    for layer in model.blocks:
+        if isinstance(layer, DecoderLayer):
+            attention = layer.cross_attention
+            inner = attention.out.in_features
+            turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
+            attention.key_value.weight[inner:] = turn
+            attention.out.weight.copy_(_COPY_SCALE * turn.T)
 
 
 def pad(pairs: Sequence[Pair]) -> Batch:
