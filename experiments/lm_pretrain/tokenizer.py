@@ -19,7 +19,7 @@ Ids = NDArray[np.uint32]
 
 #: the token between two documents
 END_OF_TEXT = 0
-_END = "<|endoftext|>"
+END = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make_tokenizer(kind: Kind, texts: Sequence[str], vocabulary: int) -> TextTok
 
     """
     if kind == "bpe":
-        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=_END))
+        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=END))
     if kind == "characters":
         return TextTokenizer(kind, "".join(sorted(set().union(*texts))))
     return TextTokenizer(kind)
