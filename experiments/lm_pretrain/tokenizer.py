@@ -17,7 +17,7 @@ from raypipe.errors import ConfigError
 Kind = Literal["bpe", "characters", "bytes"]
 Ids = NDArray[np.uint32]
 
-#: the token between two documents
+#: the token between two documents, and how a BPE spells it
 END_OF_TEXT = 0
 END = "<|endoftext|>"
 
