@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
@@ -93,7 +93,7 @@ def make_case(name: str, model: LmSettings, folder: TokenFolder, steps: int) -> 
 def measure(
     contenders: dict[str, tuple[Contender, Case]], rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """A row for each round and contender; ``loss`` is the mean of those logged about steps 10, 20 ..."""
+    """A row for each round and contender; ``loss`` is the median of the logged ones."""
     names, cpu = list(contenders), torch.device("cpu")
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
@@ -103,7 +103,7 @@ def measure(
             contender, case = contenders[name]
             row, losses = run(contender, case, cpu, LOG_EVERY, GpuUtilisation(cpu))
             # nanoGPT logs steps 1, 11 and so on, raypipe 10, 20
-            row["loss"] = mean(each.loss for each in losses if 5 < each.first < case.steps - 5)
+            row["loss"] = median(each.loss for each in losses if 5 < each.first < case.steps - 5)
             rows.append({"round": number, "contender": name, **row})
             typer.echo(f"{number} {name}: {row['units_per_s']:.0f} tokens/s")
     return rows
