@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from raypipe.settings import Settings
 
 _INITIAL_STD = 0.02
-_NORM_EPSILON = 1e-5
+NORM_EPSILON = 1e-5
 
 
 class LmSettings(Settings):
@@ -268,5 +268,5 @@ class LanguageModel(nn.Module):
 
 def _norm(settings: LmSettings) -> nn.Module:
     if settings.norm == "rms":
-        return nn.RMSNorm(settings.width, eps=_NORM_EPSILON)
-    return nn.LayerNorm(settings.width, eps=_NORM_EPSILON, bias=False)
+        return nn.RMSNorm(settings.width, eps=NORM_EPSILON)
+    return nn.LayerNorm(settings.width, eps=NORM_EPSILON, bias=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.lm_pretrain.evaluation import evaluate
+from experiments.lm_pretrain.export import export
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.packed import PackedTokens
 from experiments.lm_pretrain.sampling import sample
@@ -49,6 +50,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
             return random_task(run)
         folder = run_folder(run)
         folder.check()
+        folder.tokenizer().encode(settings.sample.prompt)  # refused now, not after the training
         return LanguageModelTask(
             _of_run(run, settings),
             PackedTokens(folder, "train", model.context),
@@ -64,6 +66,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
     trained = {"train": fingerprint(training.units[0].identity)}
     measuring = Unit("evaluate", trained)
     sampling = Unit("sample", {**trained, "sample": settings.sample.model_dump(mode="json")})
+    exporting = Unit("export", trained)
     on_gpu = settings.train.scaling.gpus_per_worker != 0
 
     def run_tokenise(context: StageContext) -> None:
@@ -79,14 +82,24 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
         sample(context, found, training.name, settings.sample, on_gpu=on_gpu)
         context.finish(sampling)
 
+    def run_export(context: StageContext) -> None:
+        folder = context.run.artifact("export", "hf")
+        found = _of_run(context.run, settings)
+        context.call("export", export, context.run, found, training.name, folder)
+        context.say(f"for AutoModelForCausalLM.from_pretrained: {folder}")
+        context.finish(exporting)
+
     tokens = f"at most {settings.sample.tokens} tokens"
-    return [
+    everything = [
         hardware_stage(),
         Stage("tokenise", run_tokenise, [tokenising], ("hardware",), "the whole text"),
         training,
         Stage("evaluate", run_evaluate, [measuring], ("train",), "held-out text", on_gpu=on_gpu),
         Stage("sample", run_sample, [sampling], ("train",), tokens, on_gpu=on_gpu),
     ]
+    if settings.export:
+        everything.append(Stage("export", run_export, [exporting], ("train",), "the model's files"))
+    return everything
 
 
 def _of_run(run: RunDirectory, settings: PretrainingSettings) -> LmSettings:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
 from raypipe.datasets.bpe import FEWEST_TOKENS
@@ -104,6 +105,7 @@ class PretrainingSettings(Settings):
         loader=LoaderSettings(prefetch=4),
     )
     sample: SampleSettings = SampleSettings()
+    export: bool = Field(False, description="write the trained model for Hugging Face's library")
 
     @model_validator(mode="after")
     def _vocabulary_fits(self) -> PretrainingSettings:
@@ -112,5 +114,16 @@ class PretrainingSettings(Settings):
             raise ValueError(
                 f"model.vocabulary = {vocabulary}: a byte-level BPE has {FEWEST_TOKENS} or more; "
                 "raise it or set data.tokens=bytes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_exported(self) -> PretrainingSettings:
+        if self.export:
+            check_exportable(self.model)
+        if self.export and self.data.source == "random":
+            raise ValueError(
+                "export = true with data.source = random: there is no tokenizer; train on text or "
+                "leave export out"
             )
         return self

@@ -17,9 +17,9 @@ from raypipe.errors import ConfigError
 Kind = Literal["bpe", "characters", "bytes"]
 Ids = NDArray[np.uint32]
 
-#: the token between two documents
+#: the token between two documents, and how a BPE spells it
 END_OF_TEXT = 0
-_END = "<|endoftext|>"
+END = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def make_tokenizer(kind: Kind, texts: Sequence[str], vocabulary: int) -> TextTok
 
     """
     if kind == "bpe":
-        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=_END))
+        return TextTokenizer(kind, train_bpe(texts, vocabulary, special=[END]))
     if kind == "characters":
         return TextTokenizer(kind, "".join(sorted(set().union(*texts))))
     return TextTokenizer(kind)

@@ -13,19 +13,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from experiments.transformer.data import Data, Kind, Split, is_text, make_target
-from experiments.transformer.files import (
+from experiments.transformer.settings import DataSettings
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.docstrings import docstring_records
+from raypipe.datasets.rows import (
     check_column,
-    fingerprint,
+    checksum,
+    held_out,
     is_npz,
-    kept_for_test,
     read_arrays,
     read_rows,
     text_hashes,
 )
-from experiments.transformer.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import docstring_records
-from raypipe.identity import fingerprint as fingerprint_of
+from raypipe.identity import fingerprint
 
 _TARGET = "target"
 
@@ -57,9 +57,9 @@ def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
         )
     names, packages, documents = (list(column) for column in zip(*kept, strict=True))
     rows = pa.table({"text": pa.array(documents, pa.large_string()), _TARGET: packages})
-    identity = {"content": fingerprint_of([documents, packages])}
+    identity = {"content": fingerprint([documents, packages])}
     source = "the standard library"
-    mask = kept_for_test(text_hashes(names), settings.test_share, source)
+    mask = held_out(text_hashes(names), settings.test_share, source, "data.test_share")
     return _data(_divided(rows, mask), identity, settings, kind, f"{source}: the package")
 
 
@@ -72,11 +72,11 @@ def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
 
     """
     path = Path(settings.file or "")
-    identity = {"file": fingerprint(path)}
+    identity = {"file": checksum(path, "data.file")}
     notes: list[str] = []
     rows = _read(path, settings, notes)
     if settings.test_file is not None:
-        identity["test_file"] = fingerprint(settings.test_file)
+        identity["test_file"] = checksum(settings.test_file, "data.test_file")
         test = _read(settings.test_file, settings, notes)
         if test.column_names != rows.column_names:
             raise CorpusError(
@@ -86,7 +86,7 @@ def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
     else:
         inputs = rows.column(0).to_pylist()
         texts = inputs if is_text(rows.column(0).type) else [str(ids) for ids in inputs]
-        mask = kept_for_test(text_hashes(texts), settings.test_share, str(path))
+        mask = held_out(text_hashes(texts), settings.test_share, str(path), "data.test_share")
         parts = _divided(rows, mask)
     source = f"{path}: {settings.label!r}" if "text" in rows.column_names else f"{path}: target"
     return _data(parts, identity, settings, kind, source, tuple(notes))

@@ -21,9 +21,9 @@ from experiments.transformer.data import (
     is_text,
     make_target,
 )
-from experiments.transformer.files import check_column, fingerprint, kept_for_test, table_of
 from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.rows import check_column, checksum, held_out, table_of
 
 Column = Numeric | Category
 #: a standardised value beyond it is a damaged file, and nears what single precision holds
@@ -39,7 +39,7 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
 
     """
     path, target = Path(settings.file or ""), str(settings.target)
-    identity = {"file": fingerprint(path)}
+    identity = {"file": checksum(path, "data.file")}
     table = table_of(path)
     for name in (target, *settings.ignore):
         check_column(table, name, path)
@@ -51,10 +51,10 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
         _check_flat(table, path)
         hashed = pd.util.hash_pandas_object(table.to_pandas(), index=False)
         hashes = np.asarray(hashed, np.uint64)
-        mask = kept_for_test(hashes, settings.test_share, str(path))
+        mask = held_out(hashes, settings.test_share, str(path), "data.test_share")
         train, test = table.filter(pa.array(~mask)), table.filter(pa.array(mask))
     else:
-        identity["test_file"] = fingerprint(settings.test_file)
+        identity["test_file"] = checksum(settings.test_file, "data.test_file")
         train, test = table, table_of(settings.test_file)
         for name in table.column_names:
             check_column(test, name, settings.test_file)

@@ -8,23 +8,26 @@ from functools import lru_cache
 import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-#: the 256 bytes and the special token
+#: the 256 bytes and one special token
 FEWEST_TOKENS = 257
 
 
 def train_bpe(
-    texts: Iterable[str], vocabulary: int, length: int | None = None, special: str = "[PAD]"
+    texts: Iterable[str],
+    vocabulary: int,
+    length: int | None = None,
+    special: Sequence[str] = ("[PAD]",),
 ) -> str:
-    """A tokenizer of these texts as JSON of the library ``tokenizers``; 0 is the special token.
+    """A tokenizer of these texts as JSON of the library ``tokenizers``; special tokens come first.
 
     Merges of bytes (Radford et al. 2019, Language models are unsupervised multitask learners,
     section 2.2): no text is without tokens of its own.
 
     Args:
         texts: what it is trained on.
-        vocabulary: token ids at most, from 257; few texts give fewer.
+        vocabulary: token ids at most, from 256 and the special ones; few texts give fewer.
         length: tokens of a text, the rest is cut; None for whole texts.
-        special: the one token that is no text, by default the padding.
+        special: the tokens that are no text, 0, 1, ...; by default the padding.
 
     """
     tokenizer = Tokenizer(models.BPE())
@@ -32,7 +35,7 @@ def train_bpe(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[special],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

@@ -6,6 +6,7 @@ import ast
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +72,16 @@ def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
         CorpusError: no Python sources there, or one that does not parse.
 
     """
-    folder = root or Path(sysconfig.get_path("stdlib"))
+    return _read(root) if root is not None else iter(_standard_library())
+
+
+@lru_cache(maxsize=1)
+def _standard_library() -> tuple[DocstringRecord, ...]:
+    """Kept, for it takes seconds, and every point of a sweep may ask for it."""
+    return tuple(_read(Path(sysconfig.get_path("stdlib"))))
+
+
+def _read(folder: Path) -> Iterator[DocstringRecord]:
     found = [
         (_module_name(path.relative_to(folder)), path)
         for path in folder.rglob("*.py")

@@ -19,12 +19,13 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     if step < warmup:
         return phase.learning_rate * (step + 1) / warmup
     done = (step - warmup) / max(1, phase.steps - warmup)
-    factor = {
+    left = {
         "constant": 1.0,
         "linear": 1.0 - done,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
     }[training.schedule]
-    return phase.learning_rate * factor
+    floor = training.min_lr_ratio
+    return phase.learning_rate * (floor + (1.0 - floor) * left)
 
 
 def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int]]:

@@ -64,6 +64,9 @@ class TrainingSettings(Settings):
         0, ge=0, description="linear warm-up from zero, in steps; below 1 a share of all steps"
     )
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after it")
+    min_lr_ratio: float = Field(
+        0.0, ge=0, le=1, description="where linear and cosine end, as a share of the peak rate"
+    )
     log_every: PositiveInt = Field(10, description="a row in `steps` every so many steps")
     eval_every: PositiveInt | None = Field(None, description="evaluate every so many steps")
     eval_batch: PositiveInt | None = Field(

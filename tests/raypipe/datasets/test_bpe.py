@@ -29,3 +29,12 @@ def test_what_is_frequent_is_merged_and_what_is_long_is_cut() -> None:
 def test_the_fewest_tokens_are_bytes() -> None:
     (tokens,) = token_lists(train_bpe(TEXTS, FEWEST_TOKENS, 99), ["the café"]).to_pylist()
     assert len(tokens) == len("the café".encode())
+
+
+def test_special_tokens_come_first_and_are_no_text() -> None:
+    content = train_bpe(TEXTS, 300, special=("<pad>", "</s>"))
+    (tokens,) = token_lists(content, ["<pad> the cat</s>"]).to_pylist()
+    assert min(tokens) > 1
+    tokenizer = Tokenizer.from_str(content)
+    assert [tokenizer.id_to_token(number) for number in (0, 1)] == ["<pad>", "</s>"]
+    assert tokenizer.decode(tokens) == "<pad> the cat</s>"

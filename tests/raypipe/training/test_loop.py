@@ -185,9 +185,10 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
     assert first == again != other
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.1])
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_learning_rates_follow_their_closed_forms(schedule: Any) -> None:
-    training = TrainingSettings(warmup_steps=4, schedule=schedule)
+def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -> None:
+    training = TrainingSettings(warmup_steps=4, schedule=schedule, min_lr_ratio=floor)
     phase = Phase("p", 14, 1, 0.2)
     rates = [learning_rate(training, phase, step) for step in range(14)]
     assert rates[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
@@ -196,8 +197,9 @@ def test_learning_rates_follow_their_closed_forms(schedule: Any) -> None:
         "linear": lambda done: 1 - done,
         "cosine": lambda done: math.cos(math.pi * done / 2) ** 2,
     }[schedule]
-    assert rates[4:] == pytest.approx([0.2 * form(n / 10) for n in range(10)])
-    assert min(rates) > 0
+    expected = [floor * 0.2 + (1 - floor) * 0.2 * form(n / 10) for n in range(10)]
+    assert rates[4:] == pytest.approx(expected)
+    assert min(rates) > floor * 0.2
     short = [learning_rate(training, Phase("p", 2, 1, 1.0), step) for step in range(2)]
     assert short == [0.5, 1.0]
 

@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables, and which rows are kept for the test."""
+"""Files of rows as Arrow tables, and which rows are held out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BLOCK = 2**26
 _SHARES = 10_000
 
 
-def fingerprint(path: Path) -> str:
-    """The SHA-256 of a file. Raises CorpusError: it is not there."""
+def checksum(path: Path, key: str) -> str:
+    """The SHA-256 of a file that ``key`` names. Raises CorpusError: it is not there."""
     if not path.is_file():
-        raise CorpusError(f"{path}: there is no such file; see data.file and data.test_file")
+        raise CorpusError(f"{path}: there is no such file; see {key}")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -113,8 +113,14 @@ def text_hashes(texts: list[str]) -> NDArray[np.uint64]:
     return np.frombuffer(digests, "<u8")
 
 
-def kept_for_test(hashes: NDArray[np.uint64], share: float, source: str) -> NDArray[np.bool_]:
-    """Which rows are for the test: equal rows are on the same side.
+def held_out(hashes: NDArray[np.uint64], share: float, source: str, key: str) -> NDArray[np.bool_]:
+    """Which rows are held out: equal rows are on the same side.
+
+    Args:
+        hashes: of the rows.
+        share: of the rows, about.
+        source: what an error names.
+        key: the setting that holds the share.
 
     Raises:
         CorpusError: all are on one side.
@@ -123,7 +129,7 @@ def kept_for_test(hashes: NDArray[np.uint64], share: float, source: str) -> NDAr
     mask: NDArray[np.bool_] = hashes % np.uint64(_SHARES) < round(share * _SHARES)
     if mask.all() or not mask.any():
         raise CorpusError(
-            f"{source}: of {len(mask)} rows {int(mask.sum())} are drawn for the test; give more "
-            "rows, another data.test_share or data.test_file"
+            f"{source}: of {len(mask)} rows {int(mask.sum())} are held out; give more "
+            f"rows, another {key} or a file of their own"
         )
     return mask

@@ -1,0 +1,207 @@
+"""The trained model as Hugging Face's ``transformers`` reads it, with its tokenizer.
+
+A directory that ``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer.from_pretrained``
+open; the logits and the tokens are equal. To write it takes no ``transformers``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+
+from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
+from experiments.lm_pretrain.shards import run_folder
+from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
+from raypipe.paths import RunDirectory
+
+_LLAMA = ("rms", "rotary", "swiglu")
+_GPT2 = ("layer", "learned", "gelu")
+
+
+def check_exportable(settings: LmSettings) -> None:
+    """Refuse parts that are together in no architecture of the library.
+
+    Raises:
+        ValueError: with the keys that decide.
+
+    """
+    if _parts(settings) not in (_LLAMA, _GPT2):
+        norm, positions, mlp = _parts(settings)
+        raise ValueError(
+            f"export: model.norm = {norm}, model.positions = {positions} and model.mlp = {mlp} are "
+            "together in no architecture; export rms, rotary and swiglu (LlamaForCausalLM) or "
+            "layer, learned and gelu (GPT2LMHeadModel), or leave export out"
+        )
+
+
+def export(run: RunDirectory, settings: LmSettings, trial_id: str, folder: str) -> None:
+    """Task: write a run's model and tokenizer to a folder of its directory.
+
+    Raises:
+        ValueError: what :func:`check_exportable` raises.
+        DamagedError: the tokenizer.
+
+    """
+    check_exportable(settings)
+    state = load_tensors(run.read(run.model(trial_id)))
+    tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
+    tokenizer = run_folder(run).tokenizer()
+    files = {
+        "model.safetensors": save_tensors(tensors, metadata={"format": "pt"}),
+        "config.json": _json(architecture(settings)),
+        "tokenizer.json": library_tokenizer(tokenizer).to_str().encode(),
+        "tokenizer_config.json": _json(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "bos_token": END,
+                "eos_token": END,
+                "model_max_length": settings.context,
+                "clean_up_tokenization_spaces": False,
+                # the end of a text that is spelled out in a text is text
+                "split_special_tokens": True,
+            }
+        ),
+    }
+    for name, content in files.items():
+        run.write(f"{folder}/{name}", content)
+
+
+def architecture(settings: LmSettings) -> dict[str, Any]:
+    """What ``config.json`` says of the model."""
+    s = settings
+    common = {
+        "vocab_size": s.vocabulary,
+        "tie_word_embeddings": s.tied,
+        "bos_token_id": END_OF_TEXT,
+        "eos_token_id": END_OF_TEXT,
+    }
+    if _parts(s) == _LLAMA:
+        return common | {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": s.width,
+            "intermediate_size": s.feed_forward,
+            "num_hidden_layers": s.layers,
+            "num_attention_heads": s.heads,
+            "num_key_value_heads": s.heads,
+            "max_position_embeddings": s.context,
+            "hidden_act": "silu",
+            "rms_norm_eps": NORM_EPSILON,
+            # the name up to version 4, and the one from 5 on
+            "rope_theta": s.rope_base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_base},
+            "attention_bias": False,
+            "attention_dropout": s.dropout,
+            "mlp_bias": False,
+        }
+    return common | {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": s.width,
+        "n_inner": s.feed_forward,
+        "n_layer": s.layers,
+        "n_head": s.heads,
+        "n_positions": s.context,
+        "activation_function": "gelu",
+        "layer_norm_epsilon": NORM_EPSILON,
+        "embd_pdrop": s.dropout,
+        "attn_pdrop": s.dropout,
+        "resid_pdrop": s.dropout,
+    }
+
+
+def renamed(state: Mapping[str, Tensor], settings: LmSettings) -> dict[str, Tensor]:
+    """The weights of a model by the library's names."""
+    return (_llama if _parts(settings) == _LLAMA else _gpt2)(state, settings.layers)
+
+
+def library_tokenizer(tokenizer: TextTokenizer) -> Tokenizer:
+    """A tokenizer as the library ``tokenizers`` has it.
+
+    One of characters leaves out those that it does not know, where ours refuses them.
+    """
+    if tokenizer.kind == "bpe":
+        return Tokenizer.from_str(tokenizer.content)
+    if tokenizer.kind == "bytes":
+        letters = _byte_letters()
+        found = Tokenizer(models.BPE({END: END_OF_TEXT} | {c: b + 1 for b, c in letters}, []))
+        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        found.decoder = decoders.ByteLevel()
+    else:
+        places = {character: n for n, character in enumerate(tokenizer.content, start=1)}
+        found = Tokenizer(models.BPE({END: END_OF_TEXT} | places, []))
+        found.decoder = decoders.Fuse()
+    found.add_special_tokens([END])
+    return found
+
+
+def _parts(settings: LmSettings) -> tuple[str, str, str]:
+    return settings.norm, settings.positions, settings.mlp
+
+
+def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    found = {"model.embed_tokens.weight": state["embedding.weight"]}
+    for n in range(layers):
+        ours, theirs = f"layers.{n}.", f"model.layers.{n}."
+        queries, keys, values = state[f"{ours}attention.query_key_value.weight"].chunk(3)
+        gate, up = state[f"{ours}feed_forward.up.weight"].chunk(2)
+        parts = {
+            "input_layernorm": state[f"{ours}norm_attention.weight"],
+            "self_attn.q_proj": queries,
+            "self_attn.k_proj": keys,
+            "self_attn.v_proj": values,
+            "self_attn.o_proj": state[f"{ours}attention.out.weight"],
+            "post_attention_layernorm": state[f"{ours}norm_feed_forward.weight"],
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": state[f"{ours}feed_forward.down.weight"],
+        }
+        found |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
+    return found | {"model.norm.weight": state["norm.weight"]} | _head(state)
+
+
+def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    """GPT-2 has its matrices the other way round, and biases everywhere, which are zero here."""
+    found = {
+        "transformer.wte.weight": state["embedding.weight"],
+        "transformer.wpe.weight": state["positions.weight"],
+    }
+    norms = {"transformer.ln_f": state["norm.weight"]}
+    matrices = {}
+    for n in range(layers):
+        ours, theirs = f"layers.{n}.", f"transformer.h.{n}."
+        norms[f"{theirs}ln_1"] = state[f"{ours}norm_attention.weight"]
+        norms[f"{theirs}ln_2"] = state[f"{ours}norm_feed_forward.weight"]
+        matrices[f"{theirs}attn.c_attn"] = state[f"{ours}attention.query_key_value.weight"]
+        matrices[f"{theirs}attn.c_proj"] = state[f"{ours}attention.out.weight"]
+        matrices[f"{theirs}mlp.c_fc"] = state[f"{ours}feed_forward.up.weight"]
+        matrices[f"{theirs}mlp.c_proj"] = state[f"{ours}feed_forward.down.weight"]
+    for name, weight in {**norms, **matrices}.items():
+        found[f"{name}.weight"] = weight.T if name in matrices else weight
+        found[f"{name}.bias"] = weight.new_zeros(len(weight))
+    return found | _head(state)
+
+
+def _head(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The output matrix, where it is not that of the embedding."""
+    return {"lm_head.weight": state["head.weight"]} if "head.weight" in state else {}
+
+
+def _byte_letters() -> list[tuple[int, str]]:
+    """Each byte with the letter that stands for it in a byte-level BPE (Radford et al. 2019).
+
+    Printable bytes of Latin-1 are themselves, the others the letters from U+0100 on.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [(byte, chr(byte if byte in printable else next(others))) for byte in range(256)]
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

@@ -1,0 +1,180 @@
+"""Training of the summariser: the mean cross-entropy of each token of a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from experiments.summarization.model import PAD, T5, DecoderLayer, T5Settings, flops_per_sample
+from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
+from raypipe.training.task import Loss, StepContext, TrainTask
+
+#: a batch is padded to a multiple: matrix units take so many values at a time
+MULTIPLE = 8
+#: tokens of a source below which it is not shortened any more
+SHORTEST = 64
+#: of what is copied, beside values of about one
+_COPY_SCALE = 2.0
+
+Pairs = StoredPairs | RandomPairs
+
+
+class Batch(NamedTuple):
+    """A padded batch.
+
+    Attributes:
+        inputs: the sources, int64 ``[B, S]``.
+        mask: where there is a source, bool ``[B, S]``.
+        decoder_inputs: the targets but for their ends, after a padding, int64 ``[B, T]``.
+        targets: int64 ``[B, T]``, with padding where there is none.
+
+    """
+
+    inputs: Tensor
+    mask: Tensor
+    decoder_inputs: Tensor
+    targets: Tensor
+
+
+class SummarizationTask(TrainTask):
+    """A summary, token by token; a sample is a source and its target, int64, each ended.
+
+    The evaluation's ``cross_entropy`` is that of the held-out references without smoothing.
+    """
+
+    counts = "tokens"
+
+    def __init__(
+        self,
+        settings: T5Settings,
+        data: Pairs,
+        held_out: Pairs | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        copying: bool = False,
+        pretrained: str | None = None,
+    ) -> None:
+        self.settings = settings
+        self.data = data
+        self.held_out = held_out
+        self.label_smoothing = label_smoothing
+        self.copying = copying
+        self.pretrained = pretrained
+
+    def build_model(self) -> T5:
+        """The T5 of the settings, with the weights of the pretrained one if there is one."""
+        model = T5(self.settings)
+        if self.pretrained is not None:
+            from experiments.summarization.pretrained import load_pretrained
+
+            load_pretrained(self.pretrained, model)
+        elif self.copying:
+            begin_as_copy(model)
+        return model
+
+    def metadata(self) -> Mapping[str, str]:
+        """The settings of the model."""
+        return {"model": self.settings.model_dump_json()}
+
+    def build_dataset(self) -> Dataset[Pair]:
+        """The pairs to train on."""
+        return self.data
+
+    def build_eval_dataset(self) -> Dataset[Pair] | None:
+        """The held-out pairs."""
+        return self.held_out
+
+    def lengths(self) -> Tensor:
+        """Tokens of each training sample, source and target, int64 ``[samples]``."""
+        return self.data.lengths().sum(1)
+
+    def shortened(self) -> tuple[SummarizationTask, str] | None:
+        """The same with sources of half the length, and what it is; None where they are short."""
+        length = self.data.source_length // 2
+        if length < SHORTEST:
+            return None
+        held_out = self.held_out
+        shorter = SummarizationTask(
+            self.settings,
+            replace(self.data, source_length=length),
+            None if held_out is None else replace(held_out, source_length=length),
+            label_smoothing=self.label_smoothing,
+            copying=self.copying,
+            pretrained=self.pretrained,
+        )
+        return shorter, f"sources of at most {length} tokens"
+
+    def collate(self) -> Callable[[list[Pair]], Batch]:
+        """Pairs are padded to the longest of the batch."""
+        return pad
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The layers of the encoder and the decoder."""
+        inner = next(module for module in model.modules() if isinstance(module, T5))
+        return list(inner.blocks)
+
+    def flops_per_sample(self, model: nn.Module) -> float:
+        """As the model counts them, of a pair of mean lengths."""
+        del model
+        source, target = self.data.lengths().double().mean(0).round().int().tolist()
+        return float(flops_per_sample(self.settings, source, target))
+
+    def loss(self, model: nn.Module, batch: Batch, context: StepContext) -> Loss:
+        """The cross-entropy of the targets in nats, summed over their tokens."""
+        del context
+        logits = model(batch.inputs, batch.mask, batch.decoder_inputs).flatten(0, 1)
+        if logits.dtype != torch.float64:  # under autocast they are of half precision
+            logits = logits.float()
+        targets = batch.targets.flatten()
+        weight = (targets != PAD).sum()
+        smoothing = self.label_smoothing
+        total = F.cross_entropy(
+            logits, targets, ignore_index=PAD, reduction="sum", label_smoothing=smoothing
+        )
+        if not smoothing:
+            return Loss(total, weight)
+        plain = F.cross_entropy(logits.detach(), targets, ignore_index=PAD, reduction="sum")
+        return Loss(total, weight, {"cross_entropy": plain})
+
+
+@torch.no_grad()
+def begin_as_copy(model: T5) -> None:
+    """Let cross-attention hand on what it reads, so that words of the source are written.
+
+    Its values are the source's states turned by a random orthogonal matrix, its output turns them
+    back. The states begin as the embeddings of the source, which are the output matrix, too, where
+    the model is tied: what the attention points at becomes probable, as by the copying of a
+    pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
+    pointing is to be learned. From thousands of pairs copying is hardly learned otherwise.
+    """
+    for layer in model.blocks:
+        if isinstance(layer, DecoderLayer):
+            attention = layer.cross_attention
+            inner = attention.out.in_features
+            turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
+            attention.key_value.weight[inner:] = turn
+            attention.out.weight.copy_(_COPY_SCALE * turn.T)
+
+
+def pad(pairs: Sequence[Pair]) -> Batch:
+    """Sources and targets as a batch, each as long as its longest, up to a multiple of eight."""
+    sources, targets = zip(*pairs, strict=True)
+    labels = _padded(targets)
+    return Batch(*pad_sources(sources), F.pad(labels[:, :-1], (1, 0), value=PAD), labels)
+
+
+def pad_sources(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sources as inputs and mask of a batch."""
+    inputs = _padded(sources)
+    return inputs, inputs != PAD
+
+
+def _padded(parts: Sequence[Tensor]) -> Tensor:
+    length = -(-max(len(part) for part in parts) // MULTIPLE) * MULTIPLE
+    return torch.stack([F.pad(part, (0, length - len(part)), value=PAD) for part in parts])

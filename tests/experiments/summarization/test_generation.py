@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.summarization.generation import GenerationSettings, generate
+from experiments.summarization.model import END, PAD, T5, T5Settings
+from tests.experiments.summarization.references import BOTH, GATED, PLAIN, batch, library_model
+from tests.experiments.summarization.references import lively as unending
+
+
+def lively(settings: T5Settings, seed: int = 0) -> T5:
+    """One whose texts end now and then."""
+    model = unending(settings, seed)
+    with torch.no_grad():
+        model.decoder_bias.weight.mul_(3)
+        (model.embedding if model.head is None else model.head).weight[END].mul_(1.5)
+    return model
+
+
+def _sources(settings: T5Settings, number: int = 12) -> tuple[Tensor, Tensor]:
+    parts = [batch(settings, seed)[:2] for seed in range(number // 3)]
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([mask for _, mask in parts])
+
+
+def _library_texts(
+    reference: Any, inputs: Tensor, mask: Tensor, settings: GenerationSettings
+) -> list[list[int]]:
+    texts = reference.generate(
+        input_ids=inputs,
+        attention_mask=mask.long(),
+        num_beams=settings.beams,
+        max_new_tokens=settings.length,
+        length_penalty=settings.length_penalty,
+        no_repeat_ngram_size=settings.no_repeat_ngram,
+        early_stopping=False,
+        do_sample=False,
+        use_cache=False,  # theirs has a layer for each of the encoder's
+        decoder_start_token_id=PAD,
+        pad_token_id=PAD,
+        eos_token_id=END,
+    ).tolist()
+    return [[token for token in text if token not in (PAD, END)] for text in texts]
+
+
+@BOTH
+@pytest.mark.parametrize("beams", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("penalty", "ngram"), [(1.0, 0), (0.0, 0), (2.0, 2), (-1.0, 1), (0.6, 3), (1.0, 2)]
+)
+def test_texts_are_those_of_transformers(
+    settings: T5Settings, beams: int, penalty: float, ngram: int
+) -> None:
+    how = GenerationSettings(
+        beams=beams, length=12, length_penalty=penalty, no_repeat_ngram=ngram, batch=5
+    )
+    lengths = set()
+    for seed in range(3):
+        model, (inputs, mask) = lively(settings, seed), _sources(settings)
+        texts = generate(model, inputs, mask, how)
+        assert texts == _library_texts(library_model(model), inputs, mask, how)
+        lengths |= {len(text) for text in texts}
+    assert len(lengths) > 2  # some end, at different lengths
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_summary_does_not_depend_on_the_other_texts(beams: int) -> None:
+    model, (inputs, mask) = lively(GATED), _sources(GATED)
+    how = GenerationSettings(beams=beams, length=10, batch=12)
+    together = generate(model, inputs, mask, how)
+    assert generate(model, inputs, mask, how.model_copy(update={"batch": 1})) == together
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(0))
+    mixed = generate(model, inputs[order], mask[order], how.model_copy(update={"batch": 5}))
+    assert mixed == [together[place] for place in order.tolist()]
+
+
+def test_greedy_writes_the_most_probable_token_each_time() -> None:
+    model, (inputs, mask) = lively(PLAIN), _sources(PLAIN, 3)
+    how = GenerationSettings(length=8)
+    for row, text in enumerate(generate(model, inputs, mask, how)):
+        tokens = [PAD]
+        while len(tokens) <= 8 and tokens[-1] != END:
+            logits = model(inputs[row : row + 1], mask[row : row + 1], torch.tensor([tokens]))
+            tokens.append(int(logits[0, -1].argmax()))
+        assert text == [token for token in tokens if token not in (PAD, END)]
+
+
+def test_as_many_beams_as_texts_find_the_best_of_all() -> None:
+    """Every text of at most two tokens is a candidate, and their worths are enumerated."""
+    settings = PLAIN.model_copy(update={"vocabulary": 5})
+    for seed in range(4):
+        model, (inputs, mask) = lively(settings, seed), _sources(settings, 3)
+        # without END first, of which only the first beams of a step may be finished
+        how = GenerationSettings(beams=5, length=2, length_penalty=0.0)
+        found = generate(model, inputs, mask, how)
+        for row, text in enumerate(found):
+            worths = {}
+            for first in range(5):
+                prefix = torch.tensor([[PAD, first]])
+                logits = model(inputs[row : row + 1], mask[row : row + 1], prefix)[0].detach()
+                chances = logits.float().log_softmax(-1)
+                if first == END:
+                    worths[(END,)] = chances[0, END].item()
+                    continue
+                for second in range(5):
+                    worths[first, second] = (chances[0, first] + chances[1, second]).item()
+            best = max(worths, key=lambda tokens: worths[tokens])
+            assert text == [token for token in best if token not in (PAD, END)]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_no_tokens_in_a_row_come_twice(beams: int) -> None:
+    model, (inputs, mask) = unending(GATED), _sources(GATED)
+    with torch.no_grad():  # between the tokens of a summary there is no padding
+        model.get_parameter("head.weight")[PAD] = 0
+    free = generate(model, inputs, mask, GenerationSettings(beams=beams, length=16))
+    how = GenerationSettings(beams=beams, length=16, no_repeat_ngram=2)
+
+    def repeats(text: list[int]) -> bool:
+        pairs = list(pairwise(text))
+        return len(set(pairs)) < len(pairs)
+
+    assert any(map(repeats, free))
+    assert not any(map(repeats, generate(model, inputs, mask, how)))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_texts_are_no_longer_than_asked_for(beams: int) -> None:
+    model, (inputs, mask) = unending(GATED), _sources(GATED, 3)
+    for length in (1, 5):
+        texts = generate(model, inputs, mask, GenerationSettings(beams=beams, length=length))
+        assert max(map(len, texts)) <= length
+    assert generate(model, inputs[:0], mask[:0], GenerationSettings(beams=beams)) == []
+
+
+def test_a_model_in_training_is_refused() -> None:
+    model, (inputs, mask) = lively(GATED).train(), _sources(GATED, 3)
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        generate(model, inputs, mask, GenerationSettings())

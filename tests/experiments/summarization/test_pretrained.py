@@ -1,0 +1,302 @@
+"""What the library transformers wrote is read, and what is written it reads."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.summarization import pretrained
+from experiments.summarization.model import END, PAD, T5, T5Settings
+from experiments.summarization.pretrained import (
+    decode,
+    encode,
+    export,
+    load_pretrained,
+    pretrained_settings,
+    tokenizer_content,
+    weight_names,
+)
+from raypipe.errors import ConfigError
+from raypipe.paths import RunDirectory
+from tests.experiments.summarization.references import (
+    BOTH,
+    GATED,
+    PLAIN,
+    batch,
+    double,
+    library_model,
+    library_names,
+    lively,
+)
+
+transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
+
+TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
+
+
+def _unigram() -> Tokenizer:
+    """As T5 has it: padding and end are 0 and 1, and pieces of words as in SentencePiece."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=60,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS * 5, trainer)
+    return tokenizer
+
+
+def _save_tokenizer(folder: Path, **special: str) -> Tokenizer:
+    given = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"} | special
+    library = transformers.PreTrainedTokenizerFast(tokenizer_object=_unigram(), **given)
+    library.save_pretrained(folder)
+    return library
+
+
+def _edit_config(folder: Path, changes: dict[str, Any]) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _same(model: T5, expected: T5) -> None:
+    ours, theirs = model.state_dict(), expected.state_dict()
+    assert set(ours) == set(theirs)
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight.float(), msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "family"),
+    [(GATED, "T5"), (GATED, "MT5"), (PLAIN, "T5")],
+    ids=["T5 1.1", "mT5", "T5"],
+)
+@pytest.mark.parametrize("shard", ["1GB", "4KB"])
+def test_weights_are_those_the_library_saved(
+    settings: T5Settings, family: str, shard: str, tmp_path: Path
+) -> None:
+    model = lively(settings).float()
+    library_model(model, family).save_pretrained(tmp_path, max_shard_size=shard)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (shard == "4KB")
+    found = pretrained_settings(str(tmp_path))
+    assert found.model_copy(update={"decoder_layers": settings.decoder_layers}) == settings
+    assert found.decoder_depth == settings.decoder_depth
+    loaded = T5(found)
+    load_pretrained(str(tmp_path), loaded)
+    _same(loaded, model)
+    inputs, mask, targets = batch(settings)
+    torch.testing.assert_close(loaded(inputs, mask, targets), model(inputs, mask, targets))
+
+
+@pytest.mark.parametrize(
+    ("family", "stored"), [("mt5", {}), ("t5", {"tie_word_embeddings": False})]
+)
+def test_files_as_they_lie_on_the_hub_are_read(
+    family: str, stored: dict[str, Any], tmp_path: Path
+) -> None:
+    """Those of T5 1.1 and mT5, by their published keys alone."""
+    model = lively(GATED).float()
+    names = {"shared.weight", "lm_head.weight"}
+    tensors = {
+        name: weight.clone()
+        for name, weight in library_names(model).items()
+        if name in names or "block" in name or "norm" in name
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "model_type": family,
+        "vocab_size": 23,
+        "d_model": 12,
+        "d_kv": 5,
+        "num_heads": 3,
+        "d_ff": 10,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "feed_forward_proj": "gated-gelu",
+        "dropout_rate": 0.0,
+        "is_encoder_decoder": True,
+        **stored,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = T5(pretrained_settings(str(tmp_path)))
+    load_pretrained(str(tmp_path), loaded)
+    _same(loaded, model)
+
+
+def test_sizes_that_a_configuration_leaves_out_are_those_of_the_library(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12})
+    )
+    found = pretrained_settings(str(tmp_path))
+    assert (found.heads, found.vocabulary, found.decoder_depth) == (8, 32128, 12)
+    assert (found.relative_buckets, found.relative_distance) == (32, 128)
+    assert found.tied
+    assert not found.gated
+
+
+@BOTH
+def test_an_mt5_or_t5_with_one_matrix_is_loaded_into_both(
+    settings: T5Settings, tmp_path: Path
+) -> None:
+    """The library ties what is equal; an mT5 so saved has the same logits."""
+    model = lively(settings).float()
+    if model.head is not None:
+        model.head.weight.data = model.embedding.weight.data.clone()
+    family = "T5" if settings.tied else "MT5"
+    library_model(model, family).save_pretrained(tmp_path)
+    loaded = T5(pretrained_settings(str(tmp_path)))
+    load_pretrained(str(tmp_path), loaded)
+    _same(loaded, model)
+
+
+def test_weights_that_would_be_unpickled_are_refused(tmp_path: Path) -> None:
+    class Touch:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "unpickled",)
+
+    library_model(lively(PLAIN)).config.save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Touch()))
+    with pytest.raises(ConfigError, match=r"weights cannot be read: .*safetensors"):
+        load_pretrained(str(tmp_path), T5(PLAIN))
+    assert not (tmp_path / "unpickled").exists()
+
+
+def test_a_model_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    library_model(lively(PLAIN).float()).save_pretrained(tmp_path)
+    wider = PLAIN.model_copy(update={"feed_forward": 11})
+    with pytest.raises(ConfigError, match="has feed_forward = 10, not 11"):
+        load_pretrained(str(tmp_path), T5(wider))
+    deeper = PLAIN.model_copy(update={"decoder_layers": 3})
+    with pytest.raises(ConfigError, match="has decoder_layers = 2, not 3"):
+        load_pretrained(str(tmp_path), T5(deeper))
+    load_pretrained(str(tmp_path), T5(PLAIN.model_copy(update={"dropout": 0.3})))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bart"}, "is a model of type bart, neither t5 nor mt5"),
+        ({"model_type": "umt5"}, "is a model of type umt5"),
+        ({"feed_forward_proj": "gated-silu"}, "has the activation gated-silu; known are relu"),
+        ({"decoder_start_token_id": 5}, "has decoder_start_token_id = 5; a T5 has 0"),
+        ({"layer_norm_epsilon": 1e-5}, "has layer_norm_epsilon = 1e-05; a T5 has 1e-06"),
+    ],
+)
+def test_another_architecture_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    library_model(lively(PLAIN)).config.save_pretrained(tmp_path)
+    _edit_config(tmp_path, changes)
+    with pytest.raises(ConfigError, match=message):
+        pretrained_settings(str(tmp_path))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        pretrained_settings(str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        pretrained_settings(str(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="its configuration cannot be read"):
+        pretrained_settings(str(tmp_path))
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    for function in (pretrained_settings, tokenizer_content):
+        with pytest.raises(ConfigError, match=r"takes transformers: pip install 'raypipe\[nlp\]'"):
+            function("google-t5/t5-small")
+
+
+def test_texts_are_encoded_and_decoded_as_by_the_library(tmp_path: Path) -> None:
+    library = _save_tokenizer(tmp_path)
+    library_model(lively(PLAIN)).config.save_pretrained(tmp_path)
+    ids = encode(str(tmp_path), TEXTS)
+    assert ids == library(TEXTS, add_special_tokens=False)["input_ids"]
+    assert decode(str(tmp_path), [[PAD, *each, END, PAD] for each in ids]) == TEXTS
+    assert decode(str(tmp_path), [[]]) == [""]
+
+
+def test_a_text_gives_no_token_that_is_none(tmp_path: Path) -> None:
+    _save_tokenizer(tmp_path)
+    library_model(lively(PLAIN)).config.save_pretrained(tmp_path)
+    (ids,) = encode(str(tmp_path), ["the cat </s> sat </s><pad>"])
+    assert END not in ids
+    assert PAD not in ids
+
+
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:
+    library_model(lively(PLAIN)).config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"has no tokenizer; take a model with a tokenizer\.json"):
+        tokenizer_content(str(tmp_path))
+    _save_tokenizer(tmp_path, eos_token="<unk>")
+    with pytest.raises(ConfigError, match="pads with 0 and ends a text with 2"):
+        tokenizer_content(str(tmp_path))
+
+
+@BOTH
+def test_an_exported_model_has_equal_logits(settings: T5Settings, tmp_path: Path) -> None:
+    model = lively(settings).float()
+    run = RunDirectory(str(tmp_path))
+    export(model, _unigram().to_str(), run, run.path("exported"))
+    folder = tmp_path / "exported"
+    library, report = transformers.T5ForConditionalGeneration.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not any(report.values()), report
+    assert library.dtype == torch.float32
+    inputs, mask, targets = batch(settings)
+    with torch.no_grad():  # of the same weights, both in double precision
+        expected = deepcopy(model).double()(inputs, mask, targets)
+        found = double(library.eval())(
+            input_ids=inputs, attention_mask=mask.long(), decoder_input_ids=targets
+        ).logits
+    assert expected.std() > 0.5
+    torch.testing.assert_close(found, expected)
+    assert library.generation_config.decoder_start_token_id == PAD
+    # and it is read again
+    assert pretrained_settings(str(folder)).decoder_depth == settings.decoder_depth
+    again = T5(pretrained_settings(str(folder)))
+    load_pretrained(str(folder), again)
+    _same(again, model)
+
+
+def test_an_exported_tokenizer_gives_equal_tokens_and_ends(tmp_path: Path) -> None:
+    run, tokenizer = RunDirectory(str(tmp_path)), _unigram()
+    tokenizer.enable_truncation(3)
+    export(lively(PLAIN), tokenizer.to_str(), run, run.path("exported"))
+    library = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    ids = library(TEXTS, padding=True)["input_ids"]
+    tokenizer.no_truncation()
+    for found, text in zip(ids, TEXTS, strict=True):
+        expected = [*tokenizer.encode(text).ids, END]
+        assert found == expected + [PAD] * (len(found) - len(expected))
+    assert library.batch_decode(ids, skip_special_tokens=True) == TEXTS
+    assert encode(str(tmp_path / "exported"), TEXTS) == [
+        tokenizer.encode(text).ids for text in TEXTS
+    ]
+
+
+@BOTH
+def test_each_weight_has_its_names(settings: T5Settings, tmp_path: Path) -> None:
+    model = T5(settings)
+    names = weight_names(settings)
+    assert set(names) == set(model.state_dict())
+    run = RunDirectory(str(tmp_path))
+    export(model, _unigram().to_str(), run, run.path("exported"))
+    stored = load_file(tmp_path / "exported" / "model.safetensors")
+    expected = library_names(model)
+    assert sum(weight.numel() for weight in stored.values()) == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
+    for name, weight in stored.items():
+        assert torch.equal(weight, expected[name])

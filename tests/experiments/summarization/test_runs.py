@@ -1,0 +1,305 @@
+"""Summarisation through the public command, on a tiny corpus."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from experiments.summarization import pipeline
+from experiments.summarization.evaluation import load_model
+from experiments.summarization.presets import PRESETS
+from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
+from raypipe import commands, config
+from raypipe.artifacts import read_arrow
+from raypipe.commands import Request
+from raypipe.config import Configuration
+from raypipe.errors import ConfigError
+from raypipe.experiment import Unit
+from raypipe.hardware import Gpu, Hardware
+from raypipe.identity import fingerprint
+from raypipe.launch.inline import InlineLauncher
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+
+PROJECT = Path(__file__).resolve().parents[3]
+PLAIN = PROJECT / "configs/summarization.yaml"
+SWEEP = PROJECT / "configs/sweeps/summarization.yaml"
+#: GiB that cards of 8, 10, 16, 24 and 40 GB report
+CARDS = (7.99, 10.0, 15.77, 23.69, 39.4)
+SMALL = (
+    *("model.vocabulary=300", "model.width=32", "model.head_width=16", "model.heads=2"),
+    *("model.feed_forward=32", "model.layers=1", "model.dropout=0", "data.source_length=64"),
+)
+WORDS = ("socket", "header", "node", "queue", "turtle", "thread", "path", "digest")
+
+
+@pytest.fixture(autouse=True)
+def _inline(monkeypatch, tmp_path):
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+
+
+def machine(gib: float | None) -> Hardware:
+    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), "8.9"),)
+    return Hardware("here", 2, 2**34, gpu)
+
+
+def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configuration:
+    return config.resolve(config.read(path), overrides, "auto", [machine(gib)])
+
+
+def corpus(folder: Path, rows: int = 240) -> list[str]:
+    """Documents whose summary names the word that they have in the middle."""
+    draw = np.random.default_rng(0)
+    path = folder / "pairs.jsonl"
+    with path.open("w") as file:
+        for number in range(rows):
+            word = str(draw.choice(WORDS))
+            text = f"Some words come first, {number}. Then a {word} is told of. The end."
+            summaries = [f"Return the {word}.", f"Get a {word}."]
+            file.write(json.dumps({"document": text, "summary": summaries}) + "\n")
+    return ["data.source=files", f"data.files=[{path}]", "data.target_length=16"]
+
+
+def run(folder: Path, *overrides: str, path: Path = PLAIN, **options) -> int:
+    given = [*SMALL, *overrides]
+    return commands.run(
+        Request("run", str(path), given, str(folder / "run"), profile="cpu", **options)
+    )
+
+
+def found(folder: Path, name: str = "measures") -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder / "run"), name)
+
+
+def test_a_summariser_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
+    given = [*corpus(tmp_path), "train.training.epochs=14"]
+    assert run(tmp_path, *given) == 0
+    rows = found(tmp_path).set_index("method")
+    assert list(rows.index) == ["summarizer", "lead sentence", "lead three sentences"]
+    own, lead = rows.loc["summarizer"], rows.loc["lead sentence"]
+    assert own["rouge_l"] > 0.6 > 0.2 > lead["rouge_l"]
+    assert own["rouge_1_gain_low"] > 0.3
+    assert own["rouge_1_gain"] == pytest.approx(own["rouge_1"] - lead["rouge_1"])
+    assert own["words"] == pytest.approx(3, abs=0.3)
+    assert lead["words"] == 5
+    directory = RunDirectory.at(tmp_path / "run")
+    documents = read_arrow(directory, documents_path(directory))
+    assert (rows["documents"] == len(documents)).all()
+    # every reference is a sample, of the held-out documents too
+    assert len(read_arrow(directory, pairs_path(directory, "held_out"))) == 2 * len(documents)
+    texts = found(tmp_path, "summaries")
+    assert {"document", "references", "summarizer", "lead_sentence", "rouge_l"} <= {*texts.columns}
+    assert (texts["lead_sentence"].str.startswith("Some words come first")).all()
+    assert texts["rouge_l"].mean() == pytest.approx(own["rouge_l"], abs=0.2)
+    steps = found(tmp_path, "steps")
+    assert steps["loss"].iloc[-1] < 0.5 * steps["loss"].iloc[0]
+    assert (tmp_path / "run/report/figures/measures.svg").is_file()
+    said = capsys.readouterr().out
+    assert re.search(r"tokenise: train: \d+ documents, of which 0 are cut at 64 tokens", said)
+    assert "summarizer - lead sentence: rouge_1 +" in said
+
+
+def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
+    given = [*corpus(tmp_path, 60), "train.training.epochs=1"]
+    assert run(tmp_path, *given, only=("tokenise",)) == 0
+
+    def never(*arguments):
+        raise AssertionError("tokenised twice")
+
+    monkeypatch.setattr(pipeline, "tokenise", never)
+    assert run(tmp_path, *given) == 0
+    first = found(tmp_path)["rouge_1"]
+    assert run(tmp_path, *given, "generation.batch=3") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="beams"):
+        run(tmp_path, *given, "generation.beams=2")
+    corpus(tmp_path, 61)
+    with pytest.raises(ConfigError, match="files"):
+        run(tmp_path, *given)
+    pd.testing.assert_series_equal(found(tmp_path)["rouge_1"], first)
+
+
+def test_a_prefix_begins_every_document_and_what_is_cut_is_told(tmp_path, capsys):
+    given = [*corpus(tmp_path, 60), "data.prefix='summarize: '", "data.source_length=16"]
+    assert run(tmp_path, *given, only=("tokenise",)) == 0
+    said = capsys.readouterr().out
+    (documents, cut), *_ = re.findall(r"(\d+) documents, of which (\d+) are cut at 16 tokens", said)
+    assert documents == cut
+    directory = RunDirectory.at(tmp_path / "run")
+    table = read_arrow(directory, documents_path(directory))
+    (text,) = tokenizer_of(directory).decode([table["source"][0].as_py()])
+    assert text.startswith("summarize: Some words")
+
+
+def test_the_trained_model_is_exported_and_begun_with(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    given = [*corpus(tmp_path, 60), "train.training.epochs=1"]
+    assert run(tmp_path, *given, "export=true") == 0
+    directory = RunDirectory.at(tmp_path / "run")
+    folder = directory.artifact("export")
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_model(directory, resolved(PLAIN, *SMALL, *given).settings.model, "train")
+    ids = tokenizer(["Some words come first."], return_tensors="pt")
+    begin = torch.tensor([[0, 5, 9]])
+    with torch.no_grad():
+        expected = theirs(**ids, decoder_input_ids=begin).logits
+        found_logits = ours(ids["input_ids"], ids["attention_mask"].bool(), begin)
+    torch.testing.assert_close(found_logits, expected, rtol=1e-4, atol=1e-4)
+    # and a run may begin with it: its sizes, its weights and its tokenizer
+    again = tmp_path / "again"
+    again.mkdir()
+    small = [f"model={folder}", "train.training.learning_rate=1e-9", *given]
+    request = Request("run", str(PLAIN), small, str(again / "run"), profile="cpu")
+    assert commands.run(request) == 0
+    after = RunDirectory.at(again / "run")
+    assert tokenizer_of(after).encode(["Then a node"]) == tokenizer_of(directory).encode(
+        ["Then a node"]
+    )
+    unchanged = load_file(after.model("train"))
+    for name, value in ours.state_dict().items():
+        torch.testing.assert_close(unchanged[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_short_of_memory_the_batch_is_halved_then_the_sources(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>2")
+    given = [*corpus(tmp_path, 60), "train.training.epochs=1", "train.training.micro_batch=8"]
+    assert run(tmp_path, *given) == 0
+    failures = found(tmp_path, "failures")
+    assert list(failures["kind"]) == ["out_of_memory"] * 2
+    assert list(failures["outcome"]) == [
+        f"again with micro-batch {micro} x accumulation {8 // micro}" for micro in (4, 2)
+    ]
+    monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>0")
+    other = ["data.source_length=256", "train.on_oom=[shorten]", "train.training.micro_batch=1"]
+    (tmp_path / "other").mkdir()
+    assert run(tmp_path / "other", *given, *other) == 1
+    outcomes = list(found(tmp_path / "other", "failures")["outcome"])
+    sources = [f"again with sources of at most {length} tokens" for length in (128, 64)]
+    assert outcomes == [*sources, "gave up"]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "train.training.precision=fp16",
+            "train.training.precision = fp16: T5 and mT5 overflow in it",
+        ),
+        ("model.vocabulary=200", "model.vocabulary = 200: the BPE trained here has 258"),
+        ("model=./smal", "model = './smal': is no size (small, t5_220m, mt5_1_2b)"),
+        ("data.document=body", "no column 'body'; there are: document, summary"),
+        ("data.files=[none.jsonl]", "none.jsonl: there is no such file"),
+        ("data.files=[]", "source = files with 0 files"),
+        ("data.target_length=1", "data.target_length"),
+    ],
+)
+def test_a_mistake_is_one_message_and_nothing_is_started(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run(tmp_path, *corpus(tmp_path, 60), override)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("gib", "profile", "batches", "precision"),
+    [
+        (None, "cpu", (16, 1, 64, 32), "fp32"),
+        *zip(
+            CARDS,
+            ["gpu", "gpu_10gb", "gpu_16gb", "gpu_24gb", "gpu_40gb"],
+            [(1, 2, 1, 1), (2, 1, 4, 4), (4, 2, 4, 8), (4, 2, 4, 8), (8, 2, 8, 16)],
+            ["fp32", "bf16", "fp32", "bf16", "bf16"],
+            strict=True,
+        ),
+    ],
+)
+def test_each_profile_has_its_sizes(gib, profile, batches, precision):
+    configuration = resolved(PLAIN, gib=gib)
+    settings = configuration.settings
+    training = settings.train.training
+    assert configuration.profile == profile
+    assert batches == (
+        *(training.micro_batch, training.accumulation, training.eval_batch),
+        settings.generation.batch,
+    )
+    assert training.precision == precision
+    assert training.effective_batch == batches[0] * batches[1]
+
+
+def test_the_profiles_are_the_published_presets():
+    profiles = yaml.safe_load(PLAIN.read_text())["profiles"]
+    for preset in PRESETS:
+        kind = "gpu" if preset.model == "T5 220M" else "mt5"
+        own = profiles[f"{kind}_{preset.gpu_memory_gb:g}gb"]
+        training = own["train"]["training"]
+        assert (preset.micro_batch, preset.accumulation, preset.eval_batch) == tuple(
+            training[key] for key in ("micro_batch", "accumulation", "eval_batch")
+        )
+        assert own["generation"]["batch"] == preset.inference_batch
+        assert kind == "mt5" or own["min_gpu_memory_gb"] == preset.gpu_memory_gb
+
+
+@pytest.mark.parametrize("gib", [None, *CARDS])
+def test_the_swept_configuration_is_the_plain_one(gib):
+    swept, plain = resolved(SWEEP, gib=gib), resolved(PLAIN, gib=gib)
+    assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
+
+
+def units(folder: Path, *overrides: str) -> dict[str, Unit]:
+    given = [*SMALL, *corpus(folder, 60), *overrides]
+    return {stage.name: stage.units[0] for stage in resolved(PLAIN, *given).stages()}
+
+
+@pytest.mark.parametrize(
+    ("override", "changed"),
+    [
+        ("model.layers=2", {"train", "evaluate"}),
+        ("model.vocabulary=400", {"tokenise", "train", "evaluate"}),
+        ("data.prefix=tldr", {"tokenise", "train", "evaluate"}),
+        ("data.source_length=32", {"tokenise", "train", "evaluate"}),
+        ("data.held_out_share=0.2", {"tokenise", "train", "evaluate"}),
+        ("copying=false", {"train", "evaluate"}),
+        ("label_smoothing=0.2", {"train", "evaluate"}),
+        ("generation.beams=2", {"evaluate"}),
+        ("generation.batch=2", set()),
+        ("data.min_words=9", set()),
+        ("train.training.micro_batch=4", {"train", "evaluate"}),  # the effective batch
+        ("train.memory_trial=3", set()),
+    ],
+)
+def test_what_decides_the_result_is_the_identity(tmp_path, override, changed):
+    before, after = units(tmp_path), units(tmp_path, override)
+    differ = {
+        name
+        for name, unit in before.items()
+        if fingerprint(unit.identity) != fingerprint(after[name].identity)
+    }
+    assert differ == changed
+
+
+def test_it_can_be_swept(tmp_path):
+    given = [*SMALL, *corpus(tmp_path, 60)]
+    request = Request("sweep", str(SWEEP), given, str(tmp_path / "run"), profile="cpu")
+    assert commands.sweep(request) == 0
+    rows = found(tmp_path, "trials")
+    by_precision = rows.groupby("precision")["status"].agg(set).to_dict()
+    assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
+    assert rows["parity"].max() < 0.05
+
+
+def test_fit_says_what_fits_and_why_fp16_does_not(tmp_path):
+    given = [*SMALL, *corpus(tmp_path, 60), "train.training.micro_batch=4"]
+    rows = commands.fit(Request("fit", str(PLAIN), given, profile="cpu"), None)
+    by_precision = {row["precision"]: row for row in rows if "precision" in row}
+    assert by_precision["fp32"]["micro_batch"] == 4
+    assert by_precision["fp16"]["micro_batch"] is None
+    assert "overflow" in by_precision["fp16"]["note"]

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.summarization.model import END, PAD, T5, DecoderLayer, EncoderLayer, T5Settings
+from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
+from experiments.summarization.tokenise import pairs_path
+from experiments.summarization.tokens import Lengths as TokenLengths
+from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
+from experiments.summarization.training import SHORTEST, SummarizationTask, pad
+from raypipe.artifacts import write_arrow
+from raypipe.paths import RunDirectory
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Phase, StepContext
+
+SIZE = T5Settings(
+    vocabulary=40, width=16, head_width=8, heads=2, feed_forward=16, layers=1, dropout=0.0
+)
+CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
+#: tokens of the sources and of the targets
+LENGTHS = [(3, 2), (17, 5), (8, 9), (30, 3), (9, 8), (5, 12), (24, 2), (12, 4)]
+
+
+def pair(source: int, target: int, seed: int) -> Pair:
+    draw = torch.Generator().manual_seed(seed)
+    ids = [torch.randint(2, 40, (length,), generator=draw) for length in (source, target)]
+    for each in ids:
+        each[-1] = END
+    return ids[0], ids[1]
+
+
+PAIRS = [pair(*lengths, seed) for seed, lengths in enumerate(LENGTHS)]
+
+
+def task(label_smoothing: float = 0.0) -> SummarizationTask:
+    return SummarizationTask(SIZE, RandomPairs(40, 256, 8, 10), label_smoothing=label_smoothing)
+
+
+def model() -> T5:
+    torch.manual_seed(0)
+    return T5(SIZE).double()
+
+
+@pytest.fixture
+def run(tmp_path) -> RunDirectory:
+    run = RunDirectory.at(tmp_path / "run")
+    columns = zip(*([each.tolist() for each in pair] for pair in PAIRS), strict=True)
+    lists = [pa.array(list(column), pa.list_(pa.int32())) for column in columns]
+    for split in ("train", "held_out"):
+        write_arrow(run, pairs_path(run, split), pa.table(lists, ["source", "target"]))
+    return run
+
+
+def test_a_batch_is_as_long_as_its_longest_pair_up_to_a_multiple_of_eight() -> None:
+    batch = pad(PAIRS[:3])
+    assert batch.inputs.shape == batch.mask.shape == (3, 24)
+    assert batch.decoder_inputs.shape == batch.targets.shape == (3, 16)
+    assert pad(PAIRS[:1]).inputs.shape == pad(PAIRS[:1]).targets.shape == (1, 8)
+    for row, (source, target) in enumerate(PAIRS[:3]):
+        assert batch.mask[row].tolist() == [True] * len(source) + [False] * (24 - len(source))
+        assert batch.inputs[row, batch.mask[row]].tolist() == source.tolist()
+        assert batch.targets[row, : len(target)].tolist() == target.tolist()
+        assert batch.targets[row, len(target) :].unique().tolist() == [PAD]
+        # what is read before each target
+        before = [PAD, *target[:-1].tolist()]
+        assert batch.decoder_inputs[row, : len(target)].tolist() == before
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_the_cross_entropy_of_the_tokens_of_each_target(smoothing: float) -> None:
+    network = model()
+    total, tokens = torch.zeros((), dtype=torch.float64), 0
+    for source, target in PAIRS:
+        before = torch.cat((torch.tensor([PAD]), target[:-1]))
+        mask = torch.ones(1, len(source), dtype=torch.bool)
+        (logits,) = network(source[None], mask, before[None])
+        total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
+        tokens += len(target)
+    loss = task(smoothing).loss(network, pad(PAIRS), CONTEXT)
+    assert int(loss.weight) == tokens == sum(target for _, target in LENGTHS)
+    torch.testing.assert_close(loss.total, total)
+    if smoothing:
+        plain = task().loss(network, pad(PAIRS), CONTEXT)
+        torch.testing.assert_close(loss.metrics["cross_entropy"], plain.total.detach())
+
+
+def sums(parts: Sequence[Sequence[int]]) -> Tensor:
+    """Total, weight and gradient over micro-batches of these pairs."""
+    network, values = model(), torch.zeros(2, dtype=torch.float64)
+    for part in parts:
+        loss = task(0.1).loss(network, pad([PAIRS[i] for i in part]), CONTEXT)
+        loss.total.backward()
+        values += torch.stack((loss.total.detach(), torch.as_tensor(loss.weight)))
+    gradients = [p.grad.flatten() for p in network.parameters() if p.grad is not None]
+    assert len(gradients) == len(list(network.parameters()))
+    return torch.cat([values, *gradients])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[0], [1], [2], [3], [4], [5], [6], [7]],
+        [[0, 1, 2], [3, 4, 5], [6, 7]],
+        [[7, 3], [0, 5, 2, 1, 6], [4]],  # other padding
+    ],
+)
+def test_any_cut_of_a_step_has_the_same_loss_and_gradient(parts: Sequence[Sequence[int]]) -> None:
+    torch.testing.assert_close(sums(parts), sums([range(8)]), rtol=1e-9, atol=1e-9)
+
+
+def test_half_precision_outputs_give_a_single_precision_loss() -> None:
+    network, batch = T5(SIZE), pad(PAIRS)
+    exact = task().loss(network, batch, CONTEXT)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = task().loss(network, batch, CONTEXT)
+    assert loss.total.dtype == torch.float32
+    torch.testing.assert_close(loss.total, exact.total, rtol=0.05, atol=0)
+
+
+def test_stored_pairs_are_those_of_the_run(run: RunDirectory) -> None:
+    stored = pickle.loads(pickle.dumps(StoredPairs(run, "train", 100)))
+    assert len(stored) == 8
+    for found, expected in zip((stored[i] for i in range(8)), PAIRS, strict=True):
+        assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    trained = SummarizationTask(SIZE, stored)
+    assert trained.lengths().tolist() == [source + target for source, target in LENGTHS]
+    with pytest.raises(IndexError, match="sample 8 of 8"):
+        stored[8]
+    phases = trained.phases(TrainingSettings(epochs=2), 8)
+    assert [(phase.steps, phase.samples) for phase in phases] == [(2, 8)]
+
+
+def test_cut_sources_still_end(run: RunDirectory) -> None:
+    stored = StoredPairs(run, "train", 10)
+    assert stored[1][0].tolist() == [*PAIRS[1][0][:9].tolist(), END]
+    assert stored[0][0].tolist() == PAIRS[0][0].tolist()
+    assert SummarizationTask(SIZE, stored).lengths().tolist()[:3] == [5, 15, 17]
+
+
+def test_sources_are_halved_until_they_are_short(run: RunDirectory) -> None:
+    whole = SummarizationTask(
+        SIZE, StoredPairs(run, "train", 4 * SHORTEST), StoredPairs(run, "held_out", 4 * SHORTEST),
+        label_smoothing=0.1, copying=True, pretrained="a name",
+    )  # fmt: skip
+    found = []
+    shorter = whole.shortened()
+    while shorter is not None:
+        each, said = shorter
+        assert str(each.data.source_length) in said
+        assert each.held_out is not None
+        assert each.held_out.source_length == each.data.source_length
+        assert (each.label_smoothing, each.copying, each.pretrained) == (0.1, True, "a name")
+        found.append(each.data.source_length)
+        shorter = each.shortened()
+    assert found == [2 * SHORTEST, SHORTEST]
+    random = task().shortened()
+    assert random is not None
+    assert random[0].data[0][0].shape == (128,)
+
+
+def test_random_pairs_are_of_full_length() -> None:
+    pairs = RandomPairs(40, 20, 6, 50)
+    seen: set[int] = set()
+    for i in range(50):
+        source, target = pairs[i]
+        assert (len(source), len(target)) == (20, 6)
+        assert source[-1] == target[-1] == END
+        seen |= set(source[:-1].tolist()) | set(target[:-1].tolist())
+    assert PAD not in seen
+    assert max(seen) < 40
+    assert len(seen) > 30
+    assert pairs[3][0].tolist() == pairs[3][0].tolist() != pairs[4][0].tolist()
+    with pytest.raises(IndexError):
+        pairs[50]
+
+
+def test_the_task_describes_its_model() -> None:
+    described = pickle.loads(pickle.dumps(task()))
+    built = described.build_model()
+    assert [type(block) for block in described.blocks(built)] == [EncoderLayer, DecoderLayer]
+    assert T5Settings.model_validate_json(described.metadata()["model"]) == SIZE
+    longer = SummarizationTask(SIZE, RandomPairs(40, 512, 8, 10))
+    assert longer.flops_per_sample(built) > described.flops_per_sample(built) > 0
+
+
+def test_texts_become_tokens_that_end_and_are_cut() -> None:
+    texts = ["one two three four five", "six seven", "</s> is text"]
+    tokenizer = pickle.loads(pickle.dumps(make_tokenizer(texts * 3, 300, None)))
+    assert isinstance(tokenizer, TextTokenizer)
+    summaries = [["one", "two three"], ["six"], ["text"]]
+    whole = encode_pairs(tokenizer, "say: ", TokenLengths(100, 100), texts, summaries)
+    assert (whole.cut_sources, whole.cut_targets) == (0, 0)
+    sources = whole.documents["source"].to_pylist()
+    assert tokenizer.decode(sources) == [f"say: {text}" for text in texts]
+    assert [ids.count(END) for ids in sources] == [1, 1, 1]
+    assert whole.pairs["source"].to_pylist() == [sources[0], *sources]
+    targets = whole.pairs["target"].to_pylist()
+    assert tokenizer.decode(targets) == ["one", "two three", "six", "text"]
+    assert whole.documents["references"].to_pylist() == summaries
+    assert whole.documents["text"].to_pylist() == texts
+    length = len(sources[1])
+    cut = encode_pairs(tokenizer, "say: ", TokenLengths(length, 2), texts, summaries)
+    assert cut.cut_sources == sum(len(ids) > length for ids in sources) > 0
+    assert cut.documents["source"].to_pylist()[0] == [*sources[0][: length - 1], END]
+    assert cut.cut_targets == sum(len(ids) > 2 for ids in targets)
+    assert {len(ids) for ids in cut.pairs["target"].to_pylist()} == {2}
+
+
+def test_what_is_attended_to_is_copied() -> None:
+    settings = SIZE.model_copy(update={"vocabulary": 20, "width": 64, "head_width": 32})
+    hits = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        task = SummarizationTask(settings, RandomPairs(20, 8, 8, 10), copying=True)
+        model = task.build_model()
+        token = torch.tensor([[2 + seed % 18]])
+        logits = model(token, torch.ones(1, 1, dtype=torch.bool), torch.tensor([[PAD]]))
+        hits += int(logits[0, 0].argmax() == token[0, 0])
+    assert hits >= 15
