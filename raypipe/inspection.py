@@ -82,9 +82,7 @@ def table(run_dir: str, name: str | None) -> pd.DataFrame:
     if name not in names and name not in results.SCHEMAS:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})"
-        )
+        raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
     return results.read_table(run, name)
 
 

@@ -196,9 +196,7 @@ class _Lease:
         except OSError as error:
             if self._mine.beat > 1:
                 raise
-            raise ConfigError(
-                f"--run-dir {self._run.shown}: cannot be written: {error}"
-            ) from error
+            raise ConfigError(f"--run-dir {self._run.shown}: cannot be written: {error}") from error
         self._renewed = before
 
 

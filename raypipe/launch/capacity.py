@@ -39,9 +39,7 @@ def for_tasks() -> str | None:
 
 
 def _on(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
-    return min(
-        int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount
-    )
+    return min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount)
 
 
 def of_a_worker(job: TrainingJob) -> tuple[float, float]:

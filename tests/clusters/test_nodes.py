@@ -4,45 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
-from tests.clusters import namespaces
+from tests.clusters import main_job, namespaces
+from tests.clusters.main_job import WAIT_S, stored_evaluations, table, wait_until
 from tests.clusters.namespaces import Host, Network
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-WAIT_S = 900
-CONFIG = """
-experiment: experiments.pabbo_lda
-data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
-train_small:
-  training: {steps: 6, micro_batch: 4, log_every: 2, checkpoint_every: 2}
-  pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
-evaluate_small: &evaluation
-  {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
-train_large:
-  training: {steps: 4, micro_batch: 4, log_every: 2, checkpoint_every: 2}
-  pabbo: *pabbo
-evaluate_large: *evaluation
-lda:
-  {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
-   cpus: 1, cache: false}
-"""
-STAGES = {"hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"}
-STAGES |= {"lda", "aggregate"}
 SLOWLY = "delay_task:s=1"
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
 # a node that does not answer is given up after some ten seconds
@@ -67,7 +43,7 @@ class Cluster:
         ray_start = ("ray", "start", "--head", "--port=6379", f"--node-ip-address={address}")
         self.head.run(*ray_start, "--dashboard-host=0.0.0.0", *NODE)
         self.dashboard = f"http://{address}:8265"
-        _wait_until(lambda: _listens(address, 8265), "the dashboard listens")
+        wait_until(lambda: _listens(address, 8265), "the dashboard listens")
 
     def add(self) -> Host:
         """One more node."""
@@ -105,10 +81,7 @@ Submit = Callable[[Cluster, Path, str], "subprocess.Popen[str]"]
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     namespaces.require()
     work = tmp_path_factory.mktemp("work")  # the directory of which a job gets a copy
-    for package in ("raypipe", "experiments"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(PROJECT / package, work / package, ignore=ignored)
-    (work / "tiny.yaml").write_text(CONFIG)
+    main_job.write(work)
     with namespaces.network(tmp_path_factory.mktemp("hosts")) as net:
         yield Cluster(net, work)
 
@@ -120,7 +93,7 @@ def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     process = cluster.raypipe_submit(folder, "")
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, output
-    assert len(_table(folder, "environment")) == 1
+    assert len(table(folder, "environment")) == 1
     return folder
 
 
@@ -143,46 +116,19 @@ def test_a_node_goes_away(
     folder = tmp_path / "run"
     try:
         process = submit(cluster, folder, SLOWLY)
-        _wait_until(lambda: _evaluations(folder) >= 6, "values are stored", process)
+        wait_until(lambda: stored_evaluations(folder) >= 6, "values are stored", process)
         remove(others[0])
-        removed_at = _evaluations(folder)
+        removed_at = stored_evaluations(folder)
         output, _ = process.communicate(timeout=WAIT_S)
     finally:
         for host in others:
             host.power_off()
     assert process.returncode == 0, output
-    print(output)
-    assert removed_at < len(_table(folder, "evaluations")), "it was over before"
+    assert removed_at < len(table(folder, "evaluations")), "it was over before"
     names = {host.name for host in (cluster.head, *others)}
-    assert set(_table(folder, "environment")["hostname"]) == names
-    stages = _table(folder, "stages")
-    assert set(stages["stage"]) == STAGES
-    assert set(stages["status"]) == {"succeeded"}
-    assert_same(folder, alone)
-
-
-def assert_same(folder: Path, alone: Path) -> None:
-    """Every unit once, with the values of the undisturbed run."""
-    for name, columns in {
-        "study_history": ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value"],
-        "evaluations": ["dataset", "seed", "T", "value"],
-        "steps": ["trial_id", "step", "loss", "lr"],
-        "trials": ["trial_id", "status", "steps", "loss_final"],
-    }.items():
-        found, expected = (
-            _table(each, name)[columns].sort_values(columns[:4]).reset_index(drop=True)
-            for each in (folder, alone)
-        )
-        pd.testing.assert_frame_equal(found, expected, obj=name)
-
-
-def _table(folder: Path, name: str) -> pd.DataFrame:
-    return read_table(RunDirectory.at(folder), name)
-
-
-def _evaluations(folder: Path) -> int:
-    lines = (file.read_bytes() for file in folder.glob("ledger/*.jsonl"))
-    return sum(content.count(b'"table": "evaluations"') for content in lines)
+    assert set(table(folder, "environment")["hostname"]) == names
+    main_job.assert_whole(folder)
+    main_job.assert_same(folder, alone)
 
 
 def _listens(address: str, port: int) -> bool:
@@ -191,14 +137,3 @@ def _listens(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _wait_until(
-    happened: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None
-) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        if process is not None:
-            assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {what}"
-        time.sleep(0.1)

@@ -14,6 +14,7 @@ from raypipe.paths import RunDirectory
 from raypipe.results import read_table
 from tests.raypipe.toy import TOY, raypipe
 
+
 def left(folder: Path) -> set[str]:
     return {p.name for p in folder.iterdir()} - {"__pycache__"}
 

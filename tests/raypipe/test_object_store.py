@@ -160,9 +160,7 @@ def test_a_secret_in_the_uri_is_nowhere(work, server, uri, capfd, caplog, number
         ("s3://key:{secret}@runs/x?endpoint_override=127.0.0.1:1&scheme=http", "cannot be"),
     ],
 )
-def test_a_location_that_does_not_work_is_one_message(
-    work, server, uri, capsys, location, message
-):
+def test_a_location_that_does_not_work_is_one_message(work, server, uri, capsys, location, message):
     given = location.format(secret=SECRET, server=server)
     assert raypipe("run", "toy.yaml", "--run-dir", given) == 2
     captured = capsys.readouterr()
