@@ -47,7 +47,9 @@ class RayPool:
     """Tasks on shares of a CPU; only as many in flight as keep the nodes busy.
 
     Those are a little more than the nodes hold, so that an autoscaler sees that more nodes would
-    help; nodes that come are used, and for nodes that went fewer are in flight. Tasks without a GPU run on the CPUs that stages beside them leave.
+    help; nodes that come are used, and for nodes that went fewer are in flight. (On GPUs, where
+    they hold what they use, the nodes are those of the beginning.) Tasks without a GPU run on the
+    CPUs that stages beside them leave.
 
     A task whose process died, or that took longer than its limit, is tried again, ``attempts``
     times in all; each death is handed out as a result of its own, so that it can be recorded.

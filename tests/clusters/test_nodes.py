@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,9 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BIN = Path(sys.executable).parent
 SLOWLY = "delay_task:s=1"
-TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+TOKEN = "0123456789abcdef" * 4
 # a node that does not answer is given up after some ten seconds
-ENVIRONMENT = TOKEN | {
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
     "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "4000",
@@ -58,16 +61,30 @@ class Cluster:
         command = ("raypipe", "run", "tiny.yaml", "--run-dir", str(folder))
         return self._start(*submit, "--runtime-env-json", variables, "--", *command)
 
-    def raypipe_submit(self, folder: Path, faults: str) -> subprocess.Popen[str]:
+    def raypipe_submit(
+        self, folder: Path, faults: str, *more: str, token: str = TOKEN
+    ) -> subprocess.Popen[str]:
         """As ours has it."""
         submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
-        return self._start(sys.executable, *submit, "--run-dir", str(folder), faults=faults)
+        given = (*submit, "--run-dir", str(folder), *more)
+        return self._start(sys.executable, *given, faults=faults, token=token)
 
-    def _start(self, *words: str, faults: str = "") -> subprocess.Popen[str]:
+    def stop(self, job: str) -> None:
+        """``ray job stop``, which waits for the end."""
+        process = self._start("ray", "job", "stop", "--address", self.dashboard, job)
+        output, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, output
+
+    def _start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
         return subprocess.Popen(
             list(words),
             cwd=self._work,
-            env={**os.environ, **ENVIRONMENT, "RAYPIPE_FAULTS": faults},
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "RAY_AUTH_TOKEN": token,
+                "RAYPIPE_FAULTS": faults,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -137,3 +154,31 @@ def _listens(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    quick = ("lda.optimizers=[ga,tpe]", "--only", "lda")
+    process = cluster.raypipe_submit(folder, SLOWLY, *quick)
+    assert process.stdout is not None
+    job = re.search(r"^job (\S+) on ", process.stdout.readline())
+    assert job is not None
+    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
+    cluster.stop(job[1])
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, output
+    assert "interrupted; what is finished is kept" in output
+    assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"
+    again = cluster.raypipe_submit(folder, "", *quick)
+    output, _ = again.communicate(timeout=WAIT_S)
+    assert again.returncode == 0, output
+    assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
+    assert set(table(folder, "studies")["unique_evaluations"]) == {8}
+
+
+def test_without_the_token_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    process = cluster.raypipe_submit(tmp_path / "run", "", token="f" * 64)
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2, output
+    assert "asks for a token" in output
+    assert "Traceback" not in output
