@@ -136,13 +136,15 @@ class Network:
             _ip("-n", name, *words)
         script = _INIT.format(name=name, folder=folder, shm=_SHM_MB)
         isolate = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        first = subprocess.Popen(["ip", "netns", "exec", name, *isolate, "bash", "-c", script])
+        with (folder / "first.log").open("wb") as log:
+            words = ["ip", "netns", "exec", name, *isolate, "bash", "-c", script]
+            first = subprocess.Popen(words, stdout=log, stderr=log)
         host = Host(name, address, folder, first, dict(environment or {}))
         self._stack.callback(_end, first)
         self._stack.callback(host.power_off)
         deadline = time.monotonic() + 30
         while not (folder / "ready").exists():
-            assert first.poll() is None, f"{name} did not start"
+            assert first.poll() is None, (folder / "first.log").read_text()
             assert time.monotonic() < deadline, f"{name} did not start"
             time.sleep(0.02)
         return host
