@@ -26,6 +26,7 @@ from raypipe.ledger import Ledger, Row
 from raypipe.lock import writing
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
+from raypipe.redaction import without_credentials
 from raypipe.runner import refuse_changes, run_stages
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.presets import published
@@ -54,7 +55,11 @@ class Request:
     write: str | None = None
 
     def again(self, run: RunDirectory) -> str:
-        """The command that continues in a run directory."""
+        """The command that continues in a run directory, without credentials."""
+        return without_credentials(shlex.join(self.words(run)))
+
+    def words(self, run: RunDirectory) -> list[str]:
+        """The command, word by word."""
         parts = ["raypipe", self.command, self.path, *self.overrides, "--run-dir", run.location]
         if self.profile != "auto":
             parts += ["--profile", self.profile]
@@ -62,7 +67,7 @@ class Request:
             parts += ["--only", name]
         if self.address is not None:
             parts += ["--address", self.address]
-        return shlex.join(parts)
+        return parts
 
 
 def run(request: Request) -> int:
@@ -81,15 +86,16 @@ def run(request: Request) -> int:
         tracking.check(configuration.settings.tracking, run)
         fresh = not run.exists(run.ledger)
         if not fresh:
-            refuse_changes(Ledger(run, writable=False), stages, run.location)
-        print(f"run directory: {run.location}", flush=True)
+            refuse_changes(Ledger(run, writable=False), stages, run.shown)
+        print(f"run directory: {run.shown}", flush=True)
         if not fresh and _nothing_to_do(stages, stored := Ledger(run, writable=False)):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             _recommend(request, configuration, stored)
             return 0
         check = stack.enter_context(writing(run, lambda text: print(text, flush=True)))
         ledger = Ledger(run, before_writing=check)
-        run.write(run.config, yaml.safe_dump(configuration.resolved(), sort_keys=False).encode())
+        text = yaml.safe_dump(configuration.resolved(), sort_keys=False)
+        run.write(run.config, without_credentials(text).encode())
         display = stack.enter_context(Display())
         _announce(display, configuration, nodes)
         again = request.again(run)
@@ -114,7 +120,7 @@ def run(request: Request) -> int:
             display.say(f"failed: {failed}\ncontinue with: {again}")
             return 1
         _recommend(request, configuration, ledger)
-        display.say(f"done: {run.location} (report: {run.location}/report/index.html)")
+        display.say(f"done: {run.shown} (report: {run.shown}/report/index.html)")
         return 0
 
 
@@ -129,11 +135,16 @@ def submit(request: Request, address: str, *, follow: bool) -> int:
             f"{request.path}: lies outside of this directory, of which the job gets a copy; "
             "name a file in it by its relative path"
         )
-    run = _shared(request.run_dir)
+    run = RunDirectory(_shared(request.run_dir))
+    words = request.words(run)
+    if shlex.join(words) != request.again(run):
+        raise ConfigError(
+            f"--run-dir {run.shown}: the command of a job is shown on the dashboard: leave the "
+            "credentials out, and give them to the cluster's nodes (AWS_ACCESS_KEY_ID, ...)"
+        )
     from raypipe.launch.submit import submit
 
     passed = {name: value for name in (faults.VARIABLE,) if (value := os.environ.get(name))}
-    words = shlex.split(request.again(RunDirectory(run)))
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -268,11 +279,12 @@ def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDire
         return RunDirectory.new(runs or "runs", configuration.experiment.name)
     run = RunDirectory.at(run_dir)
     if run.is_local and Path(run.path()).is_file():
-        raise ConfigError(f"--run-dir {run_dir}: is a file, not a directory")
+        raise ConfigError(f"--run-dir {run.shown}: is a file, not a directory")
+    run.check()
     stored = Ledger(run, writable=False).get("runs", "run")
     if stored is not None and stored["experiment"] != configuration.experiment.name:
         raise ConfigError(
-            f"--run-dir {run_dir}: holds a run of the experiment {stored['experiment']!r}; "
+            f"--run-dir {run.shown}: holds a run of the experiment {stored['experiment']!r}; "
             "use another directory"
         )
     return run

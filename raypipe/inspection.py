@@ -30,8 +30,9 @@ def plan(path: str, overrides: Sequence[str], *, run_dir: str | None, profile: s
     ledger = None
     if run_dir is not None:
         run = RunDirectory.at(run_dir)
+        run.check()
         ledger = Ledger(run, writable=False)
-        refuse_changes(ledger, stages, run.location)
+        refuse_changes(ledger, stages, run.shown)
     rows = []
     for stage in stages:
         done = [unit for unit in stage.units if ledger is not None and is_done(ledger, unit)]
@@ -81,9 +82,7 @@ def table(run_dir: str, name: str | None) -> pd.DataFrame:
     if name not in names and name not in results.SCHEMAS:
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"{run.location}: no table {name!r}{hint} (there are: {', '.join(names)})"
-        )
+        raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
     return results.read_table(run, name)
 
 
@@ -95,14 +94,15 @@ def report(run_dir: str) -> str:
     try:
         text = run.read(run.config).decode()
     except FileNotFoundError as error:
-        raise ConfigError(f"{run.location}: has no config.yaml; is it a run directory?") from error
-    document = config.parse(text, f"{run.location}/config.yaml")
+        raise ConfigError(f"{run.shown}: has no config.yaml; is it a run directory?") from error
+    document = config.parse(text, f"{run.shown}/config.yaml")
     experiment = config.load_experiment(document.experiment, run.config)
-    return build(run, experiment, f"raypipe run {run.config} --run-dir {run.location}")
+    return build(run, experiment, f"raypipe run {run.config} --run-dir {run.shown}")
 
 
 def _existing(run_dir: str) -> RunDirectory:
     run = RunDirectory.at(run_dir)
+    run.check()
     if not run.exists(run.path("results")):
-        raise ConfigError(f"{run_dir}: no run directory (it has no results/)")
+        raise ConfigError(f"{run.shown}: no run directory (it has no results/)")
     return run

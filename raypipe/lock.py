@@ -77,7 +77,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
         Path(run.path()).mkdir(parents=True, exist_ok=True)
         lock = Path(run.lock).open("a+")  # noqa: SIM115 - held open as long as the lock
     except OSError as error:
-        raise ConfigError(f"--run-dir {run.location}: cannot be written: {error}") from error
+        raise ConfigError(f"--run-dir {run.shown}: cannot be written: {error}") from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -88,7 +88,7 @@ def _locked(run: RunDirectory) -> Iterator[None]:
 
 def _taken(run: RunDirectory, holder: str) -> ConfigError:
     return ConfigError(
-        f"--run-dir {run.location}: {holder} is writing it; wait for it to end or use another "
+        f"--run-dir {run.shown}: {holder} is writing it; wait for it to end or use another "
         "directory"
     )
 
@@ -125,7 +125,7 @@ class _Lease:
         found = self._read()
         if found is not None:
             say(
-                f"{self._run.location} was not given back by {found}; watching for "
+                f"{self._run.shown} was not given back by {found}; watching for "
                 f"{self._pace.expiry_s:g} s whether it is alive"
             )
             self._watch(found)
@@ -143,7 +143,7 @@ class _Lease:
         holder = self._read()
         if holder is None or holder.owner != self._mine.owner:
             raise LostLeaseError(
-                f"{self._run.location}: this process stood still for "
+                f"{self._run.shown}: this process stood still for "
                 f"{_now() - self._renewed:.0f} s, and {holder or 'another command'} took over"
             )
         self._write()
@@ -156,7 +156,7 @@ class _Lease:
             self.check()
             self._run.delete(self._path)
         except (LostLeaseError, OSError) as error:
-            log.warning("%s: the lease was not given back: %s", self._run.location, error)
+            log.warning("%s: the lease was not given back: %s", self._run.shown, error)
 
     def _watch(self, found: _Holder) -> None:
         start = _now()
@@ -178,7 +178,7 @@ class _Lease:
                 signal.raise_signal(signal.SIGTERM)
                 return
             except OSError as error:
-                log.warning("%s: the lease was not renewed: %s", self._run.location, error)
+                log.warning("%s: the lease was not renewed: %s", self._run.shown, error)
 
     def _read(self) -> _Holder | None:
         try:
@@ -196,9 +196,7 @@ class _Lease:
         except OSError as error:
             if self._mine.beat > 1:
                 raise
-            raise ConfigError(
-                f"--run-dir {self._run.location}: cannot be written: {error}"
-            ) from error
+            raise ConfigError(f"--run-dir {self._run.shown}: cannot be written: {error}") from error
         self._renewed = before
 
 

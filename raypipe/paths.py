@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
 
 
 def cache_directory() -> Path:
@@ -30,7 +31,7 @@ def cache_directory() -> Path:
 class RunDirectory:
     """A run directory by its location; cheap to pickle, opened where it is used."""
 
-    location: str
+    location: str = field(repr=False)
 
     @classmethod
     def at(cls, location: str | Path) -> RunDirectory:
@@ -54,8 +55,14 @@ class RunDirectory:
         try:
             filesystem, root = arrow_fs.FileSystem.from_uri(self.location)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ConfigError(f"--run-dir {self.location}: cannot be opened: {error}") from error
+            reason = without_credentials(str(error))  # Arrow repeats what it was given
+            raise ConfigError(f"--run-dir {self.shown}: cannot be opened: {reason}") from None
         return filesystem, root
+
+    @property
+    def shown(self) -> str:
+        """The location for people and files: without credentials."""
+        return without_credentials(self.location)
 
     @property
     def fs(self) -> arrow_fs.FileSystem:
@@ -124,6 +131,13 @@ class RunDirectory:
         return self.path(".lock")
 
     # files
+
+    def check(self) -> None:
+        """Raise ConfigError where what is in it cannot be read; a missing one is fine."""
+        try:
+            self.list(self.ledger)
+        except OSError as error:
+            raise ConfigError(f"--run-dir {self.shown}: cannot be read: {error}") from error
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder at ``path``."""

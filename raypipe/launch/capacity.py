@@ -14,6 +14,8 @@ import ray
 
 from raypipe.training.job import TrainingJob
 
+#: a custom resource: where nodes have it, as much as CPUs, the CPU tasks run on those alone
+TASKS = "raypipe_tasks"
 _POLL_S = 0.5
 
 
@@ -22,14 +24,22 @@ def living_nodes() -> dict[str, Mapping[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
-def room(cpus: float, gpus: float) -> int:
-    """How many processes of so many CPUs and GPUs each the nodes run at the same time."""
-    return sum(_on(node, cpus, gpus) for node in living_nodes().values())
+def room(cpus: float, gpus: float, custom: str | None = None) -> int:
+    """How many processes of so many CPUs and GPUs each the nodes run at the same time.
+
+    With ``custom`` each takes as much of that resource as CPUs.
+    """
+    asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
+    return sum(_on(node, asked) for node in living_nodes().values())
 
 
-def _on(node: Mapping[str, float], cpus: float, gpus: float) -> int:
-    by_cpu = int(node.get("CPU", 0.0) / cpus + 1e-9)
-    return min(by_cpu, int(node.get("GPU", 0.0) / gpus + 1e-9)) if gpus else by_cpu
+def for_tasks() -> str | None:
+    """The custom resource that CPU tasks ask for here, if any."""
+    return TASKS if any(TASKS in node for node in living_nodes().values()) else None
+
+
+def _on(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
+    return min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount)
 
 
 def of_a_worker(job: TrainingJob) -> tuple[float, float]:

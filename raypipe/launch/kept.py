@@ -36,6 +36,7 @@ class KeptPool(RayPool):
         self._actor = ray.remote(TaskProcess).options(
             num_cpus=options.cpus,
             num_gpus=options.gpus,
+            resources={self._custom: options.cpus} if self._custom else None,
             runtime_env=self._ray_options["runtime_env"],
         )
         # a task goes to a process that has started: others may wait for their place for long

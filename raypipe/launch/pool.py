@@ -19,13 +19,15 @@ from ray.exceptions import (
 
 from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch import fault_environment
-from raypipe.launch.capacity import Shared, living_nodes, room
+from raypipe.launch.capacity import Shared, for_tasks, living_nodes, room
 from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.launch.task import run_task
 
 # so much more than the nodes hold is handed to Ray, so that no CPU waits for the driver
 _AHEAD = 1.25
 _POLL_S = 0.5
+# how old the number of slots may be: nodes come and go
+_MEASURE_S = 2.0
 _WORTH_A_RETRY = ("worker_died", "node_lost", "host_out_of_memory", "timeout")
 
 
@@ -44,7 +46,10 @@ class Call:
 class RayPool:
     """Tasks on shares of a CPU; only as many in flight as keep the nodes busy.
 
-    Tasks without a GPU run on the CPUs that stages beside them leave.
+    Those are a little more than the nodes hold, so that an autoscaler sees that more nodes would
+    help; nodes that come are used, and for nodes that went fewer are in flight. (On GPUs, where
+    they hold what they use, the nodes are those of the beginning.) Tasks without a GPU run on the
+    CPUs that stages beside them leave.
 
     A task whose process died, or that took longer than its limit, is tried again, ``attempts``
     times in all; each death is handed out as a result of its own, so that it can be recorded.
@@ -52,15 +57,16 @@ class RayPool:
 
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
         cpus, gpus = options.cpus, options.gpus
-        slots = room(cpus, gpus)
-        if not slots:
+        self._custom = None if gpus else for_tasks()
+        if not room(cpus, gpus, self._custom):
             largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
             raise ConfigError(
                 f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
                 f"(the largest has {largest:g} CPUs); ask for less"
             )
         self._options, self._shared = options, shared
-        self._capacity = min(slots, options.most_tasks or slots) * cpus
+        self._measured, self._capacity = 0.0, 0.0
+        self._measure()
         self._task = ray.remote(run_task)
         self._ray_options = {
             "num_gpus": gpus,
@@ -130,18 +136,30 @@ class RayPool:
 
     def _limit(self) -> float:
         """The CPUs of what may be in flight: a little more than there are, one task at least."""
+        if not self._options.gpus and time.monotonic() > self._measured + _MEASURE_S:
+            self._measure()
         left = None if self._options.gpus else self._shared.left()
         if left is None and self._options.most_tasks is None:
             return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
         # what is queued in Ray would take each CPU that is to become free
         return self._capacity if left is None else min(self._capacity, left)
 
+    def _measure(self) -> None:
+        """Count what the living nodes hold; where none is left, one task waits for the next."""
+        cpus, most = self._options.cpus, self._options.most_tasks
+        slots = max(1, room(cpus, self._options.gpus, self._custom))
+        self._capacity = min(slots, most or slots) * cpus
+        self._measured = time.monotonic()
+
     def _launch(self) -> None:
         limit, in_flight = self._limit(), _cpus(self._running.values())
         while self._waiting and in_flight + self._waiting[0].cpus <= limit + 1e-9:
             cpus = self._waiting[0].cpus
             in_flight += cpus
-            self._start_next(self._task.options(num_cpus=cpus, **self._ray_options))
+            custom = {self._custom: cpus} if self._custom else None
+            self._start_next(
+                self._task.options(num_cpus=cpus, resources=custom, **self._ray_options)
+            )
         if not self._options.gpus:
             self._shared.use(self, in_flight)
 

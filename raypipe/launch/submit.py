@@ -29,6 +29,8 @@ for _name in ("ray", JobSubmissionClient.__module__):
 
 #: what no worker needs of the working directory; `.gitignore` is heeded beside it
 _EXCLUDES = [".git", "runs", "**/__pycache__"]
+# so long `ray job stop` waits for a run to end in order, before it kills it: seconds
+_STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
 
 def submit(
@@ -59,7 +61,11 @@ def submit(
         client = JobSubmissionClient(address)
         job = client.submit_job(
             entrypoint=join(command),
-            runtime_env={"working_dir": ".", "excludes": _EXCLUDES, "env_vars": environment},
+            runtime_env={
+                "working_dir": ".",
+                "excludes": _EXCLUDES,
+                "env_vars": _STOP | environment,
+            },
         )
     except AuthenticationError as error:
         raise ConfigError(

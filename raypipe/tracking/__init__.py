@@ -20,6 +20,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
 
 if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
     from raypipe.paths import RunDirectory
@@ -54,7 +55,6 @@ _SECRET = re.compile(
     r"(api|access|private|secret|encryption)_?key)(_|$)",
     re.IGNORECASE,
 )
-_USER_OF_URL = re.compile(r"(?<=://)[^/@\s\"]+(?=@)")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Trackers:
             log.warning(
                 "tracking: %s failed and gets nothing more from this command; the tables of the "
                 "run are complete: %s: %s",
-                *(name, type(error).__name__, _USER_OF_URL.sub("***", str(error))),
+                *(name, type(error).__name__, without_credentials(str(error))),
             )
 
 
@@ -168,7 +168,7 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
         used, hint = server[name]
         if not (used or run.is_local):
             raise ConfigError(
-                f"tracking: {name} needs a local run directory, not {run.location}{hint}"
+                f"tracking: {name} needs a local run directory, not {run.shown}{hint}"
             )
 
 
@@ -215,7 +215,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
             result[key] = value
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            result[key] = _USER_OF_URL.sub("***", text)
+            result[key] = without_credentials(text)
     return result
 
 

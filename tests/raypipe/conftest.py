@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyarrow import fs as arrow_fs
 
+from raypipe import commands
+from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
+from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
 
@@ -26,3 +30,16 @@ def remote(tmp_path: Path) -> RunDirectory:
     filesystem = arrow_fs.SubTreeFileSystem(str(tmp_path), arrow_fs.LocalFileSystem())
     run.__dict__["_opened"] = (filesystem, "remote")
     return run
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with an experiment and its configuration; runs are in this process."""
+    (tmp_path / "toy.py").write_text(TOY)
+    (tmp_path / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.delenv(commands.RUNS, raising=False)
+    yield tmp_path
+    sys.modules.pop("toy", None)

@@ -4,87 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from raypipe import cli, commands, lock
+from raypipe import commands, lock
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
-
-TOY = """
-from pydantic import Field, PositiveInt
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.stages import hardware_stage
-from raypipe.settings import Settings
-from raypipe.training.settings import TrainStageSettings
-
-
-class Squares(Settings):
-    numbers: tuple[int, ...] = (1, 2)
-    power: PositiveInt = 2
-
-
-class Toy(Settings):
-    squares: Squares = Squares()
-    train: TrainStageSettings = TrainStageSettings()
-
-
-def stages(settings):
-    s = settings.squares
-    if 13 in s.numbers:
-        raise ValueError("squares.numbers = 13: brings bad luck; leave it out")
-    units = [Unit(f"squares/{n}", {"squares": {"power": s.power}}) for n in s.numbers]
-
-    def run(context):
-        with context.pool(PoolOptions(0.5)) as pool:
-            todo = {unit.slot: unit for unit in context.todo()}
-            for slot in todo:
-                pool.submit(slot, pow, int(slot.split("/")[1]), s.power)
-            while ended := context.finished(pool):
-                for result in ended:
-                    row = {"dataset": result.key, "value": float(result.value)}
-                    context.ledger.put("evaluations", {result.key: row})
-                    context.finish(todo[result.key])
-                    print("computed", result.key)
-                    if result.value == 7**s.power:
-                        raise RuntimeError("seven is one too many")
-                    if result.value == 8**s.power:
-                        raise KeyboardInterrupt
-
-    return [hardware_stage(), Stage("squares", run, units, ("hardware",))]
-
-
-EXPERIMENT = Experiment("toy", 1, Toy, stages)
-"""
-
-
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with an experiment and its configuration; runs are in this process."""
-    (tmp_path / "toy.py").write_text(TOY)
-    (tmp_path / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
-    monkeypatch.delenv(commands.RUNS, raising=False)
-    yield tmp_path
-    sys.modules.pop("toy", None)
-
-
-def raypipe(*arguments: str) -> int:
-    """The exit status of a command."""
-    old, sys.argv = sys.argv, ["raypipe", *arguments]
-    try:
-        cli.main()
-    except SystemExit as end:
-        return int(end.code or 0)
-    finally:
-        sys.argv = old
-    return 0
+from tests.raypipe.toy import TOY, raypipe
 
 
 def left(folder: Path) -> set[str]:

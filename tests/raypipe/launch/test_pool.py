@@ -14,6 +14,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from raypipe.errors import ConfigError
+from raypipe.launch import pool as pool_module
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.launch.launcher import PoolOptions, TaskResult
@@ -222,3 +223,17 @@ def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path,
         for number in range(8):
             pool.submit(f"{number}", mark, number)
         assert max(result.value for result in collect(pool).values()) <= most
+
+
+def test_nodes_that_come_and_go_count(launcher: RayLauncher, keep, monkeypatch):
+    nodes = [1]
+    monkeypatch.setattr(pool_module, "_MEASURE_S", 0)
+    monkeypatch.setattr(pool_module, "room", lambda cpus, gpus, custom: nodes[0])
+    with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
+        assert pool.capacity == 1
+        nodes[0] = 5
+        assert pool.has_room
+        assert pool.capacity == 5
+        nodes[0] = 0  # one task waits for the next node
+        assert pool.has_room
+        assert pool.capacity == 1

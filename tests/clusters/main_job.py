@@ -1,0 +1,90 @@
+"""The main job in its smallest form, as a user submits it to a cluster."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+
+PROJECT = Path(__file__).resolve().parents[2]
+WAIT_S = 900
+CONFIG = """
+experiment: experiments.pabbo_lda
+data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
+train_small:
+  training: {steps: 6, micro_batch: 4, log_every: 2, checkpoint_every: 2}
+  pabbo: &pabbo {policy_batch: 2, trajectories: 2, horizon: 4}
+evaluate_small: &evaluation
+  {functions: 6, starts: 1, steps: 5, query_points: 32, candidate_pairs: 64}
+train_large:
+  training: {steps: 4, micro_batch: 4, log_every: 2, checkpoint_every: 2}
+  pabbo: *pabbo
+evaluate_large: *evaluation
+lda:
+  {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
+   cpus: 1, cache: false}
+"""
+STAGES = {"hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"}
+STAGES |= {"lda", "aggregate"}
+
+
+def write(folder: Path) -> None:
+    """The directory of which a job gets a copy: the packages and ``tiny.yaml``."""
+    for package in ("raypipe", "experiments"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(PROJECT / package, folder / package, ignore=ignored)
+    (folder / "tiny.yaml").write_text(CONFIG)
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder), name)
+
+
+def stored_evaluations(folder: Path) -> int:
+    """How many values are in the ledger of a run that is under way."""
+    lines = (file.read_bytes() for file in folder.glob("ledger/*.jsonl"))
+    return sum(content.count(b'"table": "evaluations"') for content in lines)
+
+
+def assert_whole(folder: Path) -> None:
+    """Every stage has succeeded, and every unit is there once."""
+    stages = table(folder, "stages")
+    assert set(stages["stage"]) == STAGES
+    assert set(stages["status"]) == {"succeeded"}
+    assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
+    assert len(table(folder, "studies")) == 8 * 2
+    assert list(table(folder, "trials")["trial_id"]) == ["train_small", "train_large"]
+
+
+def assert_same(folder: Path, undisturbed: Path) -> None:
+    """What does not hang on time and place is equal."""
+    for name, columns in {
+        "study_history": ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value"],
+        "evaluations": ["dataset", "seed", "T", "value"],
+        "steps": ["trial_id", "step", "loss", "lr"],
+        "trials": ["trial_id", "status", "steps", "loss_final"],
+    }.items():
+        found, expected = (
+            table(each, name)[columns].sort_values(columns[:4]).reset_index(drop=True)
+            for each in (folder, undisturbed)
+        )
+        pd.testing.assert_frame_equal(found, expected, obj=name)
+
+
+def wait_until(
+    happened: Callable[[], bool], what: str, process: subprocess.Popen[str] | None = None
+) -> None:
+    """As long as the process runs, if one is given."""
+    deadline = time.monotonic() + WAIT_S
+    while not happened():
+        if process is not None:
+            assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"not in {WAIT_S} s: {what}"
+        time.sleep(0.1)

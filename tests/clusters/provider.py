@@ -1,0 +1,74 @@
+"""A provider for Ray's cluster launcher: machines that run already are its cloud."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from ray.autoscaler.node_provider import NodeProvider
+
+
+class Machines(NodeProvider):
+    """Nodes are named by their addresses; a terminated machine is not taken again.
+
+    ``provider_config["state"]`` is a JSON file on the file system that all share: for each address
+    ``{"type": what node_config["type"] asks for, "running": bool, "tags": {...}}``.
+    """
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str) -> None:
+        super().__init__(provider_config, cluster_name)
+        self._file = Path(provider_config["state"])
+        self._lock = FileLock(f"{self._file}.lock")
+
+    def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
+        return [
+            address
+            for address, machine in self._read().items()
+            if machine["running"] and tag_filters.items() <= machine["tags"].items()
+        ]
+
+    def is_running(self, node_id: str) -> bool:
+        return bool(self._read()[node_id]["running"])
+
+    def is_terminated(self, node_id: str) -> bool:
+        return not self.is_running(node_id)
+
+    def node_tags(self, node_id: str) -> dict[str, str]:
+        return dict(self._read()[node_id]["tags"])
+
+    def external_ip(self, node_id: str) -> str:
+        return node_id
+
+    def internal_ip(self, node_id: str) -> str:
+        return node_id
+
+    def set_node_tags(self, node_id: str, tags: dict[str, str]) -> None:
+        with self._lock:
+            machines = self._read()
+            machines[node_id]["tags"] |= tags
+            self._file.write_text(json.dumps(machines))
+
+    def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
+        with self._lock:
+            machines = self._read()
+            free = [
+                machine
+                for machine in machines.values()
+                if machine["type"] == node_config["type"] and not machine["tags"]
+            ]
+            for machine in free[:count]:
+                machine.update(running=True, tags=dict(tags))
+            self._file.write_text(json.dumps(machines))
+
+    def terminate_node(self, node_id: str) -> None:
+        with self._lock:
+            machines = self._read()
+            machines[node_id]["running"] = False
+            self._file.write_text(json.dumps(machines))
+
+    def _read(self) -> dict[str, Any]:
+        with self._lock:
+            machines: dict[str, Any] = json.loads(self._file.read_text())
+        return machines

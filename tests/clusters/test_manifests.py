@@ -1,0 +1,142 @@
+"""``cluster.yaml``, ``kubernetes/rayjob.yaml`` and the environment they install."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from jsonschema import ValidationError
+from packaging.requirements import Requirement
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from raypipe import cli
+from raypipe.launch.capacity import TASKS
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((PROJECT / "cluster.yaml").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, dict[str, Any]]:
+    text = (PROJECT / "kubernetes/rayjob.yaml").read_text()
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+@pytest.fixture(scope="module")
+def pins() -> dict[str, str]:
+    lines = (PROJECT / "requirements.txt").read_text().splitlines()
+    pinned = [line.partition(";")[0].strip() for line in lines if not line.startswith("#")]
+    return dict(line.split("==") for line in pinned)
+
+
+def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds(cluster):
+    prepared = prepare_config(cluster)
+    validate_config(prepared)
+    kinds = prepared["available_node_types"]
+    assert set(kinds) == {"head", "gpu", "cpu"}
+    assert prepared["head_node_type"] == "head"
+    assert kinds["head"]["max_workers"] == 0
+    for name in ("gpu", "cpu"):
+        assert kinds[name]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
+        assert 1 <= kinds[name]["min_workers"] < kinds[name]["max_workers"]
+    assert "InstanceMarketOptions" not in kinds["head"]["node_config"]
+    assert sum(kind["max_workers"] for kind in kinds.values()) <= prepared["max_workers"]
+    # of the instance that the file names
+    assert (kinds["cpu"]["node_config"]["InstanceType"], kinds["cpu"]["resources"]) == (
+        "c6i.8xlarge",
+        {TASKS: 32},
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_wrokers": 3}, "max_wrokers"),
+        ({"available_node_types": {"head": {"resources": {}}}}, "node_config"),
+        ({"setup_commands": "pip install raypipe"}, "is not of type 'array'"),
+    ],
+)
+def test_the_schema_refuses_what_is_wrong(cluster, change, message):
+    with pytest.raises(ValidationError, match=message):
+        validate_config(cluster | change)
+
+
+def test_nobody_reaches_the_dashboard_without_a_tunnel_and_a_token(cluster):
+    start = cluster["head_start_ray_commands"][-1]
+    assert "--dashboard-host=127.0.0.1" in start
+    assert any("RAY_AUTH_MODE=token" in command for command in cluster["setup_commands"])
+    assert "~/.ray/auth_token" in cluster["file_mounts"]
+
+
+def test_what_the_nodes_install_is_pinned_and_what_raypipe_asks_for(cluster, pins):
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for text in [*project["dependencies"], *extras["nlp"], *extras["tracking"]]:
+        wanted = Requirement(text)
+        assert wanted.specifier.contains(pins[wanted.name.lower()]), text
+    assert "-r ~/raypipe/requirements.txt" in "\n".join(cluster["setup_commands"])
+    assert version("ray") == pins["ray"], "the environment of a cluster is the tested one"
+
+
+def test_the_rayjob_has_what_the_definition_of_version_1_asks_for(manifest):
+    job, claim = manifest["RayJob"], manifest["PersistentVolumeClaim"]
+    assert job["apiVersion"] == "ray.io/v1"
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert job["spec"]["shutdownAfterJobFinishes"] is True
+    cluster = job["spec"]["rayClusterSpec"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    workers = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+    assert set(workers) == {"gpu", "cpu"}
+    groups = [cluster["headGroupSpec"], *workers.values()]
+    assert not [group for group in workers.values() if group["minReplicas"] > group["maxReplicas"]]
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        (mount,) = container["volumeMounts"]
+        (volume,) = pod["volumes"]
+        assert mount["name"] == volume["name"]
+        assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        # Ray reads these as words of a command
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    tasks = yaml.safe_load(yaml.safe_load(workers["cpu"]["rayStartParams"]["resources"]))
+    cpus = workers["cpu"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"]
+    assert tasks == {TASKS: int(cpus)}
+
+
+def test_every_pod_has_the_image_with_the_pinned_ray(manifest, pins):
+    cluster = manifest["RayJob"]["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    images = {group["template"]["spec"]["containers"][0]["image"] for group in groups}
+    assert images == {f"REGISTRY/raypipe:{version('raypipe')}"}
+    assert cluster["rayVersion"] == pins["ray"]
+    recipe = (PROJECT / "kubernetes/Dockerfile").read_text()
+    base = re.search(r"^FROM rayproject/ray:(\S+)-py311$", recipe, re.MULTILINE)
+    assert base is not None
+    assert base[1] == pins["ray"]
+
+
+def test_the_entrypoint_is_a_command_of_raypipe_on_the_shared_volume(manifest):
+    spec = manifest["RayJob"]["spec"]
+    name, *words = shlex.split(spec["entrypoint"])
+    assert name == "raypipe"
+    group = typer.main.get_command(cli.app)
+    context = group.make_context(name, list(words), resilient_parsing=True)
+    _, command, rest = group.resolve_command(context, words)
+    given = command.make_context(command.name, rest).params
+    copied = Path(given["config"]).relative_to("/home/ray/raypipe")
+    assert (PROJECT / copied).is_file()
+    head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    assert Path(given["run_dir"]).is_relative_to(head["volumeMounts"][0]["mountPath"])

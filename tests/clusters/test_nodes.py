@@ -1,0 +1,184 @@
+"""The main job on clusters of two and four nodes, one of which goes away in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import main_job, namespaces
+from tests.clusters.main_job import WAIT_S, stored_evaluations, table, wait_until
+from tests.clusters.namespaces import Host, Network
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+BIN = Path(sys.executable).parent
+SLOWLY = "delay_task:s=1"
+TOKEN = "0123456789abcdef" * 4
+# a node that does not answer is given up after some ten seconds
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": TOKEN,
+    "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "4000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONPATH": "",
+}
+NODE = ("--num-cpus=1", "--object-store-memory=80000000", "--disable-usage-stats")
+
+
+class Cluster:
+    """A head, and what is done with it from outside."""
+
+    def __init__(self, net: Network, work: Path) -> None:
+        self._net, self._work = net, work
+        self.head = net.host(ENVIRONMENT)
+        address = self.head.address
+        ray_start = ("ray", "start", "--head", "--port=6379", f"--node-ip-address={address}")
+        self.head.run(*ray_start, "--dashboard-host=0.0.0.0", *NODE)
+        self.dashboard = f"http://{address}:8265"
+        wait_until(lambda: _listens(address, 8265), "the dashboard listens")
+
+    def add(self) -> Host:
+        """One more node."""
+        host = self._net.host(ENVIRONMENT)
+        host.run("ray", "start", f"--address={self.head.address}:6379", *NODE)
+        return host
+
+    def ray_job_submit(self, folder: Path, faults: str) -> subprocess.Popen[str]:
+        """As the documentation of Ray has it."""
+        variables = json.dumps({"env_vars": {"RAYPIPE_FAULTS": faults}})
+        submit = ("ray", "job", "submit", "--address", self.dashboard, "--working-dir", ".")
+        command = ("raypipe", "run", "tiny.yaml", "--run-dir", str(folder))
+        return self._start(*submit, "--runtime-env-json", variables, "--", *command)
+
+    def raypipe_submit(
+        self, folder: Path, faults: str, *more: str, token: str = TOKEN
+    ) -> subprocess.Popen[str]:
+        """As ours has it."""
+        submit = ("-m", "raypipe", "submit", "tiny.yaml", "--address", self.dashboard)
+        given = (*submit, "--run-dir", str(folder), *more)
+        return self._start(sys.executable, *given, faults=faults, token=token)
+
+    def stop(self, job: str) -> None:
+        """``ray job stop``, which waits for the end."""
+        process = self._start("ray", "job", "stop", "--address", self.dashboard, job)
+        output, _ = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 0, output
+
+    def _start(self, *words: str, faults: str = "", token: str = TOKEN) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            list(words),
+            cwd=self._work,
+            env={
+                **os.environ,
+                **ENVIRONMENT,
+                "RAY_AUTH_TOKEN": token,
+                "RAYPIPE_FAULTS": faults,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+Submit = Callable[[Cluster, Path, str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    namespaces.require()
+    work = tmp_path_factory.mktemp("work")  # the directory of which a job gets a copy
+    main_job.write(work)
+    with namespaces.network(tmp_path_factory.mktemp("hosts")) as net:
+        yield Cluster(net, work)
+
+
+@pytest.fixture(scope="module")
+def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of an undisturbed run on the head alone."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    process = cluster.raypipe_submit(folder, "")
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, output
+    assert len(table(folder, "environment")) == 1
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("nodes", "submit", "remove"),
+    [
+        pytest.param(2, Cluster.ray_job_submit, Host.power_off, id="two"),
+        pytest.param(4, Cluster.raypipe_submit, Host.unplug, id="four"),
+    ],
+)
+def test_a_node_goes_away(
+    cluster: Cluster,
+    alone: Path,
+    tmp_path: Path,
+    nodes: int,
+    submit: Submit,
+    remove: Callable[[Host], None],
+) -> None:
+    others = [cluster.add() for _ in range(nodes - 1)]
+    folder = tmp_path / "run"
+    try:
+        process = submit(cluster, folder, SLOWLY)
+        wait_until(lambda: stored_evaluations(folder) >= 6, "values are stored", process)
+        remove(others[0])
+        removed_at = stored_evaluations(folder)
+        output, _ = process.communicate(timeout=WAIT_S)
+    finally:
+        for host in others:
+            host.power_off()
+    assert process.returncode == 0, output
+    assert removed_at < len(table(folder, "evaluations")), "it was over before"
+    names = {host.name for host in (cluster.head, *others)}
+    assert set(table(folder, "environment")["hostname"]) == names
+    main_job.assert_whole(folder)
+    main_job.assert_same(folder, alone)
+
+
+def _listens(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    quick = ("lda.optimizers=[ga,tpe]", "--only", "lda")
+    process = cluster.raypipe_submit(folder, SLOWLY, *quick)
+    assert process.stdout is not None
+    job = re.search(r"^job (\S+) on ", process.stdout.readline())
+    assert job is not None
+    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
+    cluster.stop(job[1])
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130, output
+    assert "interrupted; what is finished is kept" in output
+    assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"
+    again = cluster.raypipe_submit(folder, "", *quick)
+    output, _ = again.communicate(timeout=WAIT_S)
+    assert again.returncode == 0, output
+    assert not table(folder, "evaluations").duplicated(["dataset", "seed", "T"]).any()
+    assert set(table(folder, "studies")["unique_evaluations"]) == {8}
+
+
+def test_without_the_token_nothing_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    process = cluster.raypipe_submit(tmp_path / "run", "", token="f" * 64)
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2, output
+    assert "asks for a token" in output
+    assert "Traceback" not in output

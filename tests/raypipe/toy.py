@@ -1,0 +1,66 @@
+"""The smallest experiment, and commands on it in this process."""
+
+from __future__ import annotations
+
+import sys
+
+from raypipe import cli
+
+TOY = """
+from pydantic import Field, PositiveInt
+from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.launch.launcher import PoolOptions
+from raypipe.stages import hardware_stage
+from raypipe.settings import Settings
+from raypipe.training.settings import TrainStageSettings
+
+
+class Squares(Settings):
+    numbers: tuple[int, ...] = (1, 2)
+    power: PositiveInt = 2
+
+
+class Toy(Settings):
+    squares: Squares = Squares()
+    train: TrainStageSettings = TrainStageSettings()
+
+
+def stages(settings):
+    s = settings.squares
+    if 13 in s.numbers:
+        raise ValueError("squares.numbers = 13: brings bad luck; leave it out")
+    units = [Unit(f"squares/{n}", {"squares": {"power": s.power}}) for n in s.numbers]
+
+    def run(context):
+        with context.pool(PoolOptions(0.5)) as pool:
+            todo = {unit.slot: unit for unit in context.todo()}
+            for slot in todo:
+                pool.submit(slot, pow, int(slot.split("/")[1]), s.power)
+            while ended := context.finished(pool):
+                for result in ended:
+                    row = {"dataset": result.key, "value": float(result.value)}
+                    context.ledger.put("evaluations", {result.key: row})
+                    context.finish(todo[result.key])
+                    print("computed", result.key)
+                    if result.value == 7**s.power:
+                        raise RuntimeError("seven is one too many")
+                    if result.value == 8**s.power:
+                        raise KeyboardInterrupt
+
+    return [hardware_stage(), Stage("squares", run, units, ("hardware",))]
+
+
+EXPERIMENT = Experiment("toy", 1, Toy, stages)
+"""
+
+
+def raypipe(*arguments: str) -> int:
+    """The exit status of a command."""
+    old, sys.argv = sys.argv, ["raypipe", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    finally:
+        sys.argv = old
+    return 0
