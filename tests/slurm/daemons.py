@@ -106,7 +106,7 @@ class Slurm:
         return self._answer("sbatch", "--parsable", *map(str, words), cwd=cwd, extra=environment)
 
     def control(self, *words: str) -> str:
-        """``scontrol`` with these words."""
+        """``scontrol`` with these words, and what it prints."""
         return self._answer("scontrol", *words)
 
     def cancel(self, *words: str) -> None:

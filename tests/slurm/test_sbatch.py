@@ -45,7 +45,7 @@ def processes(folder: Path) -> str:
     for process in psutil.process_iter():
         try:
             if process.environ().get("SLURM_SUBMIT_DIR") == str(folder):
-                found.append(" ".join(process.cmdline()))
+                found.append(" ".join(process.cmdline())[:100])
         except (psutil.Error, OSError):
             continue
     return "\n".join(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -32,6 +33,8 @@ def task(number: int, settings: TaskSettings) -> str:
         raise ValueError("broken on purpose")
     first = "SLURM_RESTART_COUNT" not in os.environ
     time.sleep(1e6 if first and settings.held is not None and number >= settings.held else 0)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise RuntimeError("Ray cannot cancel what ignores SIGINT")
     time.sleep(settings.seconds)
     return f"{os.environ['SLURMD_NODENAME']} gpus={os.environ.get('CUDA_VISIBLE_DEVICES')}"
 
