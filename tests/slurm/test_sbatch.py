@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -101,13 +102,27 @@ def test_the_exit_status_is_the_commands_also_of_two_jobs_on_a_node(slurm, folde
     assert not (folder / "elsewhere").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "path", "message"),
+    [((), None, "which configuration?"), (("nodes.yaml",), "/usr/bin:/bin", "is not on PATH")],
+)
+def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, message):
+    changed = {**environment(folder), **({"PATH": path} if path else {})}
+    job = slurm.ended(slurm.submit(*ONE_CPU, SCRIPT, *words, cwd=folder, environment=changed))
+    assert (job.state, job.status) == ("FAILED", 2)
+    assert message in job.log
+
+
 def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
-    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@5", "nodes.yaml",
+    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@30", "nodes.yaml",
                  "tasks.units=10", "tasks.held=6")  # fmt: skip
     log = lambda: slurm.job(job).log  # noqa: E731
     until(lambda: log().count("is done") == 6, "six tasks are done", 120, log)
-    slurm.control("update", f"JobId={job}", "TimeLimit=1")
+    # the controller looks twice a minute whose end is near, and sends the signal early
+    soon = datetime.now() + timedelta(seconds=75)
+    slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
     until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 150, log)
+    # it would wait for two minutes
     slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
     ended = slurm.ended(job)
     assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log

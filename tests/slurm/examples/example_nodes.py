@@ -43,7 +43,9 @@ def stages(settings: NodesSettings) -> Sequence[Stage]:
     def run(context: StageContext) -> None:
         units = {unit.slot: unit for unit in context.todo()}
         with context.pool(PoolOptions(gpus=settings.tasks.gpus)) as pool:
-            calls = [(slot, task, unit.identity["task"], settings.tasks) for slot, unit in units.items()]
+            calls = [
+                (slot, task, unit.identity["task"], settings.tasks) for slot, unit in units.items()
+            ]
             for slot, worker in context.map(pool, calls):
                 row = {"dataset": slot, "T": units[slot].identity["task"], "worker": worker}
                 context.ledger.put("evaluations", {f"{slot}/{os.getpid()}": row})
