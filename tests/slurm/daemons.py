@@ -99,7 +99,13 @@ class Slurm:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        with self._stack:
+            self.clear()
+
+    def clear(self) -> None:
+        """No job is left, also where a test failed."""
+        self._answer("scancel", "--user=root")
+        until(lambda: not self._answer("squeue", "-h"), "no job is left", 90)
 
     def submit(self, *words: str | Path, cwd: Path, environment: Mapping[str, str]) -> str:
         """``sbatch`` with these words; the job's id."""

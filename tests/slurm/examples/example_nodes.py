@@ -28,7 +28,7 @@ class NodesSettings(Settings):
 
 
 def task(number: int, settings: TaskSettings) -> str:
-    """The node, and the GPUs that can be seen there."""
+    """The node, the GPUs that can be seen there, and the interface of torch's gloo."""
     if number == settings.broken:
         raise ValueError("broken on purpose")
     first = "SLURM_RESTART_COUNT" not in os.environ
@@ -36,7 +36,8 @@ def task(number: int, settings: TaskSettings) -> str:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise RuntimeError("Ray cannot cancel what ignores SIGINT")
     time.sleep(settings.seconds)
-    return f"{os.environ['SLURMD_NODENAME']} gpus={os.environ.get('CUDA_VISIBLE_DEVICES')}"
+    names = ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
+    return " ".join(str(os.environ.get(name)) for name in names)
 
 
 def stages(settings: NodesSettings) -> Sequence[Stage]:
