@@ -1,0 +1,60 @@
+"""Tasks that say on which node of a SLURM job they ran."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+from raypipe.context import StageContext
+from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.launch.launcher import PoolOptions
+from raypipe.settings import Settings
+
+
+class TaskSettings(Settings):
+    units: int = 8
+    seconds: float = 0.5
+    gpus: float = 0
+    #: this one raises
+    broken: int | None = None
+    #: from this one on they last for ever, unless the job was queued again
+    held: int | None = None
+
+
+class NodesSettings(Settings):
+    tasks: TaskSettings = TaskSettings()
+
+
+def task(number: int, settings: TaskSettings) -> str:
+    """The node, the GPUs that can be seen there, and the interface of torch's gloo."""
+    if number == settings.broken:
+        raise ValueError("broken on purpose")
+    first = "SLURM_RESTART_COUNT" not in os.environ
+    time.sleep(1e6 if first and settings.held is not None and number >= settings.held else 0)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise RuntimeError("Ray cannot cancel what ignores SIGINT")
+    time.sleep(settings.seconds)
+    names = ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME")
+    return " ".join(str(os.environ.get(name)) for name in names)
+
+
+def stages(settings: NodesSettings) -> Sequence[Stage]:
+    def run(context: StageContext) -> None:
+        units = {unit.slot: unit for unit in context.todo()}
+        with context.pool(PoolOptions(gpus=settings.tasks.gpus)) as pool:
+            calls = [
+                (slot, task, unit.identity["task"], settings.tasks) for slot, unit in units.items()
+            ]
+            for slot, worker in context.map(pool, calls):
+                row = {"dataset": slot, "T": units[slot].identity["task"], "worker": worker}
+                context.ledger.put("evaluations", {f"{slot}/{os.getpid()}": row})
+                context.finish(units[slot])
+                context.say(f"{slot} is done")
+
+    units = [Unit(f"tasks/{i}", {"task": i}) for i in range(settings.tasks.units)]
+    return [Stage("tasks", run, units)]
+
+
+EXPERIMENT = Experiment("nodes", 1, NodesSettings, stages)

@@ -1,0 +1,143 @@
+"""``slurm/raypipe.sbatch`` under a SLURM of two nodes: real daemons, real Ray clusters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raypipe.paths import RunDirectory
+from raypipe.results import read_table
+from tests.slurm.daemons import Slurm, missing, until
+
+PROJECT = Path(__file__).parents[2]
+SCRIPT = PROJECT / "slurm" / "raypipe.sbatch"
+# small machines rehearse this: the defaults of the script are 128 CPUs and 256 GB
+ONE_CPU = ("--cpus-per-task=1", "--mem=2000")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if reason := missing():
+        pytest.skip(f"no SLURM: {reason}")
+    with Slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def folder(tmp_path: Path, slurm: Slurm) -> Iterator[Path]:
+    """Where jobs are submitted; at the end nothing of them may be left on the nodes."""
+    (tmp_path / "nodes.yaml").write_text("experiment: example_nodes\n")
+    yield tmp_path
+    slurm.clear()
+    until(lambda: not processes(tmp_path), "every process ended", 20, lambda: processes(tmp_path))
+    assert not list(Path("/tmp").glob("rp-*-*/*.log")), "a node's directory is left"
+
+
+def processes(folder: Path) -> str:
+    """The command lines of what runs as a part of the jobs of a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SLURM_SUBMIT_DIR") == str(folder):
+                found.append(" ".join(process.cmdline())[:100])
+        except (psutil.Error, OSError):
+            continue
+    return "\n".join(found)
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """A shell with raypipe's environment activated."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{PROJECT}:{PROJECT / 'tests/slurm/examples'}",
+        "RAYPIPE_CACHE": str(folder / "cache"),
+    }
+
+
+def submit(slurm: Slurm, folder: Path, *words: str) -> str:
+    split = words.index("nodes.yaml")
+    options, arguments = words[:split], words[split:]
+    return slurm.submit(*ONE_CPU, *options, SCRIPT, *arguments, cwd=folder,
+                        environment=environment(folder))  # fmt: skip
+
+
+def done_by(folder: Path, job: str) -> dict[int, str]:
+    """Which worker did which task; every task has one row."""
+    table = read_table(RunDirectory.at(folder / "runs" / f"slurm-{job}"), "evaluations")
+    assert table["T"].is_unique
+    return dict(zip(table["T"], table["worker"], strict=True))
+
+
+def test_a_run_on_two_nodes_uses_both(slurm, folder):
+    job = slurm.ended(submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.units=12"))
+    assert (job.state, job.status) == ("COMPLETED", 0), job.log
+    workers = done_by(folder, job.id)
+    assert sorted(workers) == list(range(12))
+    # none has a GPU, though the nodes have some; workers of a training meet on the real network
+    assert set(workers.values()) == {"n1  eth0", "n2  eth0"}
+    assert "done: " in job.log
+    assert "\x1b" not in job.log
+    assert "rror" not in job.log
+
+
+def test_the_exit_status_is_the_commands_also_of_two_jobs_on_a_node(slurm, folder):
+    failing = submit(slurm, folder, "--partition=gpu", "--gpus-per-node=1", "nodes.yaml",
+                     "tasks.gpus=1", "tasks.broken=3")  # fmt: skip
+    mistaken = submit(slurm, folder, "--partition=gpu", "nodes.yaml", "tasks.unit=3",
+                      "--run-dir", "elsewhere")  # fmt: skip
+    until(lambda: slurm.job(mistaken).state != "PENDING", "the second job starts")
+    assert slurm.job(failing).state == "RUNNING", "two jobs on a node"
+    ended = [slurm.ended(job) for job in (failing, mistaken)]
+    assert [(job.state, job.status) for job in ended] == [("FAILED", 1), ("FAILED", 2)], ended
+    assert "broken on purpose" in ended[0].log
+    assert set(done_by(folder, failing).values()) == {"n2 0 None"}
+    assert "did you mean tasks.units" in ended[1].log
+    assert not (folder / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "message"),
+    [((), None, "which configuration?"), (("nodes.yaml",), "/usr/bin:/bin", "is not on PATH")],
+)
+def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, message):
+    changed = {**environment(folder), **({"PATH": path} if path else {})}
+    job = slurm.ended(slurm.submit(*ONE_CPU, SCRIPT, *words, cwd=folder, environment=changed))
+    assert (job.state, job.status) == ("FAILED", 2)
+    assert message in job.log
+
+
+def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
+    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@30", "nodes.yaml",
+                 "tasks.units=10", "tasks.held=6")  # fmt: skip
+    log = lambda: slurm.job(job).log  # noqa: E731
+    until(lambda: log().count("is done") == 6, "six tasks are done", 120, log)
+    # the controller looks twice a minute whose end is near, and sends the signal early
+    soon = datetime.now() + timedelta(seconds=75)
+    slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
+    until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 150, log)
+    # it would wait for two minutes
+    slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
+    ended = slurm.ended(job)
+    assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
+    assert "interrupted; what is finished is kept" in ended.log
+    assert sorted(done_by(folder, job)) == list(range(10))
+    assert [ended.log.count(f"tasks/{i} is done") for i in range(10)] == [1] * 10
+
+
+def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
+    job = submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.held=4")
+    log = lambda: slurm.job(job).log  # noqa: E731
+    until(lambda: log().count("is done") == 4, "four tasks are done", 120, log)
+    slurm.cancel(job)
+    ended = slurm.ended(job)
+    assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
+    assert "interrupted; what is finished is kept" in ended.log
+    assert sorted(done_by(folder, job)) == list(range(4))
