@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos import disturbances
 from tests.chaos.rounds import run_rounds
 
 
+@pytest.mark.slow
 def test_a_disturbed_run_ends_as_the_undisturbed_one(tmp_path: Path) -> None:
     chosen = (
         disturbances.driver_killed,
