@@ -115,14 +115,14 @@ def test_what_cannot_run_says_so_before_ray_starts(slurm, folder, words, path, m
 
 
 def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
-    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@30", "nodes.yaml",
+    job = submit(slurm, folder, "--nodes=2", "--time=10", "--signal=B:USR1@60", "nodes.yaml",
                  "tasks.units=10", "tasks.held=6")  # fmt: skip
     log = lambda: slurm.job(job).log  # noqa: E731
-    until(lambda: log().count("is done") == 6, "six tasks are done", 120, log)
+    until(lambda: log().count("is done") == 6, "six tasks are done", 300, log)
     # the controller looks twice a minute whose end is near, and sends the signal early
-    soon = datetime.now() + timedelta(seconds=75)
+    soon = datetime.now() + timedelta(seconds=120)
     slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
-    until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 150, log)
+    until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, log)
     # it would wait for two minutes
     slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
     ended = slurm.ended(job)
@@ -135,7 +135,7 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
 def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
     job = submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.held=4")
     log = lambda: slurm.job(job).log  # noqa: E731
-    until(lambda: log().count("is done") == 4, "four tasks are done", 120, log)
+    until(lambda: log().count("is done") == 4, "four tasks are done", 300, log)
     slurm.cancel(job)
     ended = slurm.ended(job)
     assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
