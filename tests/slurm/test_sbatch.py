@@ -76,8 +76,19 @@ def done_by(folder: Path, job: str) -> dict[int, str]:
     return dict(zip(table["T"], table["worker"], strict=True))
 
 
-def test_a_run_on_two_nodes_uses_both(slurm, folder):
-    job = slurm.ended(submit(slurm, folder, "--nodes=2", "nodes.yaml", "tasks.units=12"))
+def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slurm, folder):
+    slow = folder / "bin" / "ray"
+    slow.parent.mkdir()
+    slow.write_text(
+        '#!/bin/bash\nmkdir "$0-$SLURMD_NODENAME" 2> /dev/null && exit 1\n'
+        f'exec {Path(sys.executable).parent}/ray "$@"\n'
+    )
+    slow.chmod(0o755)
+    start = environment(folder)
+    start = {**start, "PATH": f"{slow.parent}:{start['PATH']}"}
+    words = ["--nodes=2", SCRIPT, "nodes.yaml", "tasks.units=12"]
+    job = slurm.ended(slurm.submit(*ONE_CPU, *words, cwd=folder, environment=start))
+    assert sorted(path.name for path in slow.parent.iterdir()) == ["ray", "ray-n1", "ray-n2"]
     assert (job.state, job.status) == ("COMPLETED", 0), job.log
     workers = done_by(folder, job.id)
     assert sorted(workers) == list(range(12))
