@@ -156,6 +156,9 @@ def test_the_main_job_on_a_cluster_that_grows(launcher: Launcher, tmp_path: Path
     workers = {name.partition(":")[0] for name in evaluated}
     # on the nodes for tasks alone, on the one that came because of them too
     assert workers == {launcher.machines[kind].name for kind in ("cpu-1", "cpu-2")}
+    (log,) = launcher.head.folder.glob("ray/session_2*/logs/monitor.log")
+    assert "nodes of type cpu" in log.read_text()
+    assert "nodes of type gpu" not in log.read_text()
     launcher.run("ray", "down", "--yes", cluster)
     assert not _running(launcher)
 
