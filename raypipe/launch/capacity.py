@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import ray
 
+from raypipe.errors import UnitError
 from raypipe.training.job import TrainingJob
 
 #: a custom resource: where nodes have it, as much as CPUs, the CPU tasks run on those alone
@@ -22,6 +23,14 @@ _POLL_S = 0.5
 def living_nodes() -> dict[str, Mapping[str, float]]:
     """The resources of each node that is alive, by its name."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def check_alive(unit: str) -> None:
+    """Raise UnitError where no node is left: a cluster without one does not come back."""
+    if not living_nodes():
+        raise UnitError(
+            unit, "node_lost", "no node of the Ray cluster is alive; run the command again"
+        )
 
 
 def room(cpus: float, gpus: float, custom: str | None = None) -> int:

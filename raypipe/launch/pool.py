@@ -19,7 +19,7 @@ from ray.exceptions import (
 
 from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch import fault_environment
-from raypipe.launch.capacity import Shared, for_tasks, living_nodes, room
+from raypipe.launch.capacity import Shared, check_alive, for_tasks, living_nodes, room
 from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.launch.task import run_task
 
@@ -58,6 +58,7 @@ class RayPool:
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
         cpus, gpus = options.cpus, options.gpus
         self._custom = None if gpus else for_tasks()
+        check_alive("pool")
         if not room(cpus, gpus, self._custom):
             largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
             raise ConfigError(

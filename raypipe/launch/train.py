@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import ray
+
 from raypipe.errors import FailureKind, UnitError
-from raypipe.launch.capacity import Shared, room
+from raypipe.launch.capacity import Shared, check_alive, living_nodes, room
+from raypipe.launch.failures import group_failure
 from raypipe.launch.group import WorkerGroup, follow
 from raypipe.training.job import Report, TrainingJob
 
@@ -27,11 +30,15 @@ def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
     """
     scaling = job.settings.scaling
     _await_room(job, scaling.cpus_per_worker, scaling.gpus_per_worker or 0.0, report, shared)
-    group = WorkerGroup(job)
+    nodes = set(living_nodes())
     try:
-        return follow(group.relay, job, report, shared.pause)
-    finally:
-        group.close()
+        group = WorkerGroup(job)
+        try:
+            return follow(group.relay, job, report, shared.pause)
+        finally:
+            group.close()
+    except ray.exceptions.RayError as error:  # what the group talks through died, too
+        raise group_failure(job.trial_id, error, nodes) from error
 
 
 def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report, shared: Shared) -> None:
@@ -43,6 +50,7 @@ def _await_room(job: TrainingJob, cpus: float, gpus: float, report: Report, shar
     deadline = time.monotonic() + (_WAIT_FOR_NODES_S if job.attempt > 1 else 0)
     told = False
     while (has := room(cpus, gpus)) < wanted:
+        check_alive(job.trial_id)
         lack = (
             f"scaling.workers: {wanted} worker(s) of {cpus:g} CPUs and {gpus:g} GPUs each are "
             f"asked for, and the cluster has room for {has}"

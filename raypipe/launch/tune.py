@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+import ray
 from ray import cloudpickle, tune
 from ray.tune import Callback, FailureConfig, PlacementGroupFactory, RunConfig, TuneConfig
 from ray.tune.experiment import Trial
@@ -45,7 +46,8 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
     """
     state = run.path(".ray-tune")
     order = _Order(trials, settings.concurrent, shared)
-    on_gpu = any(node.get("GPU") for node in living_nodes().values())
+    nodes = living_nodes()
+    on_gpu = any(node.get("GPU") for node in nodes.values())
     tuner = tune.Tuner(
         tune.with_resources(_train, _resources),
         tune_config=TuneConfig(
@@ -68,6 +70,8 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row of ours
     try:
         tuner.fit()
+    except ray.exceptions.RayError as error:  # no trial's: what Tune itself needs has died
+        raise group_failure("sweep", error, set(nodes)) from error
     finally:
         order.close()
         shared.release(order)
