@@ -5,11 +5,15 @@ import os
 from raypipe.faults import VARIABLE
 
 # Ray reads these when it is imported. A worker group polls and stops in tenths of a second, not
-# seconds, and counts the nodes anew when it has waited ten seconds for its place. What Ray prints
-# is for its developers, the user reads our progress and RUN_DIR/logs.
+# seconds, and counts the nodes anew when it has waited ten seconds for its place. Who waits for a
+# task on a node that vanished without a word notices in 85 seconds, not in seven minutes (Ray's
+# servers allow a ping a minute). What Ray prints is for its developers, the user reads our
+# progress and RUN_DIR/logs.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
+    "RAY_grpc_client_keepalive_time_ms": "65000",
+    "RAY_grpc_client_keepalive_timeout_ms": "20000",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_AIR_NEW_OUTPUT": "0",

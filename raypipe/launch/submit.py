@@ -24,7 +24,7 @@ from ray.exceptions import AuthenticationError  # noqa: E402
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # noqa: E402
 
 # every file that is left out would be a line
-for _name in ("ray", JobSubmissionClient.__module__):
+for _name in ("ray", *(kind.__module__ for kind in JobSubmissionClient.__mro__)):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 #: what no worker needs of the working directory; `.gitignore` is heeded beside it
