@@ -5,6 +5,7 @@ Comma-separated, read where the fault would happen, in workers too:
 ``oom:micro_batch>N``      a training step with a larger micro-batch runs out of memory
 ``kill_worker:step=K``     rank 0 of a training run kills itself at step K of attempt 1
 ``kill_task:p=X``          a CPU task kills itself with probability X on its first attempt
+``hang_task:p=X``          a CPU task never ends, with probability X on its first attempt
 ``delay_task:s=X``         each CPU task sleeps X seconds first
 """
 
@@ -20,10 +21,12 @@ from dataclasses import dataclass
 from raypipe.errors import ConfigError
 
 VARIABLE = "RAYPIPE_FAULTS"
+_PROBABILITY = r"(0?\.\d+|[01](?:\.0*)?)"
 _FORMS = {
     "oom_above": r"oom:micro_batch>(\d+)",
     "kill_worker_at": r"kill_worker:step=(\d+)",
-    "kill_task": r"kill_task:p=(0?\.\d+|[01](?:\.0*)?)",
+    "kill_task": rf"kill_task:p={_PROBABILITY}",
+    "hang_task": rf"hang_task:p={_PROBABILITY}",
     "delay_task_s": r"delay_task:s=(\d*\.?\d+)",
 }
 
@@ -35,6 +38,7 @@ class Faults:
     oom_above: int | None = None
     kill_worker_at: int | None = None
     kill_task: float = 0.0
+    hang_task: float = 0.0
     delay_task_s: float = 0.0
 
     def at_step(self, step: int, micro_batch: int, rank: int, attempt: int) -> None:
@@ -50,13 +54,16 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def at_task(self, identity: str, attempt: int) -> None:
-        """Sleep or die here if this CPU task is to."""
+        """Sleep, die or hang here if this CPU task is to."""
         if self.delay_task_s:
             time.sleep(self.delay_task_s)
-        if self.kill_task and attempt == 1:
-            draw = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) / 2**64
-            if draw < self.kill_task:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if attempt > 1:
+            return
+        draw = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) / 2**64
+        if draw < self.kill_task:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if 1 - draw < self.hang_task:
+            signal.pause()
 
 
 def from_environment() -> Faults:
@@ -76,6 +83,6 @@ def from_environment() -> Faults:
         else:
             raise ConfigError(
                 f"{VARIABLE}: {fault!r}: unknown fault (allowed: oom:micro_batch>N, "
-                "kill_worker:step=K, kill_task:p=X, delay_task:s=X)"
+                "kill_worker:step=K, kill_task:p=X, hang_task:p=X, delay_task:s=X)"
             )
     return Faults(**wanted)  # type: ignore[arg-type]

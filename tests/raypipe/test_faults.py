@@ -24,9 +24,9 @@ def test_the_variable_is_read_in_all_its_forms(monkeypatch: pytest.MonkeyPatch) 
     assert faults.from_environment() == Faults()
     monkeypatch.setenv(faults.VARIABLE, "")
     assert faults.from_environment() == Faults()
-    value = "oom:micro_batch>4, kill_worker:step=3,kill_task:p=0.25,delay_task:s=.5"
+    value = "oom:micro_batch>4, kill_worker:step=3,kill_task:p=0.25,hang_task:p=.1,delay_task:s=.5"
     monkeypatch.setenv(faults.VARIABLE, value)
-    assert faults.from_environment() == Faults(4, 3, 0.25, 0.5)
+    assert faults.from_environment() == Faults(4, 3, 0.25, 0.1, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,17 @@ def test_tasks_wait_first(monkeypatch: pytest.MonkeyPatch) -> None:
     Faults(delay_task_s=0.5).at_task("a", 2)
     Faults().at_task("a", 1)
     assert waits == [0.5]
+
+
+def test_others_hang_than_die(
+    monkeypatch: pytest.MonkeyPatch, kills: list[tuple[int, int]]
+) -> None:
+    hung: list[str] = []
+    monkeypatch.setattr(signal, "pause", lambda: hung.append("here"))
+    wanted = Faults(kill_task=0.5, hang_task=0.5)
+    for number in range(100):
+        wanted.at_task(f"unit/{number}", 1)
+        assert len(kills) + len(hung) == number + 1
+    assert min(len(kills), len(hung)) > 30
+    wanted.at_task("unit/0", 2)
+    assert len(kills) + len(hung) == 100
