@@ -1,117 +1,181 @@
-"""What can go wrong with a run, done to a real one. All draws come from the round's generator."""
+"""What can go wrong with a run, done to a real one.
+
+Each disturbance starts a command and does its worst; it tells whether there was anything to
+disturb. All draws come from the round's generator.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import psutil
-
-_WAIT_S = 300
-
-
-@dataclass
-class Scene:
-    """A command that runs, and what it works on."""
-
-    process: subprocess.Popen[str]
-    again: Callable[[], subprocess.Popen[str]]
-    folder: Path
-    cache: Path
-    rng: Random
-
-    def processes(self, *names: str) -> list[psutil.Process]:
-        """The processes below the command's whose title begins with one of these."""
-        found = []
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with suppress(psutil.NoSuchProcess):
-                    title = " ".join(child.cmdline())
-                    if any(name in title.split(" --")[0] for name in names):
-                        found.append(child)
-        return found
-
-    def kill(self, *names: str) -> bool:
-        """Kill one of the processes with such a title; whether there is one."""
-        found = sorted(self.processes(*names), key=lambda process: process.pid)
-        if not found:
-            return False
-        with suppress(psutil.NoSuchProcess):
-            self.rng.choice(found).kill()
-        return True
-
-    def die(self) -> None:
-        """The command dies without a word."""
-        self.process.kill()
-        self.process.communicate(timeout=_WAIT_S)
-
+from tests.chaos import surroundings
+from tests.chaos.scene import Scene
 
 Disturbance = Callable[[Scene], bool]
-"""Done to a scene; whether there was anything to disturb."""
+
+_TRAINS = "ray::RayTrainWorker"
+_TASK = "ray::run_task"
+_HOUR_S = 3600
+
+
+# processes
 
 
 def driver_killed(scene: Scene) -> bool:
     """SIGKILL to the command."""
+    scene.start()
     scene.die()
     return True
 
 
 def driver_terminated(scene: Scene) -> bool:
     """SIGTERM to the command: a batch system's time limit."""
+    scene.start()
     scene.process.terminate()
     return True
 
 
 def interrupted_twice(scene: Scene) -> bool:
     """Ctrl-C, and once more."""
+    scene.start()
     scene.process.send_signal(signal.SIGINT)
     time.sleep(scene.rng.uniform(0, 1))
     scene.process.send_signal(signal.SIGINT)
     return True
 
 
-def worker_killed(scene: Scene) -> bool:
-    """SIGKILL to a process that trains or evaluates."""
-    return scene.kill("ray::")
-
-
-def raylet_killed(scene: Scene) -> bool:
-    """SIGKILL to the node's raylet."""
-    return scene.kill("raylet/raylet")
-
-
-def head_killed(scene: Scene) -> bool:
-    """SIGKILL to the cluster's control store."""
-    return scene.kill("gcs_server")
-
-
 def driver_frozen(scene: Scene) -> bool:
     """The command stands still for some seconds."""
+    scene.start()
     scene.process.send_signal(signal.SIGSTOP)
     time.sleep(scene.rng.uniform(1, 5))
     scene.process.send_signal(signal.SIGCONT)
     return True
 
 
-def second_command(scene: Scene) -> bool:
-    """Another command on the same run directory: it is refused."""
-    second = scene.again()
-    output, _ = second.communicate(timeout=_WAIT_S)
+def second_driver(scene: Scene) -> bool:
+    """Another command on the same run directory: it is refused while the first lives."""
+    scene.start()
+    second = scene.another()
+    output, _ = second.communicate()
     if scene.process.poll() is None:
         assert second.returncode == 2, output
         assert "is writing it" in output, output
     return True
 
 
+def worker_killed(scene: Scene) -> bool:
+    """SIGKILL to a process that trains."""
+    scene.start()
+    return _when_there(scene, _TRAINS)
+
+
+def task_killed(scene: Scene) -> bool:
+    """SIGKILL to a process that evaluates."""
+    scene.start()
+    return _when_there(scene, _TASK)
+
+
+def raylet_killed(scene: Scene) -> bool:
+    """SIGKILL to the raylet of the command's own node."""
+    scene.start()
+    return scene.kill("raylet/raylet")
+
+
+def head_killed(scene: Scene) -> bool:
+    """SIGKILL to the cluster's control store."""
+    scene.start()
+    return scene.kill("gcs_server")
+
+
+def _when_there(scene: Scene, title: str) -> bool:
+    while scene.process.poll() is None:
+        if scene.kill(title):
+            return True
+        scene.wait(0.1)
+    return False
+
+
+# nodes
+
+
+def node_lost(scene: Scene) -> bool:
+    """A whole node of the cluster goes without a word."""
+    with surroundings.two_nodes(scene.name) as cluster:
+        scene.start(cluster.address)
+        cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+        scene.end()
+    return True
+
+
+def head_node_lost(scene: Scene) -> bool:
+    """The head of the cluster goes; the next command finds a new one."""
+    with surroundings.two_nodes(scene.name) as cluster:
+        scene.start(cluster.address)
+        cluster.remove_node(cluster.head_node, allow_graceful=False)
+        scene.end()
+    return True
+
+
+def spot_node(scene: Scene) -> bool:
+    """A node comes, is used, and goes."""
+    with surroundings.two_nodes(scene.name) as cluster:
+        scene.start(cluster.address)
+        node = surroundings.add_node(cluster)
+        scene.wait(scene.rng.uniform(3, 15))
+        cluster.remove_node(node, allow_graceful=False)
+        scene.end()
+    return True
+
+
+def store_full(scene: Scene) -> bool:
+    """The object stores are full of somebody else's objects."""
+    with (
+        surroundings.two_nodes(scene.name) as cluster,
+        surroundings.store_filled(cluster, scene.name),
+    ):
+        scene.start(cluster.address)
+        scene.end()
+    return True
+
+
+# files
+
+
+def disk_full(scene: Scene) -> bool:
+    """Not a byte can be written for some seconds, in the run directory and in the cache."""
+    if not scene.home.is_mount():
+        return False
+    scene.start()
+    with surroundings.full(scene.home):
+        scene.wait(scene.rng.uniform(1, 20))
+    return True
+
+
+def directory_read_only(scene: Scene) -> bool:
+    """The run directory cannot be written when a command starts: it says so and does nothing."""
+    if not scene.home.is_mount():
+        return False
+    scene.start()
+    scene.die()
+    with surroundings.read_only(scene.home):
+        refused = scene.another()
+        output, _ = refused.communicate()
+        assert refused.returncode == 2, output
+        assert "read-only" in output.lower(), output
+    return True
+
+
 def checkpoint_cut(scene: Scene) -> bool:
     """A file of the newest checkpoint of a dead command is cut."""
+    scene.start()
     scene.die()
     steps = sorted(scene.folder.glob("checkpoints/*/step_*"), key=lambda path: path.name)
     return bool(steps) and _cut(scene.rng, steps[-1].iterdir())
@@ -119,12 +183,14 @@ def checkpoint_cut(scene: Scene) -> bool:
 
 def table_cut(scene: Scene) -> bool:
     """A results table of a dead command is cut: it is derived from the ledger."""
+    scene.start()
     scene.die()
     return _cut(scene.rng, scene.folder.glob("results/*/data.parquet"))
 
 
 def ledger_torn(scene: Scene) -> bool:
     """The last line of the ledger of a dead command is half written."""
+    scene.start()
     scene.die()
     segments = sorted(scene.folder.glob("ledger/*.jsonl"))
     if not segments or not (content := segments[-1].read_bytes()):
@@ -135,12 +201,13 @@ def ledger_torn(scene: Scene) -> bool:
 
 
 def cache_cut(scene: Scene) -> bool:
-    """An entry of the cache is cut while the command runs."""
+    """A file of the cache is cut while the command runs."""
+    scene.start()
     return _cut(scene.rng, (path for path in scene.cache.rglob("*") if path.is_file()))
 
 
-def _cut(rng: Random, files: object) -> bool:
-    found = sorted(files)  # type: ignore[call-overload]
+def _cut(rng: Random, files: Iterable[Path]) -> bool:
+    found = sorted(files)
     if not found:
         return False
     chosen = rng.choice(found)
@@ -150,20 +217,47 @@ def _cut(rng: Random, files: object) -> bool:
     return True
 
 
+# the clock
+
+
+def clock_set_back(scene: Scene) -> bool:
+    """The time of day goes back by an hour, for every process of the command."""
+    if surroundings.CLOCK is None:
+        return False
+    clock = scene.home / "clock"
+    clock.write_text("+0")
+    scene.start(
+        LD_PRELOAD=surroundings.CLOCK,
+        FAKETIME_TIMESTAMP_FILE=str(clock),
+        FAKETIME_CACHE_DURATION="1",
+        FAKETIME_DONT_FAKE_MONOTONIC="1",
+    )
+    clock.write_text(f"-{_HOUR_S}")
+    return True
+
+
 ALL: tuple[Disturbance, ...] = (
     driver_killed,
     driver_terminated,
     interrupted_twice,
+    driver_frozen,
+    second_driver,
     worker_killed,
+    task_killed,
     raylet_killed,
     head_killed,
-    driver_frozen,
-    second_command,
+    node_lost,
+    head_node_lost,
+    spot_node,
+    store_full,
+    disk_full,
+    directory_read_only,
     checkpoint_cut,
     table_cut,
     ledger_torn,
     cache_cut,
+    clock_set_back,
 )
 
-if sys.platform != "linux":
+if sys.platform != "linux" or not hasattr(os, "fork"):
     raise RuntimeError("the disturbances need Linux's processes and signals")

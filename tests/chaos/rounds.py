@@ -1,35 +1,31 @@
 """Rounds of chaos: a real run that is disturbed at random, then ended, is the undisturbed one.
 
-``python -m tests.chaos.rounds --rounds 50`` prints how often each disturbance was survived.
+``python -m tests.chaos.rounds --rounds 50`` prints how often each disturbance was survived, and
+how often tasks and trainings failed and were tried again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import shutil
-import signal
-import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from random import Random
-from subprocess import Popen
 
 import pandas as pd
-import psutil
 
 from raypipe.lock import writing
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
-from tests.chaos import disturbances
-from tests.chaos.disturbances import Disturbance, Scene
-from tests.command import start
+from tests.chaos import surroundings
+from tests.chaos.disturbances import ALL, Disturbance
+from tests.chaos.scene import Scene, assert_gone
 
-PROJECT = Path(__file__).resolve().parents[2]
 CONFIG = """
 experiment: experiments.pabbo_lda
 data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
@@ -39,7 +35,7 @@ train_small:
 sweep:
   stage: train_small
   kind: quality
-  axes: {training.learning_rate: [0.001, 0.0001]}
+  axes: {training.learning_rate: [0.001, 1.0e+30]}  # the second diverges
   constraints: {effective_batch: 4}
 lda:
   runs: 2
@@ -49,12 +45,10 @@ lda:
   evaluations: 8
   max_iter: 2
   batch_size: 64
+  time_limit_s: 6
 """
-STAGES = ("--only", "sweep", "train_small", "lda")
-#: what every process of a round has in its environment
-MARK = "RAYPIPE_CHAOS"
-_WAIT_S = 600
-_GONE_S = 90
+_STAGES = ("--only", "sweep", "train_small", "lda")
+# what does not hang on the order of events or on time
 _TABLES = {
     "study_history": ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value"],
     "evaluations": ["dataset", "seed", "T", "value"],
@@ -63,112 +57,125 @@ _TABLES = {
 }
 
 
-class Round:
-    """One run directory with a cache of its own, and the commands on it."""
+def run_round(
+    number: int,
+    seed: int,
+    folder: Path,
+    disturbances: Sequence[Disturbance],
+    expected: Mapping[str, pd.DataFrame],
+) -> tuple[list[str], Counter[str]]:
+    """A run is disturbed a few times, then ended; it is checked to be the expected one.
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.cache, self.name = folder / "run", folder / "cache", name
-        folder.mkdir(parents=True)
-        self._config = folder / "chaos.yaml"
-        self._config.write_text(CONFIG)
+    Returns:
+        The disturbances that had something to disturb, and the failures in the run by their kind.
 
-    def start(self, faults: str = "") -> Popen[str]:
-        """The command, in a process of its own."""
-        environment = {"RAYPIPE_CACHE": str(self.cache), "RAYPIPE_FAULTS": faults, MARK: self.name}
-        given = ("run", self._config, "--run-dir", self.folder, *STAGES)
-        return start(PROJECT, *given, environment=environment)
-
-    def finish(self) -> None:
-        """The command undisturbed, to its end."""
-        process = self.start()
-        output, _ = process.communicate(timeout=_WAIT_S)
-        assert process.returncode == 0, output
-
-    def disturb(self, disturbance: Disturbance, rng: Random) -> bool:
-        """Start the command and disturb it somewhere; whether there was anything to disturb."""
-        process = self.start(faults=f"delay_task:s=0.2,kill_task:p={rng.choice([0, 0.2])}")
-        wait_for_rows(self.folder, process, rng.randint(1, 40))
-        scene = Scene(process, self.start, self.folder, self.cache, rng)
-        disturbed = disturbance(scene)
-        output, _ = process.communicate(timeout=_WAIT_S)
-        assert "Traceback" not in output, output
-        return disturbed
-
-    def outcome(self) -> dict[str, pd.DataFrame]:
-        """What a disturbed run must share with an undisturbed one."""
-        run = RunDirectory.at(self.folder)
-        tables = {}
-        for name, columns in _TABLES.items():
-            rows = read_table(run, name)[columns].sort_values(columns[:4])
-            tables[name] = rows.reset_index(drop=True)
-        return tables
-
-    def check_nothing_left(self) -> None:
-        """No process of it lives, no lock is held, no temporary file lies about."""
-        deadline = time.monotonic() + _GONE_S
-        while left := list(living(self.name)):
-            assert time.monotonic() < deadline, [process.cmdline() for process in left]
-            time.sleep(0.5)
-        with writing(RunDirectory.at(self.folder), print):
-            pass
-        assert not list(self.folder.rglob("*.tmp"))
+    """
+    rng = Random(f"{seed}-{number}")
+    done = []
+    with surroundings.disk(folder / f"{number:03d}") as home:
+        scene = _scene(home, f"{seed}-{number}-{os.getpid()}", rng)
+        for disturbance in disturbances:
+            if disturbance(scene):
+                done.append(disturbance.__name__)
+            scene.end()
+            assert_gone(scene.name)
+        _finish(scene)
+        check(scene, expected)
+        kinds = Counter(read_table(RunDirectory.at(scene.folder), "failures")["kind"])
+    return done, kinds
 
 
-def living(name: str) -> Iterator[psutil.Process]:
-    """The processes of a round."""
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
-        except psutil.Error:
-            continue
+def undisturbed(folder: Path) -> Mapping[str, pd.DataFrame]:
+    """What a disturbed run must share with an undisturbed one."""
+    with surroundings.disk(folder / "undisturbed") as home:
+        scene = _scene(home, f"undisturbed-{os.getpid()}", Random(0))
+        scene.launch()
+        output = scene.end()
+        assert scene.process.returncode == 0, output
+        return _outcome(scene)
 
 
-def wait_for_rows(folder: Path, process: Popen[str], rows: int) -> None:
-    """Until the ledger has so many rows, or the command has ended."""
-    deadline = time.monotonic() + _WAIT_S
-    while process.poll() is None:
-        if sum(path.read_bytes().count(b"\n") for path in folder.glob("ledger/*.jsonl")) >= rows:
-            return
-        assert time.monotonic() < deadline, f"{folder}: no {rows} rows in {_WAIT_S} s"
-        time.sleep(0.05)
+def _scene(home: Path, name: str, rng: Random) -> Scene:
+    config = home / "chaos.yaml"
+    config.write_text(CONFIG)
+    return Scene(home, name, [str(config), *_STAGES], rng)
 
 
-def assert_same(found: Mapping[str, pd.DataFrame], expected: Mapping[str, pd.DataFrame]) -> None:
-    """Every unit is there once, with the values of the undisturbed run."""
+def _finish(scene: Scene) -> None:
+    """The command undisturbed, to its end: alone, or on nodes whose stores are empty after it."""
+    if scene.rng.random() < 0.5:
+        scene.launch()
+        output = scene.end()
+    else:
+        with surroundings.two_nodes(scene.name) as cluster:
+            scene.launch(cluster.address)
+            output = scene.end()
+            surroundings.assert_stores_empty(cluster)
+    assert scene.process.returncode == 0, output
+
+
+def check(scene: Scene, expected: Mapping[str, pd.DataFrame]) -> None:
+    """Every unit is there once with the values expected, and nothing is left behind."""
+    assert_gone(scene.name)
+    found = _outcome(scene)
     for name, table in expected.items():
         pd.testing.assert_frame_equal(found[name], table, obj=name)
+    with writing(RunDirectory.at(scene.folder), print):  # no stale lock
+        pass
+    assert not list(scene.folder.rglob("*.tmp"))
+
+
+def _outcome(scene: Scene) -> dict[str, pd.DataFrame]:
+    run = RunDirectory.at(scene.folder)
+    tables = {}
+    for name, columns in _TABLES.items():
+        rows = read_table(run, name)[columns].sort_values(columns[:4])
+        tables[name] = rows.reset_index(drop=True)
+    return tables
+
+
+def draw(number: int, seed: int, chosen: Sequence[Disturbance], most: int) -> list[Disturbance]:
+    """One to ``most`` disturbances; over the rounds each comes about as often as the others."""
+    each = len(chosen)
+    deck = Random(f"{seed}-deck-{number // each}").sample(list(chosen), each)
+    rng = Random(f"{seed}-draw-{number}")
+    others = [one for one in chosen if one is not deck[number % each]]
+    drawn = [deck[number % each], *rng.sample(others, rng.randint(0, min(most - 1, len(others))))]
+    rng.shuffle(drawn)
+    return drawn
 
 
 def run_rounds(
     numbers: Sequence[int],
     seed: int,
     folder: Path,
-    chosen: Sequence[Disturbance],
+    chosen: Sequence[Disturbance] = ALL,
     most: int = 3,
-) -> Counter[str]:
-    """Rounds with one to ``most`` disturbances each; how often each had something to disturb."""
-    plain = Round(folder / "undisturbed", f"chaos-{seed}-undisturbed-{os.getpid()}")
-    plain.finish()
-    expected = plain.outcome()
-    plain.check_nothing_left()
+    jobs: int = 1,
+) -> tuple[Counter[str], Counter[str]]:
+    """Rounds, ``jobs`` at a time: how often each disturbance, and each kind of failure, came."""
+    expected = undisturbed(folder)
     shared_before = set(Path("/dev/shm").iterdir())
-    counts: Counter[str] = Counter()
-    for number in numbers:
-        rng = Random(f"{seed}-{number}")
-        this = Round(folder / f"{number:03d}", f"chaos-{seed}-{number}-{os.getpid()}")
-        done = []
-        for disturbance in rng.sample(list(chosen), rng.randint(1, most)):
-            if this.disturb(disturbance, rng):
-                counts[disturbance.__name__] += 1
-                done.append(disturbance.__name__)
-        this.finish()
-        assert_same(this.outcome(), expected)
-        this.check_nothing_left()
-        assert set(Path("/dev/shm").iterdir()) <= shared_before, "left in the object store"
-        print(f"round {number}: {', '.join(done) or 'nothing to disturb'}", flush=True)
-        shutil.rmtree(this.folder.parent)
-    return counts
+    counts, failures = Counter[str](), Counter[str]()
+    context = multiprocessing.get_context("spawn")  # a round may use Ray itself
+    with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        rounds = {
+            pool.submit(
+                run_round, number, seed, folder, draw(number, seed, chosen, most), expected
+            ): number
+            for number in numbers
+        }
+        try:
+            for ended in as_completed(rounds):
+                done, kinds = ended.result()
+                counts.update(done)
+                failures.update(kinds)
+                print(f"round {rounds[ended]}: {', '.join(done) or 'nothing'}", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    assert set(Path("/dev/shm").iterdir()) <= shared_before, "left in shared memory"
+    return counts, failures
 
 
 def main() -> None:
@@ -177,12 +184,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="rounds at the same time")
+    parser.add_argument("--only", nargs="*", default=[], help="names of disturbances")
+    parser.add_argument("--most", type=int, default=3, help="disturbances a round")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    chosen = [one for one in ALL if not given.only or one.__name__ in given.only]
+    numbers = range(given.first, given.first + given.rounds)
     with tempfile.TemporaryDirectory(prefix="raypipe-chaos-") as folder:
-        numbers = range(given.first, given.first + given.rounds)
-        counts = run_rounds(numbers, given.seed, Path(folder), disturbances.ALL)
-    print(json.dumps({"rounds": given.rounds, "seed": given.seed, "survived": dict(counts)}))
+        counts, failures = run_rounds(
+            numbers, given.seed, Path(folder), chosen, given.most, given.jobs
+        )
+    told = {"rounds": given.rounds, "seed": given.seed}
+    print(json.dumps({**told, "survived": dict(counts), "failures": dict(failures)}))
 
 
 if __name__ == "__main__":

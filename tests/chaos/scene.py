@@ -1,0 +1,129 @@
+"""A run directory, the commands on it one after the other, and the processes they start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from subprocess import Popen
+
+import psutil
+
+from tests.command import start
+
+PROJECT = Path(__file__).resolve().parents[2]
+#: what every process of a round has in its environment
+MARK = "RAYPIPE_CHAOS"
+WAIT_S = 600
+_GONE_S = 90
+# a little longer than a run takes to its last stage
+_LONGEST_S = 35.0
+
+
+@dataclass
+class Scene:
+    """One run directory with a cache of its own.
+
+    Args:
+        home: where both lie; a file system of its own where the user may mount one.
+        name: of the round.
+        arguments: of the command.
+        rng: of all draws.
+
+    """
+
+    home: Path
+    name: str
+    arguments: Sequence[str]
+    rng: Random
+    process: Popen[str] = field(init=False)
+
+    @property
+    def folder(self) -> Path:
+        """The run directory."""
+        return self.home / "run"
+
+    @property
+    def cache(self) -> Path:
+        """What it shares with other runs."""
+        return self.home / "cache"
+
+    def start(self, address: str = "", **environment: str) -> None:
+        """Start a command and let it go on for a while; tasks of it die and hang by themselves."""
+        kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
+        step = self.rng.randint(1, 80)
+        faults = f"delay_task:s=0.2,kill_task:p={kill},hang_task:p={hang},kill_worker:step={step}"
+        self.launch(address, RAYPIPE_FAULTS=faults, **environment)
+        self.wait(self.rng.uniform(0, _LONGEST_S))
+
+    def launch(self, address: str = "", **environment: str) -> None:
+        """Start a command, on a cluster or on Ray of its own."""
+        self.process = self.another(address, **environment)
+
+    def another(self, address: str = "", **environment: str) -> Popen[str]:
+        """A command beside the one of this scene."""
+        own = {"RAYPIPE_CACHE": str(self.cache), MARK: self.name}
+        given = ("run", *self.arguments, "--run-dir", self.folder)
+        if address:
+            given = (*given, "--address", address)
+        return start(PROJECT, *given, environment={**own, **environment})
+
+    def wait(self, seconds: float) -> None:
+        """Until so many seconds have passed, or the command has ended."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def end(self) -> str:
+        """What the command has printed when it has come to its end."""
+        with suppress(ValueError):  # read to its end before
+            output, _ = self.process.communicate(timeout=WAIT_S)
+            self._output = output
+            assert "Traceback" not in output, output
+            allowed = (0, 1, 130, -signal.SIGKILL)
+            assert self.process.returncode in allowed, f"{self.process.returncode}: {output}"
+        return self._output
+
+    def die(self) -> None:
+        """The command dies without a word."""
+        self.process.kill()
+        self.end()
+
+    def kill(self, *titles: str) -> bool:
+        """Kill one of the processes with such a title; whether there is one."""
+        found = []
+        for process in living(self.name):
+            with suppress(psutil.Error):
+                if any(title in " ".join(process.cmdline()).split(" --")[0] for title in titles):
+                    found.append(process)
+        if not found:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            self.rng.choice(sorted(found, key=lambda process: process.pid)).kill()
+        return True
+
+
+def living(name: str) -> Iterator[psutil.Process]:
+    """The processes of a round."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def assert_gone(name: str) -> None:
+    """Wait until no process of a round lives."""
+    deadline = time.monotonic() + _GONE_S
+    while left := [process for process in living(name) if process.pid != os.getpid()]:
+        assert time.monotonic() < deadline, [process.cmdline() for process in left]
+        time.sleep(0.5)
+
+
+def marked(name: str) -> Mapping[str, str]:
+    """The environment of what a round starts beside its commands."""
+    return {**os.environ, MARK: name}

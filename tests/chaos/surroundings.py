@@ -1,0 +1,128 @@
+"""What a run stands on, made for a round: nodes of a cluster, a disk, a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+from ray.cluster_utils import Cluster
+
+from tests.chaos.scene import MARK
+
+_STORE_BYTES = 80_000_000
+_EMPTY_S = 60
+_DISK = "64m"
+_BLOCK = 1 << 20
+# a node that does not answer is given up after some ten seconds
+_SETTINGS = {
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 4000,
+    "health_check_failure_threshold": 3,
+}
+_NODE = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+_CLOCKS = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+CLOCK = next((str(path) for path in sorted(_CLOCKS)), None)
+
+
+@contextmanager
+def two_nodes(name: str) -> Iterator[Cluster]:
+    """A cluster of two nodes with small object stores, for commands to attach to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, name)
+        head = {**_NODE, "_system_config": _SETTINGS}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            add_node(cluster)
+            yield cluster
+        finally:
+            cluster.shutdown()
+
+
+def add_node(cluster: Cluster) -> Any:
+    """One more node."""
+    return cluster.add_node(**_NODE)
+
+
+def assert_stores_empty(cluster: Cluster) -> None:
+    """Wait until no object lies in the store of any node."""
+    deadline = time.monotonic() + _EMPTY_S
+    state = get_state_from_address(cluster.address)
+    while used := get_memory_info_reply(state).store_stats.object_store_bytes_used:
+        assert time.monotonic() < deadline, f"{used} bytes are left in the object stores"
+        time.sleep(1)
+
+
+@contextmanager
+def disk(folder: Path) -> Iterator[Path]:
+    """A folder that is a small disk of its own, where the user may mount one."""
+    folder.mkdir(parents=True)
+    if os.geteuid() != 0:
+        yield folder
+        return
+    _mount("-t", "tmpfs", "-o", f"size={_DISK}", "raypipe-chaos", folder)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Not a byte is left on the disk."""
+    ballast = folder / "ballast"
+    try:
+        with ballast.open("wb", buffering=0) as stream:
+            for size in (_BLOCK, 1):
+                try:
+                    while stream.write(bytes(size)):
+                        pass
+                except OSError:
+                    continue
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nothing can be written to the disk; who writes already keeps this from happening."""
+    _mount("-o", "remount,ro", folder)
+    try:
+        yield
+    finally:
+        _mount("-o", "remount,rw", folder)
+
+
+def _mount(*words: str | Path) -> None:
+    subprocess.run(["mount", *map(str, words)], check=True)
+
+
+_FILL = """
+import sys, time, numpy, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+kept = [ray.put(numpy.zeros(2_500_000)) for _ in range(16)]
+print("full", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@contextmanager
+def store_filled(cluster: Cluster, name: str) -> Iterator[None]:
+    """Somebody else holds more objects than a node has memory for: Ray spills them to its disk."""
+    words = [sys.executable, "-c", _FILL, cluster.address, "600"]
+    environment = {**os.environ, MARK: name}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "full\n"
+            yield
+        finally:
+            process.kill()
