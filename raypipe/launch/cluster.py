@@ -6,18 +6,19 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import worker as ray_worker
+from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.launch import QUIET, in_cluster
-from raypipe.launch.capacity import Shared, of_a_group
+from raypipe.launch.capacity import Shared, living_nodes, of_a_group
 from raypipe.launch.kept import KeptPool
 from raypipe.launch.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch.pool import RayPool
@@ -28,6 +29,7 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
+_NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
 class RayLauncher:
@@ -61,11 +63,22 @@ class RayLauncher:
             raise ConfigError(f"{what}: {error}") from error
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
-        """Call a function in a task on each living node."""
+        """Call a function in a task on each living node; one that dies meanwhile gives nothing.
+
+        Raises:
+            ConfigError: no node is alive.
+
+        """
         task = ray.remote(num_cpus=0)(function)
-        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in alive]
-        return list(ray.get([task.options(scheduling_strategy=node).remote() for node in pinned]))
+        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in living_nodes()]
+        calls = [task.options(scheduling_strategy=node).remote() for node in pinned]
+        results = []
+        for call in calls:
+            with suppress(*_NODE_GONE):
+                results.append(ray.get(call))
+        if not results:
+            raise ConfigError("no node of the Ray cluster is alive; start one, or name another")
+        return results
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
         """Run a training job as a Ray Train worker group. Raises UnitError."""
