@@ -23,7 +23,7 @@ from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger, Row
-from raypipe.lock import writing
+from raypipe.lock import LostLeaseError, writing
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.redaction import without_credentials
@@ -93,13 +93,13 @@ def run(request: Request) -> int:
             _recommend(request, configuration, stored)
             return 0
         check = stack.enter_context(writing(run, lambda text: print(text, flush=True)))
-        ledger = Ledger(run, before_writing=check)
-        text = yaml.safe_dump(configuration.resolved(), sort_keys=False)
-        run.write(run.config, without_credentials(text).encode())
         display = stack.enter_context(Display())
-        _announce(display, configuration, nodes)
         again = request.again(run)
         try:
+            ledger = Ledger(run, before_writing=check)
+            text = yaml.safe_dump(configuration.resolved(), sort_keys=False)
+            run.write(run.config, without_credentials(text).encode())
+            _announce(display, configuration, nodes)
             if launcher is None:
                 launcher = _start(stack)
             _interrupt_on_sigterm()
@@ -116,6 +116,12 @@ def run(request: Request) -> int:
         except KeyboardInterrupt:
             display.say(f"interrupted; what is finished is kept. Continue with: {again}")
             return 130
+        except (OSError, LostLeaseError) as error:
+            display.say(
+                f"failed: the run directory cannot be written: {error}; what is finished is kept. "
+                f"Continue with: {again}"
+            )
+            return 1
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {again}")
             return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -156,6 +157,27 @@ def test_another_experiments_directory_is_refused(work, capsys):
     (work / "toy2.yaml").write_text("experiment: toy2\n")
     assert raypipe("run", "toy2.yaml", "--run-dir", "out") == 2
     assert "holds a run of the experiment 'toy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 5])
+def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatch):
+    real, written = os.fsync, []
+
+    def fsync(stream: int) -> None:
+        written.append(stream)
+        if len(written) > after:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(stream)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
+    shown = capsys.readouterr().out
+    assert "cannot be written: [Errno 28] No space left on device" in shown
+    assert f"raypipe run toy.yaml --run-dir {work / 'out'}" in shown
+    assert not list(work.rglob("*.tmp"))
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert len(read_table(RunDirectory.at("out"), "evaluations")) == 3
 
 
 def test_a_directory_in_use_is_refused(work, capsys):
