@@ -7,6 +7,7 @@ disturb. All draws come from the round's generator.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -222,17 +223,12 @@ def _cut(rng: Random, files: Iterable[Path]) -> bool:
 
 def clock_set_back(scene: Scene) -> bool:
     """The time of day goes back by an hour, for every process of the command."""
-    if surroundings.CLOCK is None:
+    compiler = shutil.which("cc")
+    if compiler is None:
         return False
-    clock = scene.home / "clock"
-    clock.write_text("+0")
-    scene.start(
-        LD_PRELOAD=surroundings.CLOCK,
-        FAKETIME_TIMESTAMP_FILE=str(clock),
-        FAKETIME_CACHE_DURATION="1",
-        FAKETIME_DONT_FAKE_MONOTONIC="1",
-    )
-    clock.write_text(f"-{_HOUR_S}")
+    clock = surroundings.Clock(scene.home, compiler)
+    scene.start(**clock.environment)
+    clock.set_back(_HOUR_S)
     return True
 
 
