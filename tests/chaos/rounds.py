@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -59,48 +60,43 @@ _TABLES = {
 }
 
 
-def run_round(
-    number: int,
-    seed: int,
-    folder: Path,
-    disturbances: Sequence[Disturbance],
-    expected: Mapping[str, pd.DataFrame],
-) -> tuple[list[str], Counter[str]]:
-    """A run is disturbed a few times, then ended; it is checked to be the expected one.
+@dataclass(frozen=True)
+class Ended:
+    """A run that came to its end.
 
-    Returns:
-        The disturbances that had something to disturb, and the failures in the run by their kind.
+    Attributes:
+        disturbances: the names of those that had something to disturb.
+        failures: in the run, by their kind.
+        tables: what a disturbed run must share with an undisturbed one.
 
     """
-    rng = Random(f"{seed}-{number}")
+
+    disturbances: Sequence[str]
+    failures: Counter[str]
+    tables: Mapping[str, pd.DataFrame]
+
+
+def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[Disturbance]) -> Ended:
+    """A run is disturbed a few times, then ended; nothing of it may be left behind."""
     done = []
     with surroundings.disk(folder / f"{number:03d}") as home:
-        scene = _scene(home, f"{seed}-{number}-{os.getpid()}", rng)
+        config = home / "chaos.yaml"
+        config.write_text(CONFIG)
+        name, rng = f"{seed}-{number}-{os.getpid()}", Random(f"{seed}-{number}")
+        scene = Scene(home, name, [str(config), *_STAGES], rng)
         for disturbance in disturbances:
             if disturbance(scene):
                 done.append(disturbance.__name__)
             scene.end()
             assert_gone(scene.name)
         _finish(scene)
-        check(scene, expected)
-        kinds = Counter(read_table(RunDirectory.at(scene.folder), "failures")["kind"])
-    return done, kinds
-
-
-def undisturbed(folder: Path) -> Mapping[str, pd.DataFrame]:
-    """What a disturbed run must share with an undisturbed one."""
-    with surroundings.disk(folder / "undisturbed") as home:
-        scene = _scene(home, f"undisturbed-{os.getpid()}", Random(0))
-        scene.launch()
-        output = scene.end()
-        assert scene.process.returncode == 0, output
-        return _outcome(scene)
-
-
-def _scene(home: Path, name: str, rng: Random) -> Scene:
-    config = home / "chaos.yaml"
-    config.write_text(CONFIG)
-    return Scene(home, name, [str(config), *_STAGES], rng)
+        assert_gone(scene.name)
+        run = RunDirectory.at(scene.folder)
+        with writing(run, print):  # no stale lock
+            pass
+        assert not list(scene.folder.rglob("*.tmp"))
+        failures = Counter(read_table(run, "failures")["kind"])
+        return Ended(done, failures, _outcome(run))
 
 
 def _finish(scene: Scene) -> None:
@@ -116,19 +112,7 @@ def _finish(scene: Scene) -> None:
     assert scene.process.returncode == 0, output
 
 
-def check(scene: Scene, expected: Mapping[str, pd.DataFrame]) -> None:
-    """Every unit is there once with the values expected, and nothing is left behind."""
-    assert_gone(scene.name)
-    found = _outcome(scene)
-    for name, table in expected.items():
-        pd.testing.assert_frame_equal(found[name], table, obj=name)
-    with writing(RunDirectory.at(scene.folder), print):  # no stale lock
-        pass
-    assert not list(scene.folder.rglob("*.tmp"))
-
-
-def _outcome(scene: Scene) -> dict[str, pd.DataFrame]:
-    run = RunDirectory.at(scene.folder)
+def _outcome(run: RunDirectory) -> dict[str, pd.DataFrame]:
     tables = {}
     for name, columns in _TABLES.items():
         rows = read_table(run, name)[columns].sort_values(columns[:4])
@@ -156,23 +140,24 @@ def run_rounds(
     jobs: int = 1,
 ) -> tuple[Counter[str], Counter[str]]:
     """Rounds, ``jobs`` at a time: how often each disturbance, and each kind of failure, came."""
-    expected = undisturbed(folder)
     shared_before = set(Path("/dev/shm").iterdir())
     counts, failures = Counter[str](), Counter[str]()
     context = multiprocessing.get_context("spawn")  # a round may use Ray itself
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        undisturbed = pool.submit(run_round, -1, seed, folder, ())
         rounds = {
-            pool.submit(
-                run_round, number, seed, folder, draw(number, seed, chosen, most), expected
-            ): number
+            pool.submit(run_round, number, seed, folder, draw(number, seed, chosen, most)): number
             for number in numbers
         }
         try:
-            for ended in as_completed(rounds):
-                done, kinds = ended.result()
-                counts.update(done)
-                failures.update(kinds)
-                print(f"round {rounds[ended]}: {', '.join(done) or 'nothing'}", flush=True)
+            expected = undisturbed.result().tables
+            for future in as_completed(rounds):
+                ended = future.result()
+                print(f"round {rounds[future]}: {', '.join(ended.disturbances)}", flush=True)
+                for name, table in expected.items():
+                    pd.testing.assert_frame_equal(ended.tables[name], table, obj=name)
+                counts.update(ended.disturbances)
+                failures.update(ended.failures)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
