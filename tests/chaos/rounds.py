@@ -140,7 +140,7 @@ def run_rounds(
     jobs: int = 1,
 ) -> tuple[Counter[str], Counter[str]]:
     """Rounds, ``jobs`` at a time: how often each disturbance, and each kind of failure, came."""
-    shared_before = set(Path("/dev/shm").iterdir())
+    shared_before = _shared()
     counts, failures = Counter[str](), Counter[str]()
     context = multiprocessing.get_context("spawn")  # a round may use Ray itself
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
@@ -161,8 +161,13 @@ def run_rounds(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    _assert_gone(set(Path("/dev/shm").iterdir()) - shared_before)
+    _assert_gone(_shared() - shared_before)
     return counts, failures
+
+
+def _shared() -> set[Path]:
+    """The files in shared memory but for the semaphores of the pool of rounds."""
+    return set(Path("/dev/shm").iterdir()) - set(Path("/dev/shm").glob("sem.mp-*"))
 
 
 def _assert_gone(files: set[Path]) -> None:
