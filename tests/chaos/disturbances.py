@@ -222,13 +222,15 @@ def _cut(rng: Random, files: Iterable[Path]) -> bool:
 
 
 def clock_set_back(scene: Scene) -> bool:
-    """The time of day goes back by an hour, for every process of the command."""
+    """The time of day goes back by an hour for every process of the command, and comes again."""
     compiler = shutil.which("cc")
     if compiler is None:
         return False
     clock = surroundings.Clock(scene.home, compiler)
     scene.start(**clock.environment)
     clock.set_back(_HOUR_S)
+    scene.wait(scene.rng.uniform(3, 15))
+    clock.set_back(0)
     return True
 
 
