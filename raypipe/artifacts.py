@@ -26,7 +26,7 @@ def read_parquet(run: RunDirectory, path: str) -> pa.Table:
     try:
         content = pa.BufferReader(run.read(path))
         return pq.read_table(content, page_checksum_verification=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # on foreign bytes Arrow raises anything
         raise ConfigError(
             f"{path}: a stage's result is missing or damaged ({error}); run the configuration in "
             "another run directory"
@@ -51,7 +51,7 @@ def read_arrow(run: RunDirectory, path: str) -> pa.Table:
     source = pa.memory_map(path) if run.is_local else pa.BufferReader(run.read(path))
     try:
         table = pa.ipc.open_file(source).read_all()
-    except LookupError as error:  # what Arrow raises for places outside of the file
+        table.validate()  # or damage could make Arrow read beyond the file
+    except Exception as error:  # on foreign bytes Arrow raises anything
         raise ValueError(f"{path}: is damaged: {error}") from error
-    table.validate()  # or damage could make Arrow read beyond the file
     return table

@@ -73,8 +73,8 @@ class Cache:
             except sqlite3.Error as error:
                 self._give_up(error)
                 break
-            if stored is not None and _checksum(key, stored[0]) == stored[1]:
-                found[key] = json.loads(stored[0])
+            if stored is not None and (row := _row(key, *stored)) is not None:
+                found[key] = row
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
@@ -99,5 +99,16 @@ class Cache:
         self._database = None
 
 
-def _checksum(key: str, text: object) -> int:
+def _row(key: str, text: object, checksum: object) -> Row | None:
+    """A kept row; None if it is damaged."""
+    if not isinstance(text, str) or _checksum(key, text) != checksum:
+        return None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _checksum(key: str, text: str) -> int:
     return zlib.crc32(f"{key} {text}".encode())

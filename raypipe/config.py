@@ -7,6 +7,7 @@ in a configuration is found and worded here, before anything is started or writt
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,21 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.tracking import TrackerName
 from raypipe.training import batching
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from raypipe.validation import Level, check_sections, did_you_mean, dig, section_of, validate
-from raypipe.yaml_text import check_keys, load_yaml
+from raypipe.validation import (
+    Level,
+    check_sections,
+    did_you_mean,
+    dig,
+    section_of,
+    shorten,
+    shown,
+    validate,
+)
+from raypipe.yaml_text import MAX_DEPTH, check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
 _MIN_MEMORY = "min_gpu_memory_gb"
+_MAX_LENGTH = 2**20
 
 
 class CommonSettings(Settings):
@@ -92,11 +103,14 @@ def read(path: str | Path) -> Document:
     """
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MAX_LENGTH + 1)
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file{_nearby(file)}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if len(text) > _MAX_LENGTH:
+        raise ConfigError(f"{path}: is no configuration: it has over {_MAX_LENGTH} characters")
     return parse(text, str(path))
 
 
@@ -109,7 +123,7 @@ def parse(text: str, origin: str) -> Document:
     module = content.get("experiment")
     if not isinstance(module, str) or not module:
         raise ConfigError(
-            f"{origin}: experiment = {module!r}: must name an importable module, "
+            f"{origin}: experiment = {shown(module)}: must name an importable module, "
             "such as experiments.pabbo_lda"
         )
     profiles = content.get("profiles")
@@ -119,9 +133,11 @@ def parse(text: str, origin: str) -> Document:
         raise ConfigError(f"{origin}: profiles: must map each profile's name to its overrides")
     for name, profile in profiles.items():
         memory = profile.get(_MIN_MEMORY, 0)
-        if isinstance(memory, bool) or not isinstance(memory, int | float):
+        if isinstance(memory, bool) or not (
+            isinstance(memory, int | float) and math.isfinite(memory)
+        ):
             raise ConfigError(
-                f"{origin}: profiles.{name}.{_MIN_MEMORY} = {memory!r}: must be a number of GB"
+                f"{origin}: profiles.{name}.{_MIN_MEMORY} = {shown(memory)}: must be a number of GB"
             )
     values = {key: value for key, value in content.items() if key not in _RESERVED}
     return Document(origin, module, values, profiles)
@@ -169,7 +185,7 @@ def load_experiment(module: str, origin: str) -> Experiment:
         sys.path.insert(0, here)
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(
             f"{origin}: experiment = {module}: cannot be imported "
             f"({type(error).__name__}: {error}); run from the directory that holds it"
@@ -210,15 +226,21 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
-        if not separator or not all(key.split(".")):
-            raise ConfigError(f"command line: {override!r}: must have the form dotted.key=value")
-        value = load_yaml(text, f"command line: {override}")
-        target = values
         *parents, last = key.split(".")
+        if not separator or not all((*parents, last)):
+            raise ConfigError(
+                f"command line: {shown(override)}: must have the form dotted.key=value"
+            )
+        if len(parents) >= MAX_DEPTH:
+            raise ConfigError(f"command line: {shorten(override)}: nested too deeply")
+        value = load_yaml(text, f"command line: {shorten(override)}")
+        target = values
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"command line: {override}: {parent} was given a value before")
+                raise ConfigError(
+                    f"command line: {shorten(override)}: {parent} was given a value before"
+                )
         target[last] = value
     return values
 

@@ -95,6 +95,8 @@ def report(run_dir: str) -> str:
         text = run.read(run.config).decode()
     except FileNotFoundError as error:
         raise ConfigError(f"{run.shown}: has no config.yaml; is it a run directory?") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{run.shown}/config.yaml: is damaged: {error}") from error
     document = config.parse(text, f"{run.shown}/config.yaml")
     experiment = config.load_experiment(document.experiment, run.config)
     return build(run, experiment, f"raypipe run {run.config} --run-dir {run.shown}")

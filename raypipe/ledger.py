@@ -3,7 +3,8 @@
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
 appends, each append is on disk before it returns. The results tables are derived from it.
 On a local file system it is one file that grows; on object storage, where nothing can be
-appended to, it is a few segments that are merged before they become many.
+appended to, it is a few segments that are merged before they become many. Each line ends with the
+CRC-32 of what is before it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from threading import RLock
@@ -20,6 +22,10 @@ from raypipe.paths import RunDirectory
 
 Row = dict[str, Any]
 _MAX_SEGMENTS = 32
+_CRC = b', "crc": '
+
+#: the table of what is finished
+_UNITS = "units"
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +34,10 @@ class Ledger:
     """The rows of a run, in memory and on disk.
 
     Opening reads what is there: a half-written last line, left by a killed process, is cut
-    off; a damaged line inside is reported and its unit counts as not done. With
-    ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another
-    command has become the writer.
+    off. A damaged line inside is reported; since nothing tells whose result it was, every unit
+    counts as not done then, and is done again from what is stored of it. With ``writable=False``
+    nothing on disk is touched. ``before_writing`` raises where another command has become the
+    writer.
     """
 
     def __init__(
@@ -45,9 +52,11 @@ class Ledger:
         self._lock = RLock()
         self._segments: list[str] = []
         self._writable = writable
-        for name in run.list(run.ledger):
-            if name.endswith(".jsonl"):
-                self._read(name)
+        whole = [self._read(name) for name in run.list(run.ledger) if name.endswith(".jsonl")]
+        if not all(whole):
+            self._tables.pop(_UNITS, None)
+            if writable:
+                self._rewrite()
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by their keys, durably, replacing earlier rows of the same keys."""
@@ -113,20 +122,28 @@ class Ledger:
                 raise
 
     def _append_segment(self, content: bytes) -> None:
-        last = self._segments[-1].partition(".")[0] if self._segments else "-1"
-        name = _segment(int(last) + 1)
-        merge = len(self._segments) >= _MAX_SEGMENTS
-        if merge:
-            earlier = (_encode(table, rows) for table, rows in self._tables.items())
-            content = b"".join([*earlier, content])
+        if len(self._segments) >= _MAX_SEGMENTS:
+            self._rewrite(content)
+            return
+        name = self._next_segment()
         self._run.write(f"{self._run.ledger}/{name}", content)
-        if merge:  # the merged segment is complete: what it replaces may go
-            for old in self._segments:
-                self._run.delete(f"{self._run.ledger}/{old}")
-            self._segments = []
         self._segments.append(name)
 
-    def _read(self, name: str) -> None:
+    def _rewrite(self, content: bytes = b"") -> None:
+        """Put all rows, and what is new, into one segment, then remove those it replaces."""
+        self._before_writing()
+        name = self._next_segment()
+        earlier = (_encode(table, rows) for table, rows in self._tables.items())
+        self._run.write(f"{self._run.ledger}/{name}", b"".join([*earlier, content]))
+        for old in self._segments:
+            self._run.delete(f"{self._run.ledger}/{old}")
+        self._segments = [name]
+
+    def _next_segment(self) -> str:
+        return _segment(int(self._segments[-1].partition(".")[0]) + 1 if self._segments else 0)
+
+    def _read(self, name: str) -> bool:
+        """Take the rows of a segment; whether all its lines are whole."""
         path = f"{self._run.ledger}/{name}"
         content = self._run.read(path)
         whole, _, torn = content.rpartition(b"\n")
@@ -134,17 +151,21 @@ class Ledger:
             log.warning("%s: cut off a half-written last line (%d bytes)", path, len(torn))
             if self._writable and self._run.is_local:
                 os.truncate(path, len(content) - len(torn))
+        damaged = False
         for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
             try:
-                entry = json.loads(line)
-                rows = self._tables.setdefault(entry["table"], {})
-                if entry["row"] is None:
-                    rows.pop(entry["key"], None)
-                else:
-                    rows[entry["key"]] = dict(entry["row"])
-            except (ValueError, KeyError, TypeError):
-                log.warning("%s line %d is damaged; its unit will be run again", path, number)
+                table, key, row = _decode(line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                damaged = True
+                log.warning("%s line %d is damaged; units will be run again", path, number)
+                continue
+            rows = self._tables.setdefault(table, {})
+            if row is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = row
         self._segments.append(name)
+        return not damaged
 
 
 def _segment(number: int) -> str:
@@ -152,5 +173,20 @@ def _segment(number: int) -> str:
 
 
 def _encode(table: str, rows: Mapping[str, Row | None]) -> bytes:
-    lines = (json.dumps({"table": table, "key": key, "row": row}) for key, row in rows.items())
-    return "".join(f"{line}\n" for line in lines).encode()
+    lines = []
+    for key, row in rows.items():
+        line = json.dumps({"table": table, "key": key, "row": row})[:-1]
+        lines.append(f"{line}{_CRC.decode()}{zlib.crc32(line.encode())}}}\n")
+    return "".join(lines).encode()
+
+
+def _decode(line: bytes) -> tuple[str, str, Row | None]:
+    """Table, key and row of a line. Raises ValueError, KeyError, TypeError, RecursionError."""
+    content, mark, checksum = line.rpartition(_CRC)
+    if mark and int(checksum.removesuffix(b"}")) != zlib.crc32(content):
+        raise ValueError("another checksum")
+    entry = json.loads(line)  # lines of versions before the checksum are taken as they are
+    table, key, row = entry["table"], entry["key"], entry["row"]
+    if not (isinstance(table, str) and isinstance(key, str) and isinstance(row, dict | None)):
+        raise TypeError("of another form")
+    return table, key, row

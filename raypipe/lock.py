@@ -185,7 +185,7 @@ class _Lease:
             return _Holder(**json.loads(self._run.read(self._path)))
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return _Holder("nobody", "an unknown host", 0)
 
     def _write(self) -> None:

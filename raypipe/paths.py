@@ -76,6 +76,9 @@ class RunDirectory:
 
     def path(self, *parts: str) -> str:
         """The path of a file inside, in the terms of ``fs``."""
+        for part in parts:
+            if ".." in part.split("/") or not part.isprintable():
+                raise ConfigError(f"{part!r}: cannot be a path in a run directory")
         return "/".join((self._opened[1], *parts))
 
     # what lies where
@@ -92,23 +95,23 @@ class RunDirectory:
 
     def table(self, table: str) -> str:
         """The folder of a results table."""
-        return self.path("results", table)
+        return self.path("results", _flat(table))
 
     def partition(self, table: str, name: str = "data") -> str:
         """One Parquet file of a results table."""
-        return self.path("results", table, f"{name.replace('/', '-')}.parquet")
+        return self.path("results", _flat(table), f"{_flat(name)}.parquet")
 
     def checkpoints(self, trial_id: str) -> str:
         """The folder of a training run's checkpoints."""
-        return self.path("checkpoints", trial_id.replace("/", "-"))
+        return self.path("checkpoints", _flat(trial_id))
 
     def model(self, trial_id: str) -> str:
         """The trained weights of a finished training run."""
-        return self.path("models", f"{trial_id.replace('/', '-')}.safetensors")
+        return self.path("models", f"{_flat(trial_id)}.safetensors")
 
     def artifact(self, stage: str, *parts: str) -> str:
         """A file or folder that a stage leaves for those after it."""
-        return self.path("artifacts", stage, *parts)
+        return self.path("artifacts", _flat(stage), *parts)
 
     @property
     def report(self) -> str:
@@ -181,3 +184,10 @@ class RunDirectory:
             self.fs.delete_dir(path)
         elif kind == arrow_fs.FileType.File:
             self.fs.delete_file(path)
+
+
+def _flat(name: str) -> str:
+    """One file's or folder's name from that of a unit, a stage or a table."""
+    if name.strip(".") == "":
+        raise ConfigError(f"{name!r}: cannot name a file of a run directory")
+    return name.replace("/", "-")

@@ -7,7 +7,8 @@ A table is a folder of Parquet files under ``results/``; most have one file, ``s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pandas as pd
@@ -133,8 +134,7 @@ def read_partition(run: RunDirectory, table: str, partition: str) -> pd.DataFram
         ConfigError: it is not readable Parquet.
 
     """
-    content: pd.DataFrame = _read_file(run.partition(table, partition), run).to_pandas()
-    return content
+    return _read_frame(run.partition(table, partition), run)
 
 
 def read_rows(run: RunDirectory, table: str, partition: str) -> list[Row]:
@@ -161,7 +161,7 @@ def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
     for name in run.list(run.table(table)):
         if not name.endswith(".parquet"):
             continue
-        parts.append(_read_file(f"{run.table(table)}/{name}", run).to_pandas())
+        parts.append(_read_frame(f"{run.table(table)}/{name}", run))
     parts = [part for part in parts if len(part)] or parts[:1]
     if parts:
         whole: pd.DataFrame = pd.concat(parts, ignore_index=True)
@@ -175,11 +175,24 @@ def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
     return {name: read_table(run, name) for name in run.list(run.path("results"))}
 
 
+def _read_frame(path: str, run: RunDirectory) -> pd.DataFrame:
+    table = _read_file(path, run)
+    with _reading(path):
+        frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
 def _read_file(path: str, run: RunDirectory) -> pa.Table:
-    try:
+    with _reading(path):
         content = pa.BufferReader(run.read(path))
         return pq.read_table(content, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
         raise ConfigError(
             f"{path} is damaged ({error}); delete it and run the configuration again with "
             "this run directory: the tables are rebuilt from the ledger"

@@ -6,6 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+#: no count is larger, and what takes numbers from a configuration holds them in 64 bits
+_MAX_INTEGER = 2**63 - 1
+
 
 class Settings(BaseModel):
     """A section of the configuration: immutable, and unknown keys are errors."""
@@ -14,11 +17,13 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain_number(cls, value: Any, info: ValidationInfo) -> Any:
         annotation = str(cls.model_fields[str(info.field_name)].annotation)
         given = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(item, bool) for item in given) and "bool" not in annotation:
             raise ValueError("must not be true or false")
+        if any(isinstance(item, int) and abs(item) > _MAX_INTEGER for item in given):
+            raise ValueError(f"must not be beyond {_MAX_INTEGER}")
         return value
 
     @classmethod

@@ -12,6 +12,9 @@ from pydantic_core import ErrorDetails
 
 from raypipe.errors import ConfigError
 
+_MAX_MISTAKES = 50
+_MAX_SHOWN = 300
+
 
 @dataclass(frozen=True)
 class Level:
@@ -34,11 +37,14 @@ def validate(
         return model.model_validate(values)
     except ValidationError as error:
         lines: dict[str, str] = {}
-        for detail in error.errors():
+        details = error.errors()
+        for detail in details[:_MAX_MISTAKES]:
             where, what = _explain(detail, levels, model)
             # a value that may be of several kinds has a complaint for each
             lines[where] = f"{lines[where]}, or {what}" if where in lines else what
         message = "\n".join(f"{where}: {what}" for where, what in lines.items())
+        if len(details) > _MAX_MISTAKES:
+            message += f"\n... and {len(details) - _MAX_MISTAKES} more"
         raise ConfigError(message) from error
 
 
@@ -47,17 +53,17 @@ def _explain(
 ) -> tuple[str, str]:
     """Where the mistake is, and what it is."""
     location = _location(detail["loc"], model)
-    key = ".".join(location)
+    key = shorten(".".join(location))
     origin = _origin(location, levels)
     if detail["type"] == "extra_forbidden":
         allowed = sorted(_keys(model))
         siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
         what = f"unknown key{did_you_mean(key, allowed)} (allowed here: {names})"
-        return f"{origin}: {key} = {detail['input']!r}", what
+        return f"{origin}: {key} = {shown(detail['input'])}", what
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
-    shown = f" = {detail['input']!r}" if not isinstance(detail["input"], Mapping) else ""
-    return f"{origin}: {key or 'configuration'}{shown}", f"{message[0].lower()}{message[1:]}"
+    given = f" = {shown(detail['input'])}" if not isinstance(detail["input"], Mapping) else ""
+    return f"{origin}: {key or 'configuration'}{given}", f"{message[0].lower()}{message[1:]}"
 
 
 def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
@@ -96,6 +102,16 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from _keys(section, f"{prefix}{name}.")
 
 
+def shown(value: Any) -> str:
+    """A value in a message, which must not be as long as a damaged file."""
+    return shorten(repr(value))
+
+
+def shorten(text: str) -> str:
+    """The text, or where it is long its start."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
     """A hint at the allowed word that is nearest, if any is near."""
     close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
@@ -116,7 +132,7 @@ def check_sections(
         elif value is not None or field.annotation is section:
             keys = ", ".join(section.model_fields)
             raise ConfigError(
-                f"{origin}: {prefix}{name} = {value!r}: must be a section with keys of its own "
+                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys of its own "
                 f"(allowed here: {keys})"
             )
 

@@ -1,8 +1,11 @@
-"""YAML as configurations use it: no key twice, ``1e-3`` is a number, one kind of error."""
+"""YAML as configurations use it: no key twice, ``1e-3`` is a number, one kind of error.
+
+Nothing in a text costs more than its length: aliases may stand for at most so many values, and
+what is nested deeper than any settings are is refused before anything walks through it.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +14,16 @@ import yaml
 
 from raypipe.errors import ConfigError
 
+#: sections in sections, or parts of a dotted key
+MAX_DEPTH = 64
+_MAX_VALUES = 100_000
+_MAX_DIGITS = 100
+
 
 def load_yaml(text: str, origin: str) -> Any:
     """The value of a YAML text; ``origin`` names it in messages. Raises ConfigError."""
     try:
         content = yaml.load(text, Loader=_Loader)
-        json.dumps(content, default=str, skipkeys=True)  # raises for a value that holds itself
     except RecursionError as error:
         raise ConfigError(f"{origin}: nested too deeply") from error
     except Exception as error:  # PyYAML lets through what its conversions raise
@@ -37,6 +44,15 @@ def check_keys(values: Mapping[Any, Any], origin: str, prefix: str = "") -> None
 class _Loader(yaml.SafeLoader):
     """YAML that refuses a key given twice and reads 1e-3 as a number."""
 
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._extent: dict[yaml.Node, tuple[int, int]] = {}
+
+    def compose_sequence_node(self, anchor: Any) -> yaml.SequenceNode:
+        node: yaml.SequenceNode = super().compose_sequence_node(anchor)
+        self._measure(node, node.value)
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
@@ -50,8 +66,39 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"the key {key.value!r} is given twice", key.start_mark
                 )
             seen.add(key.value)
+        self._measure(node, [value for _, value in node.value])
         return node
 
+    def construct_whole_number(self, node: yaml.ScalarNode) -> int:
+        """An integer; digits to the base 60 (``1:30``) would take the square of their number."""
+        if len(node.value) > _MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number has {len(node.value)} characters", node.start_mark
+            )
+        return int(self.construct_yaml_int(node))
+
+    def _measure(self, node: yaml.CollectionNode, children: list[yaml.Node]) -> None:
+        """Refuse what aliases make too large or endless: a node counts wherever it stands."""
+        values, depth = 1, 0
+        for child in children:
+            if isinstance(child, yaml.ScalarNode):
+                values += 1
+                continue
+            if child not in self._extent:  # an alias of what is not complete yet
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a value holds itself", node.start_mark
+                )
+            more, below = self._extent[child]
+            values, depth = values + more, max(depth, below)
+        if values > _MAX_VALUES or depth >= MAX_DEPTH:
+            problem = f"more than {_MAX_VALUES} values" if depth < MAX_DEPTH else "nested too deeply"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        self._extent[node] = values, depth + 1
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
+for _kind in ("binary", "omap", "pairs", "set"):  # no setting is one, and JSON has none of them
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
 
 _Loader.add_implicit_resolver(  # YAML 1.2's floats: PyYAML's own want a dot in 1e-3
     "tag:yaml.org,2002:float",

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import load as load_tensors
 from torch.utils.data import DataLoader
 
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
@@ -16,6 +15,7 @@ from experiments.lm_pretrain.packed import PackedTokens
 from experiments.lm_pretrain.shards import Split, TokenFolder, run_folder
 from raypipe.context import StageContext
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import read_weights
 
 #: tokens a forward; on a GPU its logits of 50,000 tokens take 1.6 GB
 _AT_ONCE = 8192
@@ -47,7 +47,7 @@ def evaluate(context: StageContext, model: LmSettings, trial_id: str, *, on_gpu:
 def load_model(run: RunDirectory, settings: LmSettings, trial_id: str) -> LanguageModel:
     """The trained model of a run, on a GPU where the task has one, for evaluation."""
     model = LanguageModel(settings)
-    model.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    model.load_state_dict(read_weights(run, run.model(trial_id))[0])
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

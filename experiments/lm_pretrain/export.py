@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -19,6 +18,7 @@ from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import read_weights
 
 _LLAMA = ("rms", "rotary", "swiglu")
 _GPT2 = ("layer", "learned", "gelu")
@@ -49,7 +49,7 @@ def export(run: RunDirectory, settings: LmSettings, trial_id: str, folder: str) 
 
     """
     check_exportable(settings)
-    state = load_tensors(run.read(run.model(trial_id)))
+    state, _ = read_weights(run, run.model(trial_id))
     tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
     tokenizer = run_folder(run).tokenizer()
     files = {

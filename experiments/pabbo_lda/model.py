@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
-from safetensors import safe_open
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from raypipe.settings import Settings
+from raypipe.training.weights import parse_weights
 
 
 class ModelSettings(Settings):
@@ -214,15 +213,18 @@ def load_model(path: Path) -> PabboModel:
         ValueError: the file holds no PABBO model.
 
     """
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata() or {}
+    content = path.read_bytes()
+    try:
+        _, metadata = parse_weights(content)
+    except ValueError as error:
+        raise ValueError(f"{path} holds no PABBO model: {error}") from error
     if "model" not in metadata:
         raise ValueError(f"{path} holds no PABBO model: its metadata lack the key 'model'")
-    return restore_model(ModelSettings.model_validate_json(metadata["model"]), path.read_bytes())
+    return restore_model(ModelSettings.model_validate_json(metadata["model"]), content)
 
 
 def restore_model(settings: ModelSettings, weights: bytes) -> PabboModel:
     """The model from the content of a safetensors file, on the CPU, ready for inference."""
     model = PabboModel(settings)
-    model.load_state_dict(load(weights))
+    model.load_state_dict(parse_weights(weights)[0])
     return model.eval()

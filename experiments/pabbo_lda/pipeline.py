@@ -25,6 +25,7 @@ from raypipe.errors import ConfigError
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
 from raypipe.stages import hardware_stage, train_stage
+from raypipe.training.weights import read_verified
 
 #: part of every unit's identity; raised when results change
 VERSION = 1
@@ -97,7 +98,7 @@ def _evaluate(
     about = {"trial_id": train.name, "stage": name}
 
     def run(context: StageContext) -> None:
-        weights = context.run.read(context.run.model(train.name))
+        weights = read_verified(context.run, context.run.model(train.name))
         model = trained.pabbo.model
         rows = context.call(name, measure, model, weights, settings, functions, on_gpu=True)
         keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
@@ -124,7 +125,7 @@ def _lda(
     def run(context: StageContext) -> None:
         scorers: dict[str, Scorer] = {
             name: model_scorer(
-                restore_model(model, context.run.read(context.run.model(stage.name)))
+                restore_model(model, read_verified(context.run, context.run.model(stage.name)))
             )
             for name, (stage, model) in used.items()
         }

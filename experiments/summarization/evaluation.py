@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load as load_tensors
 from scipy import stats
 
 from experiments.summarization.generation import GenerationSettings, generate
@@ -24,6 +23,7 @@ from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
 from raypipe.launch.launcher import PoolOptions
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import read_weights
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
@@ -94,7 +94,7 @@ def read_documents(run: RunDirectory) -> pa.Table:
 def load_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> T5:
     """The trained model of a run, on the CPU, for evaluation."""
     network = T5(model.sizes)
-    network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    network.load_state_dict(read_weights(run, run.model(trial_id))[0])
     return network.eval()
 
 

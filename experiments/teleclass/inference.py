@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load as load_tensors
 from scipy import sparse
 from torch import nn
 
@@ -33,6 +32,7 @@ from raypipe.context import Call, StageContext
 from raypipe.datasets.bpe import token_lists
 from raypipe.paths import RunDirectory
 from raypipe.training import precision
+from raypipe.training.weights import read_weights
 
 Probabilities = NDArray[np.float32]
 _IDENTITY, _COUNTS = b"identity", b"counts"
@@ -209,17 +209,10 @@ def _predict(
 @lru_cache(maxsize=1)
 def _loaded(run: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
     """The classifier of a run, its tokenizer, and the device it lies on; once in a process."""
-    content = run.read(run.model(trial_id))
+    weights, metadata = read_weights(run, run.model(trial_id))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = restore_classifier(load_tensors(content), _metadata(content)).to(device)
+    model = restore_classifier(weights, metadata).to(device)
     return model, run.read(tokenizer_path(run)).decode(), device
-
-
-def _metadata(content: bytes) -> dict[str, str]:
-    """What lies beside the weights: a safetensors file begins with its JSON header's length."""
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    metadata: dict[str, str] = header["__metadata__"]
-    return metadata
 
 
 def _to_json(counts: Counts) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load as load_tensors
 from sklearn.metrics import (
     accuracy_score,
     f1_score,
@@ -24,6 +23,7 @@ from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
 from raypipe.context import StageContext
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import read_weights
 
 _BATCH = 64
 #: the classes whose confusion is shown, the most frequent
@@ -57,7 +57,7 @@ def predict(run: RunDirectory, model: TransformerSettings, trial_id: str) -> NDA
     """Task: the outputs ``[n, K]`` of the test rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = Transformer(model)
-    network.load_state_dict(load_tensors(run.read(run.model(trial_id))))
+    network.load_state_dict(read_weights(run, run.model(trial_id))[0])
     network.to(device).eval()
     samples = StoredSamples(run, "test")
     collate = TransformerTask(model, samples).collate()

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 import numpy as np
+import pandas as pd
 from scipy import sparse
 
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.files import find_file, open_text, reading
+
+#: documents an entry of a docword file: with more, its header is damaged, and would cost memory
+_MAX_SPARSITY = 1000
+#: characters of a line of its header, and digits of the number
+_MAX_HEADER, _MAX_DIGITS = 64, 18
 
 
 def load_bow(directory: Path, name: str, split: Literal["train", "val"] = "val") -> Corpus:
@@ -37,7 +43,7 @@ def load_uci(directory: Path, name: str) -> Corpus:
 
     The format of the UCI "Bag of Words" data set: three lines with the number of documents D,
     of words W and of entries, then an entry a line, ``document word count``, numbered from 1;
-    the vocabulary has a word a line.
+    the vocabulary has a word a line. Each word of a document has one entry.
 
     Raises:
         CorpusError: a missing file (the corpora of the folder are named), a damaged or incomplete
@@ -48,11 +54,18 @@ def load_uci(directory: Path, name: str) -> Corpus:
     path = find_file(directory, name, [("docword.", ".txt"), ("docword.", ".txt.gz")])
     words_path = find_file(directory, name, [("vocab.", ".txt"), ("vocab.", ".txt.gz")])
     with reading(words_path, "a vocabulary, a word a line"), open_text(words_path) as file:
-        vocabulary = [line.strip() for line in file]
+        vocabulary = [line.strip().removeprefix("\ufeff") for line in file]
+    if "" in vocabulary:
+        raise CorpusError(f"{words_path}: line {vocabulary.index('') + 1} has no word; give one")
     with reading(path, "a UCI docword file"):
         with open_text(path) as file:
             shape = (_header(file, path, "documents"), _header(file, path, "words"))
             expected = _header(file, path, "entries")
+            if shape[1] != len(vocabulary):
+                raise CorpusError(
+                    f"{path}: the vocabulary has {len(vocabulary)} words, but the counts have "
+                    f"{shape[1]} columns; {words_path.name} is to have a word for each"
+                )
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "loadtxt: input contained no data")
                 entries = np.loadtxt(file, dtype=np.float64, comments=None, ndmin=2)
@@ -60,6 +73,11 @@ def load_uci(directory: Path, name: str) -> Corpus:
             raise CorpusError(
                 f"{path}: the header declares {expected} entries, but {len(entries)} follow; "
                 "the file is incomplete: copy it anew"
+            )
+        if shape[0] > _MAX_SPARSITY * max(expected, _MAX_SPARSITY):
+            raise CorpusError(
+                f"{path}: the header declares {shape[0]} documents, but only {expected} entries; "
+                "the file is damaged: copy it anew"
             )
         if expected and entries.shape[1] != 3:
             raise CorpusError(f"{path}: an entry must be 'document word count', three numbers")
@@ -75,12 +93,20 @@ def load_uci(directory: Path, name: str) -> Corpus:
                 )
         rows, columns = entries[:, :2].astype(np.int64).T - 1
         counts = sparse.coo_matrix((entries[:, 2], (rows, columns)), shape=shape)
-        return make_corpus(name, counts, source=str(path), vocabulary=vocabulary)
+        corpus = make_corpus(name, counts, source=str(path), vocabulary=vocabulary)
+    if corpus.counts.nnz < np.count_nonzero(entries[:, 2]):
+        cells = pd.Series(rows * shape[1] + columns)
+        again = int(cells.duplicated().to_numpy().argmax())
+        raise CorpusError(
+            f"{path}: entry {again + 1} is of document {rows[again] + 1} and word "
+            f"{columns[again] + 1}, as one before; the file is damaged: copy it anew"
+        )
+    return corpus
 
 
 def _header(file: TextIO, path: Path, what: str) -> int:
     """The next line of the header of a docword file."""
-    line = file.readline().strip()
-    if not (line.isascii() and line.isdigit()):
+    line = file.readline(_MAX_HEADER).strip().removeprefix("\ufeff")
+    if not (line.isascii() and line.isdigit() and len(line) <= _MAX_DIGITS):
         raise CorpusError(f"{path}: the header must give the number of {what}, got {line[:40]!r}")
     return int(line)

@@ -85,7 +85,8 @@ def read_cached(path: Path) -> Corpus:
             vocabulary=meta["vocabulary"],
             dropped_documents=meta["dropped_documents"],
         )
-    if corpus.fingerprint != meta["fingerprint"]:
+        fingerprint = meta["fingerprint"]
+    if corpus.fingerprint != fingerprint:
         raise CorpusError(f"{path}: damaged: its content has another fingerprint")
     return corpus
 

@@ -21,9 +21,11 @@ def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> P
         forms: pairs of prefix and suffix, the preferred one first.
 
     Raises:
-        CorpusError: no such folder or file; names the corpora the folder holds, and the nearest.
+        CorpusError: no such folder or file; names the corpora the folder holds, and the nearest;
+            also a name that would lead out of the folder.
 
     """
+    check_name(name)
     if not directory.is_dir():
         raise CorpusError(f"{directory}: no such folder; set data.dir to the folder of the corpora")
     for prefix, suffix in forms:
@@ -39,6 +41,14 @@ def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> P
         }
     )
     raise CorpusError(f"{directory}: there is no {sought}; {_offer(name, names, 'corpora')}")
+
+
+def check_name(name: str) -> None:
+    """Refuse a corpus that is not named but found somewhere else. Raises CorpusError."""
+    if "/" in name or name in (".", "..") or not name.isprintable():
+        raise CorpusError(
+            f"{name!r} is no name of a corpus, but a path; set data.dir to the folder it lies in"
+        )
 
 
 def check_known(what: str, name: str, known: Sequence[str], source: str) -> None:

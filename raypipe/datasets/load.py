@@ -6,15 +6,30 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.builtin import NAME, builtin_corpus
 from raypipe.datasets.corpus import Corpus, CorpusError
 from raypipe.datasets.files import check_known
 from raypipe.datasets.text import Tokenisation, load_table, load_text
+from raypipe.settings import Settings
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 
 _TOKENISATION = tuple(field.name for field in fields(Tokenisation))
+
+
+class _Settings(Settings):
+    """All that any source takes; each checks the ranges itself."""
+
+    max_documents: int | None = None
+    split: Literal["train", "val"] = "val"
+    column: str = "text"
+    max_features: int = 1
+    min_df: int | float = 1
+    max_df: int | float = 1
+    stop_words: Literal["english"] | None = None
 
 
 def load_corpus(
@@ -43,6 +58,14 @@ def load_corpus(
         allowed += _TOKENISATION
     for key in settings:
         check_known("setting", key, allowed, f"data.source={source}")
+    try:
+        settings = _Settings.model_validate(settings).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"][:1]))
+        raise CorpusError(
+            f"data.source={source}: {place} = {first['input']!r}: {first['msg'].lower()}"
+        ) from error
     words = Tokenisation(**{k: settings.pop(k) for k in _TOKENISATION if k in settings})
     if source == "builtin":
         check_known("corpus", name, [NAME], "data.source=builtin")

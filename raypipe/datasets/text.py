@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
-from raypipe.datasets.files import check_known, find_file, open_text, reading
+from raypipe.datasets.files import check_known, check_name, find_file, open_text, reading
 
 #: Runs of at least three letters: parts of identifiers count as words, numbers do not.
 TOKEN_PATTERN = r"[^\W\d_]{3,}"
@@ -54,6 +54,7 @@ def load_text(directory: Path, name: str, tokenisation: Tokenisation | None = No
         CorpusError: neither exists, bytes that are not UTF-8, or no word is left.
 
     """
+    check_name(name)
     folder = directory / name
     if name and folder.is_dir():
         return vectorise(name, _folder_texts(folder), str(folder), tokenisation)

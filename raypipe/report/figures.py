@@ -41,6 +41,7 @@ _COLOURS = (
     "#7b7303",
     "#c063c0",
 )
+_LONGEST = 100  # of file names
 _DASHED, _DASH_DOT = (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5))
 _LINES = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
 
@@ -116,9 +117,9 @@ def style() -> Iterator[None]:
 def slug(text: str) -> str:
     """A file name from any text; texts that differ give names that differ."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")
-    if safe and safe == text:
+    if safe and safe == text and len(safe) <= _LONGEST:
         return safe
-    return f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+    return f"{safe[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
 
 
 def encode(figure: Figure) -> dict[str, bytes]:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import read_weights, write_weights
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class CheckpointStore:
         for name in reversed(self._names()):
             try:
                 return self._read(name)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except (OSError, ValueError) as error:
                 warn(
                     f"{self._folder}/{name} is no whole checkpoint ({error}); "
                     "taking the one before it"
@@ -80,12 +82,11 @@ class CheckpointStore:
 
     def save_best(self, model: Mapping[str, Tensor], step: int) -> None:
         """Keep the best model so far; rank 0 alone calls this."""
-        content = save_tensors(on_cpu(model), metadata={"step": str(step)})
-        self.run.write(self._best, content)
+        write_weights(self.run, self._best, on_cpu(model), {"step": str(step)})
 
     def best(self) -> dict[str, Tensor]:
-        """The best model, on the CPU. Raises FileNotFoundError where none was kept."""
-        return load_tensors(self.run.read(self._best))
+        """The best model, on the CPU. Raises ConfigError: none was kept, or it is damaged."""
+        return read_weights(self.run, self._best)[0]
 
     @property
     def _best(self) -> str:
@@ -99,21 +100,24 @@ class CheckpointStore:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
     def _read(self, name: str) -> Checkpoint:
+        """Raises OSError, ValueError: it is not whole."""
         folder = f"{self._folder}/{name}"
-        manifest = json.loads(self.run.read(f"{folder}/manifest.json"))
-        if _name(manifest["step"]) != name:
+        try:
+            manifest = _Manifest.model_validate_json(self.run.read(f"{folder}/manifest.json"))
+        except ValidationError as error:
+            raise ValueError("manifest.json is damaged") from error
+        if _name(manifest.step) != name:
             raise ValueError("manifest.json is damaged")
         files = {}
-        for file, digest in manifest["sha256"].items():
+        for file in _FILES:
             files[file] = self.run.read(f"{folder}/{file}")
-            if hashlib.sha256(files[file]).hexdigest() != digest:
+            if hashlib.sha256(files[file]).hexdigest() != manifest.sha256.get(file):
                 raise ValueError(f"{file} is damaged")
-        return Checkpoint(
-            step=manifest["step"],
-            model=load_tensors(files["model.safetensors"]),
-            optimizer=_load(files["optimizer.pt"]),
-            scaler=_load(files["scaler.pt"]),
-        )
+        try:
+            model, optimizer, scaler = (load(files[file]) for file, load in _FILES.items())
+        except Exception as error:  # the parsers raise anything on what raypipe did not write
+            raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
+        return Checkpoint(manifest.step, model, optimizer, scaler)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,6 +125,13 @@ def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
     }
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    step: int
+    sha256: dict[str, str]
 
 
 def _name(step: int) -> str:
@@ -136,3 +147,10 @@ def _dump(state: dict[str, Any]) -> bytes:
 def _load(content: bytes) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return state
+
+
+_FILES: Mapping[str, Callable[[bytes], Any]] = {
+    "model.safetensors": load_tensors,
+    "optimizer.pt": _load,
+    "scaler.pt": _load,
+}

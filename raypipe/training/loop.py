@@ -14,7 +14,6 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -40,6 +39,7 @@ from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
 from raypipe.training.update import Update
+from raypipe.training.weights import write_weights
 
 
 def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
@@ -307,8 +307,8 @@ class _Loop:
         if self.worker.rank == 0:
             if self.training.monitor is not None:
                 weights = self.store.best()
-            content = save_tensors(on_cpu(weights), metadata=dict(self.job.task.metadata()))
-            self.job.run.write(self.job.run.model(self.job.trial_id), content)
+            path = self.job.run.model(self.job.trial_id)
+            write_weights(self.job.run, path, on_cpu(weights), self.job.task.metadata())
 
     def speed(self) -> dict[str, Any]:
         """Throughput, and what part of the devices' peak arithmetic it is."""

@@ -105,16 +105,37 @@ def test_a_kill_at_any_byte_of_the_last_record_keeps_all_earlier_ones(
      b'{"table": ["units"], "key": "b", "row": {}}', b'{"table": "units", "key": {}, "row": {}}',
      b'{"table": "units", "key": "b", "row": 5}'],
 )  # fmt: skip
-def test_a_damaged_line_inside_costs_its_own_unit_only(
+def test_after_a_damaged_line_every_unit_is_done_again_from_what_is_stored(
     run: RunDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Ledger(run).put("units", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}})
+    """It may have been any unit's result."""
+    ledger = Ledger(run)
+    ledger.put("evaluations", {"a": {"x": 1}, "b": {"x": 2}, "c": {"x": 3}})
+    ledger.put("units", {"a": {}, "b": {}, "c": {}})
     file = only_file(run)
     lines = file.read_bytes().split(b"\n")
     file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
+    left = [("a", {"x": 1}), ("c", {"x": 3})]
     with caplog.at_level(logging.WARNING):
-        assert Ledger(run).items("units") == [("a", {"x": 1}), ("c", {"x": 3})]
+        for writable in (False, True):
+            ledger = Ledger(run, writable=writable)
+            assert (ledger.items("evaluations"), ledger.items("units")) == (left, [])
     assert "line 2 is damaged" in caplog.text
+    ledger.put("units", {"a": {}})
+    caplog.clear()
+    again = Ledger(run)
+    assert (again.items("evaluations"), again.items("units")) == (left, [("a", {})])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("byte", range(0, 57, 4))
+def test_a_changed_bit_is_no_result(run: RunDirectory, byte: int) -> None:
+    Ledger(run).put("evaluations", {"a": {"value": 1.25}})
+    file = only_file(run)
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1
+    file.write_bytes(content)
+    assert Ledger(run).rows("evaluations") == []
 
 
 def test_a_reader_sees_whole_rows_while_a_writer_appends(anywhere: RunDirectory) -> None:
