@@ -3,8 +3,8 @@
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
 appends, each append is on disk before it returns. The results tables are derived from it.
 On a local file system it is one file that grows; on object storage, where nothing can be
-appended to, it is a few segments that are merged before they become many. Each line ends with the
-CRC-32 of what is before it.
+appended to, it is a few segments that are merged before they become many. Each line ends with its
+number in the file and the CRC-32 of all that, which tells damaged, missing and misplaced lines.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import RLock
 from typing import Any
@@ -21,6 +21,8 @@ from typing import Any
 from raypipe.paths import RunDirectory
 
 Row = dict[str, Any]
+#: table, key, and the row, None where it is taken back
+_Entry = tuple[str, str, Row | None]
 _MAX_SEGMENTS = 32
 _CRC = b', "crc": '
 
@@ -34,8 +36,8 @@ class Ledger:
     """The rows of a run, in memory and on disk.
 
     Opening reads what is there: a half-written last line, left by a killed process, is cut
-    off. A damaged line inside is reported; since nothing tells whose result it was, every unit
-    counts as not done then, and is done again from what is stored of it. With ``writable=False``
+    off. A damaged or missing line inside is reported; since nothing tells whose result it was,
+    every unit counts as not done then, and is done again from what is stored of it. With ``writable=False``
     nothing on disk is touched. ``before_writing`` raises where another command has become the
     writer.
     """
@@ -51,6 +53,7 @@ class Ledger:
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
+        self._lines = 0  # of the last segment
         self._writable = writable
         whole = [self._read(name) for name in run.list(run.ledger) if name.endswith(".jsonl")]
         if not all(whole):
@@ -63,14 +66,14 @@ class Ledger:
         if not rows:
             return
         with self._lock:
-            self._append(_encode(table, rows))
+            self._append([(table, key, row) for key, row in rows.items()])
             self._tables.setdefault(table, {}).update(rows)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
         """Take rows back, durably; a missing one is fine."""
         with self._lock:
             known = [key for key in keys if key in self._tables.get(table, {})]
-            self._append(_encode(table, dict.fromkeys(known)))
+            self._append([(table, key, None) for key in known])
             for key in known:
                 del self._tables[table][key]
 
@@ -94,16 +97,19 @@ class Ledger:
         with self._lock:
             return list(self._tables)
 
-    def _append(self, content: bytes) -> None:
+    def _append(self, entries: Sequence[_Entry]) -> None:
         if not self._writable:
             raise RuntimeError("this ledger was opened for reading")
-        if not content:
+        if not entries:
             return
         self._before_writing()
         if self._run.is_local:
-            self._append_local(content)
+            self._append_local(_encode(entries, self._lines))
+            self._lines += len(entries)
+        elif len(self._segments) < _MAX_SEGMENTS:
+            self._write_segment(entries)
         else:
-            self._append_segment(content)
+            self._rewrite(entries)
 
     def _append_local(self, content: bytes) -> None:
         if not self._segments:
@@ -121,26 +127,21 @@ class Ledger:
                 stream.truncate(before)
                 raise
 
-    def _append_segment(self, content: bytes) -> None:
-        if len(self._segments) >= _MAX_SEGMENTS:
-            self._rewrite(content)
-            return
-        name = self._next_segment()
-        self._run.write(f"{self._run.ledger}/{name}", content)
+    def _write_segment(self, entries: Sequence[_Entry]) -> None:
+        last = self._segments[-1].partition(".")[0] if self._segments else "-1"
+        name = _segment(int(last) + 1)
+        self._run.write(f"{self._run.ledger}/{name}", _encode(entries, 0))
         self._segments.append(name)
+        self._lines = len(entries)
 
-    def _rewrite(self, content: bytes = b"") -> None:
+    def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
         """Put all rows, and what is new, into one segment, then remove those it replaces."""
-        self._before_writing()
-        name = self._next_segment()
-        earlier = (_encode(table, rows) for table, rows in self._tables.items())
-        self._run.write(f"{self._run.ledger}/{name}", b"".join([*earlier, content]))
-        for old in self._segments:
+        earlier = [(t, key, row) for t, rows in self._tables.items() for key, row in rows.items()]
+        self._write_segment([*earlier, *entries])
+        *replaced, new = self._segments
+        for old in replaced:
             self._run.delete(f"{self._run.ledger}/{old}")
-        self._segments = [name]
-
-    def _next_segment(self) -> str:
-        return _segment(int(self._segments[-1].partition(".")[0]) + 1 if self._segments else 0)
+        self._segments = [new]
 
     def _read(self, name: str) -> bool:
         """Take the rows of a segment; whether all its lines are whole."""
@@ -151,14 +152,21 @@ class Ledger:
             log.warning("%s: cut off a half-written last line (%d bytes)", path, len(torn))
             if self._writable and self._run.is_local:
                 os.truncate(path, len(content) - len(torn))
-        damaged = False
+        damaged, self._lines = False, 0
         for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+            self._lines += 1
             try:
-                table, key, row = _decode(line)
+                table, key, row, place = _decode(line)
             except (ValueError, KeyError, TypeError, RecursionError):
                 damaged = True
                 log.warning("%s line %d is damaged; units will be run again", path, number)
                 continue
+            if place not in (None, self._lines):
+                damaged = True
+                log.warning(
+                    "%s: lines before line %d are missing; units will be run again", path, number
+                )
+                self._lines = place
             rows = self._tables.setdefault(table, {})
             if row is None:
                 rows.pop(key, None)
@@ -172,21 +180,29 @@ def _segment(number: int) -> str:
     return f"{number:08d}.jsonl"
 
 
-def _encode(table: str, rows: Mapping[str, Row | None]) -> bytes:
+def _encode(entries: Iterable[_Entry], before: int) -> bytes:
+    """Lines of a segment that has so many before them."""
     lines = []
-    for key, row in rows.items():
-        line = json.dumps({"table": table, "key": key, "row": row})[:-1]
-        lines.append(f"{line}{_CRC.decode()}{zlib.crc32(line.encode())}}}\n")
-    return "".join(lines).encode()
+    for number, (table, key, row) in enumerate(entries, start=before + 1):
+        content = {"table": table, "key": key, "row": row, "line": number}
+        line = json.dumps(content).removesuffix("}").encode()
+        lines.append(b"%s%s%d}\n" % (line, _CRC, zlib.crc32(line)))
+    return b"".join(lines)
 
 
-def _decode(line: bytes) -> tuple[str, str, Row | None]:
-    """Table, key and row of a line. Raises ValueError, KeyError, TypeError, RecursionError."""
+def _decode(line: bytes) -> tuple[str, str, Row | None, int | None]:
+    """Table, key, row and number of a line.
+
+    Raises:
+        ValueError, KeyError, TypeError, RecursionError: it is damaged.
+
+    """
     content, mark, checksum = line.rpartition(_CRC)
     if mark and int(checksum.removesuffix(b"}")) != zlib.crc32(content):
         raise ValueError("another checksum")
     entry = json.loads(line)  # lines of versions before the checksum are taken as they are
-    table, key, row = entry["table"], entry["key"], entry["row"]
-    if not (isinstance(table, str) and isinstance(key, str) and isinstance(row, dict | None)):
+    table, key, row, number = entry["table"], entry["key"], entry["row"], entry.get("line")
+    kinds = ((table, str), (key, str), (row, dict | None), (number, int | None))
+    if not all(isinstance(value, kind) for value, kind in kinds):
         raise TypeError("of another form")
-    return table, key, row
+    return table, key, row, number

@@ -91,7 +91,9 @@ class _Loader(yaml.SafeLoader):
             more, below = self._extent[child]
             values, depth = values + more, max(depth, below)
         if values > _MAX_VALUES or depth >= MAX_DEPTH:
-            problem = f"more than {_MAX_VALUES} values" if depth < MAX_DEPTH else "nested too deeply"
+            problem = (
+                f"more than {_MAX_VALUES} values" if depth < MAX_DEPTH else "nested too deeply"
+            )
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         self._extent[node] = values, depth + 1
 

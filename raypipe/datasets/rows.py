@@ -62,6 +62,7 @@ def read_rows(path: Path) -> pa.Table:
                 f"{path}: the suffix says nothing; allowed are .parquet, .npz, and .csv and "
                 ".jsonl, also with .gz"
             )
+        table.validate(full=True)  # Arrow believes a file that says its bytes are UTF-8
     if not len(table):
         raise CorpusError(f"{path}: there is no row")
     return table
