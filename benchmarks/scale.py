@@ -1,0 +1,85 @@
+"""What raypipe itself costs: beside bare Ray, with the number of units, and of nodes.
+
+    python -m benchmarks.scale overhead
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.scaling import overhead as against_ray
+from benchmarks.scaling.overhead import OURS, REFERENCE, Case
+from benchmarks.training import machine
+from raypipe.launch.cluster import RayLauncher
+from raypipe.provenance import git_commit, package_version
+
+OUT = Path("benchmarks/results/scale")
+GOAL = 0.9
+CASES = (
+    Case("sleep", 0.25, 160),
+    Case("sleep", 1.0, 40),
+    Case("spin", 0.25, 40),
+    Case("spin", 1.0, 40),
+    Case("noop", 0.25, 2000),
+    Case("noop", 1.0, 2000),
+)
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def overhead(
+    rounds: Annotated[int, typer.Option(min=2, help="of each case")] = 15,
+    only: Annotated[str, typer.Option(help="only cases of that kind")] = "",
+    seed: Annotated[int, typer.Option(help="of the order of the contenders")] = 0,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
+) -> None:
+    """raypipe's pool and ledger against bare Ray tasks, in turn, in this process."""
+    started = _now()
+    launcher = RayLauncher()
+    cases: dict[str, Any] = {}
+    try:
+        for case in CASES:
+            if only and case.kind != only:
+                continue
+            rows = against_ray.run_rounds(case, launcher, rounds, seed)
+            summary = against_ray.summarise(rows)
+            cases[case.name] = {"units": case.units, "summary": summary, "rounds": rows}
+            ratio, rate = summary["ratio"], summary[OURS]["units_per_s"]["median"]
+            typer.echo(
+                f"{case.name}: {ratio['median']:.3f} of bare Ray's rate "
+                f"({ratio['low']:.3f} to {ratio['high']:.3f}), {rate:.0f} units/s against "
+                f"{summary[REFERENCE]['units_per_s']['median']:.0f}; driver CPU "
+                f"{summary[OURS]['driver_cpu_us_per_unit']['median']:.0f} us a unit against "
+                f"{summary[REFERENCE]['driver_cpu_us_per_unit']['median']:.0f}"
+            )
+    finally:
+        launcher.close()
+    _write(out / "overhead.json", started, {"goal": GOAL, "cases": cases})
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _write(file: Path, started: str, found: dict[str, Any]) -> None:
+    report = {
+        "started": started,
+        "commit": git_commit(),
+        "machine": machine(torch.device("cpu"), threads=1),
+        "load_at_the_end": os.getloadavg(),
+        "packages": {package: package_version(package) for package in ("ray", "raypipe")},
+        **found,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""What raypipe itself costs: units that do next to nothing, counted and timed."""

@@ -1,0 +1,65 @@
+"""An experiment of units that do next to nothing, and a summary of their values."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from benchmarks.scaling.units import Kind, unit
+from raypipe.context import StageContext
+from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.launch.launcher import PoolOptions
+from raypipe.settings import Settings
+
+
+class Work(Settings):
+    """So many units of a kind."""
+
+    count: PositiveInt = 1000
+    kind: Kind = "noop"
+    seconds: NonNegativeFloat = 0.1
+    cpus: PositiveFloat = 1.0
+
+
+class Scale(Settings):
+    """The configuration."""
+
+    work: Work = Work()
+
+
+def stages(settings: Scale) -> list[Stage]:
+    """The units and their summary."""
+    work = settings.work
+    identity = {"kind": work.kind, "seconds": work.seconds}
+    units = [Unit(f"units/{number}", {"number": number, **identity}) for number in range(work.count)]
+    summary = Unit("summary", {"count": work.count, **identity})
+
+    def run(context: StageContext) -> None:
+        todo = {one.slot: one for one in context.todo()}
+        done = len(units) - len(todo)
+        context.begin(len(units), done)
+        calls = (
+            (slot, unit, work.kind, work.seconds, int(slot.partition("/")[2])) for slot in todo
+        )
+        with context.pool(PoolOptions(work.cpus)) as pool:
+            for slot, value in context.map(pool, calls):
+                row = {"dataset": work.kind, "seed": 0, "value": value}
+                context.ledger.put("evaluations", {slot: row})
+                context.finish(todo[slot])
+                done += 1
+                context.advance(done)
+
+    def summarise(context: StageContext) -> None:
+        values = [row["value"] for row in context.ledger.rows("evaluations")]
+        row = {"units": len(values), "mean": fmean(values)}
+        context.ledger.put("summary", {"all": row})
+        context.finish(summary)
+
+    return [
+        Stage("units", run, units, cost=f"{work.count} units"),
+        Stage("summary", summarise, [summary], ("units",), derived=True),
+    ]
+
+
+EXPERIMENT = Experiment("benchmarks.scaling.experiment", 1, Scale, stages)

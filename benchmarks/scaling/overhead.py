@@ -1,0 +1,133 @@
+"""Units by raypipe's pool, each recorded durably, and by a Ray task each, recorded nowhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import ray
+
+from benchmarks.scaling import experiment
+from benchmarks.scaling.units import Kind, unit
+from raypipe.context import Session, StageContext
+from raypipe.launch.launcher import Launcher
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.progress import Display
+from raypipe.tracking import open_trackers
+
+REFERENCE, OURS = "bare_ray", "raypipe"
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many units of a kind, each on a share of a CPU."""
+
+    kind: Kind
+    cpus: float
+    units: int
+    seconds: float = 0.1
+
+    @property
+    def name(self) -> str:
+        """What it is called in the results."""
+        return f"{self.kind}, {self.cpus:g} CPU"
+
+
+def by_ray(case: Case) -> int:
+    """All tasks handed to Ray at once, and results taken as they are there."""
+    task = ray.remote(unit).options(num_cpus=case.cpus, max_retries=0)
+    waiting = [task.remote(case.kind, case.seconds, number) for number in range(case.units)]
+    done = 0
+    while waiting:
+        ready, waiting = ray.wait(waiting, num_returns=min(len(waiting), 100), timeout=0.1)
+        done += len(ray.get(ready))
+    return done
+
+
+def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
+    """A stage of the toy experiment in a run directory, as the command runs it."""
+    work = experiment.Work(
+        count=case.units, kind=case.kind, seconds=case.seconds, cpus=case.cpus
+    )
+    stage = experiment.stages(experiment.Scale(work=work))[0]
+    run = RunDirectory.at(folder)
+    ledger = Ledger(run)
+    with redirect_stdout(io.StringIO()), open_trackers((), run, "b", "scale", {}) as trackers:
+        session = Session(run, "b", ledger, launcher, Display(), [], trackers)
+        stage.run(StageContext(stage, session))
+    return len(ledger.rows("units"))
+
+
+def measure(contender: Callable[[], int], case: Case) -> dict[str, Any]:
+    """One run: seconds, units a second, CPU seconds of this process.
+
+    Raises:
+        RuntimeError: another number of units was done.
+
+    """
+    clock, cpu = time.perf_counter(), time.process_time()
+    done = contender()
+    seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
+    if done != case.units:
+        raise RuntimeError(f"{case.name}: {done} of {case.units} units were done")
+    rate = done / seconds
+    return {"seconds": seconds, "units_per_s": rate, "driver_cpu_us_per_unit": 1e6 * cpu / done}
+
+
+def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[dict[str, Any]]:
+    """A row for each round and contender, in random order; a first round starts the workers."""
+    draw = random.Random(seed)
+    rows: list[dict[str, Any]] = []
+    for number in range(-1, rounds):
+        order = [REFERENCE, OURS]
+        draw.shuffle(order)
+        for name in order:
+            with TemporaryDirectory(prefix="raypipe-scale-") as folder:
+                contenders: dict[str, Callable[[], int]] = {
+                    REFERENCE: lambda: by_ray(case),
+                    OURS: lambda folder=folder: by_raypipe(case, launcher, Path(folder)),
+                }
+                row = measure(contenders[name], case)
+            if number >= 0:
+                load = os.getloadavg()[0]
+                rows.append({"round": number, "contender": name, "load": load, **row})
+    return rows
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians and spread of both contenders, and the ratio of their rates, round by round."""
+    rates = {name: {r["round"]: r for r in rows if r["contender"] == name} for name in (REFERENCE, OURS)}
+    ratios = [
+        mine["units_per_s"] / rates[REFERENCE][number]["units_per_s"]
+        for number, mine in rates[OURS].items()
+    ]
+    summary: dict[str, Any] = {"ratio": spread(ratios)}
+    for name, found in rates.items():
+        summary[name] = {
+            key: spread([row[key] for row in found.values()])
+            for key in ("units_per_s", "driver_cpu_us_per_unit")
+        }
+    summary["load"] = spread([row["load"] for row in rows])
+    return summary
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, quartiles, least and most."""
+    lower, _, upper = quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {
+        "median": median(values),
+        "lower_quartile": lower,
+        "upper_quartile": upper,
+        "low": min(values),
+        "high": max(values),
+    }
