@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raypipe.errors import UnitError
 from raypipe.experiment import Stage, Unit
 from raypipe.identity import fingerprint
-from raypipe.ledger import Ledger
+from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.provenance import now
@@ -65,8 +65,11 @@ class StageContext:
         """The units that are not finished, in order."""
         return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
 
-    def finish(self, unit: Unit) -> None:
-        """Record that a unit is finished; its rows were put before."""
+    def finish(self, unit: Unit, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
+        """Record that a unit is finished, and durably with it its rows by table and key.
+
+        Rows that were put before are not given again; one wait for the disk is less than two.
+        """
         record = {
             "identity": dict(unit.identity),
             "fingerprint": fingerprint(unit.identity),
@@ -75,7 +78,7 @@ class StageContext:
             "stage": self.stage.name,
             "finished_at": now(),
         }
-        self.ledger.put("units", {unit.slot: record})
+        self.ledger.put_tables({**(rows or {}), "units": {unit.slot: record}})
 
     def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
         """Record a failed attempt."""
@@ -88,7 +91,7 @@ class StageContext:
             "outcome": outcome,
             "at": now(),
         }
-        key = f"{self.stage.name}/{unit}/{len(self.ledger.rows('failures'))}"
+        key = f"{self.stage.name}/{unit}/{self.ledger.count('failures')}"
         self.ledger.put("failures", {key: row})
 
     def say(self, text: str) -> None:

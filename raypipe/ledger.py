@@ -63,11 +63,17 @@ class Ledger:
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by their keys, durably, replacing earlier rows of the same keys."""
-        if not rows:
-            return
+        self.put_tables({table: rows})
+
+    def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
+        """Record rows of several tables with one wait for the disk."""
         with self._lock:
-            self._append([(table, key, row) for key, row in rows.items()])
-            self._tables.setdefault(table, {}).update(rows)
+            self._append(
+                [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
+            )
+            for table, rows in tables.items():
+                if rows:
+                    self._tables.setdefault(table, {}).update(rows)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
         """Take rows back, durably; a missing one is fine."""
@@ -92,6 +98,11 @@ class Ledger:
         with self._lock:
             return list(self._tables.get(table, {}).items())
 
+    def count(self, table: str) -> int:
+        """How many rows a table has."""
+        with self._lock:
+            return len(self._tables.get(table, {}))
+
     def tables(self) -> list[str]:
         """The names of the tables that have rows."""
         with self._lock:
@@ -113,9 +124,9 @@ class Ledger:
 
     def _append_local(self, content: bytes) -> None:
         if not self._segments:
+            Path(self._run.ledger).mkdir(parents=True, exist_ok=True)
             self._segments.append(_segment(0))
         path = Path(self._run.ledger, self._segments[-1])
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as stream:
             before = stream.tell()
             try:

@@ -45,16 +45,14 @@ def stages(settings: Scale) -> list[Stage]:
         with context.pool(PoolOptions(work.cpus)) as pool:
             for slot, value in context.map(pool, calls):
                 row = {"dataset": work.kind, "seed": 0, "value": value}
-                context.ledger.put("evaluations", {slot: row})
-                context.finish(todo[slot])
+                context.finish(todo[slot], {"evaluations": {slot: row}})
                 done += 1
                 context.advance(done)
 
     def summarise(context: StageContext) -> None:
         values = [row["value"] for row in context.ledger.rows("evaluations")]
         row = {"units": len(values), "mean": fmean(values)}
-        context.ledger.put("summary", {"all": row})
-        context.finish(summary)
+        context.finish(summary, {"summary": {"all": row}})
 
     return [
         Stage("units", run, units, cost=f"{work.count} units"),

@@ -194,9 +194,9 @@ class _Board:
             "duration_s": elapsed,
             "cpu_s": cpu,
         }
-        self._context.ledger.put("study_history", history)
-        self._context.ledger.put("studies", {spec.unit.slot: row})
-        self._context.finish(spec.unit)
+        self._context.finish(
+            spec.unit, {"study_history": history, "studies": {spec.unit.slot: row}}
+        )
 
 
 def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:

@@ -89,7 +89,7 @@ class KeptPool(RayPool):
     def _collect(self, reference: Any) -> TaskResult | None:
         if (process := self._starting.pop(reference, None)) is not None:
             return self._started(process)
-        process, call = self._busy.pop(reference), self._running.pop(reference)
+        process, call = self._busy.pop(reference), self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)
         except RayTaskError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,14 +68,17 @@ class RayPool:
         self._options, self._shared = options, shared
         self._measured, self._capacity = 0.0, 0.0
         self._measure()
-        self._task = ray.remote(run_task)
         self._ray_options = {
             "num_gpus": gpus,
             "max_retries": 0,
             "runtime_env": fault_environment() or None,
         }
+        # by the share of a CPU: what Ray makes of options takes as long as a task's submission
+        self._tasks: dict[float, Any] = {}
         self._waiting: deque[Call] = deque()
         self._running: dict[Any, Call] = {}
+        # of all that run; counted along, since there may be thousands
+        self._running_cpus = 0.0
 
     @property
     def capacity(self) -> float:
@@ -85,7 +88,8 @@ class RayPool:
     @property
     def has_room(self) -> bool:
         """Whether another task would start, or be the next to."""
-        return _cpus(self._running.values()) + _cpus(self._waiting) < self._limit() - 1e-9
+        waiting = sum(call.cpus for call in self._waiting)
+        return self._running_cpus + waiting < self._limit() - 1e-9
 
     def share(self, value: Any) -> Any:
         """Put a value into the object store once; tasks receive the value itself."""
@@ -112,12 +116,12 @@ class RayPool:
         while self._running or self._waiting:
             ready: list[Any] = []
             if watched := self._watched():
-                ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
+                # all that are there; each look at them takes longer the more are watched
+                ready, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
+                if not ready:
+                    ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
             # where nothing may run now, what waits does so here
             self._shared.pause(0 if watched else _POLL_S)
-            if ready:
-                more, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
-                ready = list(dict.fromkeys([*ready, *more]))
             done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
             if done:
@@ -130,6 +134,7 @@ class RayPool:
         for reference in self._running:
             ray.cancel(reference, force=True)
         self._running.clear()
+        self._running_cpus = 0.0
         self._shared.release(self)
 
     def _watched(self) -> list[Any]:
@@ -153,16 +158,19 @@ class RayPool:
         self._measured = time.monotonic()
 
     def _launch(self) -> None:
-        limit, in_flight = self._limit(), _cpus(self._running.values())
-        while self._waiting and in_flight + self._waiting[0].cpus <= limit + 1e-9:
-            cpus = self._waiting[0].cpus
-            in_flight += cpus
-            custom = {self._custom: cpus} if self._custom else None
-            self._start_next(
-                self._task.options(num_cpus=cpus, resources=custom, **self._ray_options)
-            )
+        limit = self._limit()
+        while self._waiting and self._running_cpus + self._waiting[0].cpus <= limit + 1e-9:
+            self._start_next(self._task(self._waiting[0].cpus))
         if not self._options.gpus:
-            self._shared.use(self, in_flight)
+            self._shared.use(self, self._running_cpus)
+
+    def _task(self, cpus: float) -> Any:
+        if cpus not in self._tasks:
+            custom = {self._custom: cpus} if self._custom else None
+            self._tasks[cpus] = ray.remote(run_task).options(
+                num_cpus=cpus, resources=custom, **self._ray_options
+            )
+        return self._tasks[cpus]
 
     def _start_next(self, remote: Any) -> Any:
         """Hand what waits longest to ``run_task`` behind a Ray task or an actor's method."""
@@ -176,11 +184,19 @@ class RayPool:
             *call.arguments,
         )
         self._running[reference] = call
+        self._running_cpus += call.cpus
         return reference
+
+    def _ended(self, reference: Any) -> Call:
+        """The call behind a reference that is ready; it runs no more."""
+        call = self._running.pop(reference)
+        # without what adding and taking away fractions leaves
+        self._running_cpus = round(self._running_cpus - call.cpus, 6)
+        return call
 
     def _collect(self, reference: Any) -> TaskResult | None:
         """What became of a reference that is ready; None where that ends no attempt."""
-        call = self._running.pop(reference)
+        call = self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)
         except OutOfMemoryError as error:
@@ -207,6 +223,3 @@ class RayPool:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)
 
-
-def _cpus(calls: Iterable[Call]) -> float:
-    return sum(call.cpus for call in calls)
