@@ -15,6 +15,7 @@ import torch
 import typer
 
 from benchmarks.scaling import overhead as against_ray
+from benchmarks.scaling import runs
 from benchmarks.scaling.overhead import OURS, REFERENCE, Case
 from benchmarks.training import machine
 from raypipe.launch.cluster import RayLauncher
@@ -30,6 +31,7 @@ CASES = (
     Case("noop", 0.25, 2000),
     Case("noop", 1.0, 2000),
 )
+NUMBERS = (1_000, 10_000, 100_000)
 app = typer.Typer(add_completion=False)
 
 
@@ -62,6 +64,26 @@ def overhead(
     finally:
         launcher.close()
     _write(out / "overhead.json", started, {"goal": GOAL, "cases": cases})
+
+
+@app.command()
+def units(
+    numbers: Annotated[list[int] | None, typer.Option(help="of units, rising")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
+) -> None:
+    """Runs of more and more units that do nothing, by the command."""
+    started = _now()
+    rows: list[dict[str, Any]] = []
+    for number in numbers or NUMBERS:
+        rows.append(row := runs.measure(number))
+        cost = row["run"]
+        typer.echo(
+            f"{number} units: {row['units_per_s']:.0f} a second, driver "
+            f"{cost['peak_bytes'] / 2**20:.0f} MiB and {cost['cpu_s']:.0f} s of CPU; "
+            f"{row['files']} files, {row['bytes'] / 1e6:.1f} MB; continue "
+            f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 2**20:.0f} MiB"
+        )
+    _write(out / "units.json", started, {"a_unit": runs.model(rows), "runs": rows})
 
 
 def _now() -> str:

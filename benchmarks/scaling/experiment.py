@@ -52,7 +52,7 @@ def stages(settings: Scale) -> list[Stage]:
     def summarise(context: StageContext) -> None:
         values = [row["value"] for row in context.ledger.rows("evaluations")]
         row = {"units": len(values), "mean": fmean(values)}
-        context.finish(summary, {"summary": {"all": row}})
+        context.finish(summary, {"totals": {"all": row}})
 
     return [
         Stage("units", run, units, cost=f"{work.count} units"),

@@ -1,0 +1,128 @@
+"""Whole runs by the command, with growing numbers of units: what the driver and the files take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from raypipe import results
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+
+_SAMPLE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a command's own process, without those of Ray; ``peak_bytes`` is resident memory."""
+
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+def run_command(arguments: Sequence[str | Path], log: Path) -> Cost:
+    """Run ``raypipe`` with these arguments.
+
+    Raises:
+        RuntimeError: its exit status is not 0; with the end of what it wrote.
+
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "raypipe", *map(str, arguments)]
+    clock = time.perf_counter()
+    cpu_s, peak = 0.0, 0
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        status, seen = Path(f"/proc/{process.pid}/status"), psutil.Process(process.pid)
+        while process.poll() is None:
+            try:
+                times = seen.cpu_times()
+                cpu_s = max(cpu_s, times.user + times.system)
+                peak = max(peak, _peak(status.read_text()))
+            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                break
+            time.sleep(_SAMPLE_S)
+        process.wait()
+    if process.returncode:
+        raise RuntimeError(f"exit status {process.returncode}: {log.read_text()[-2000:]}")
+    return Cost(time.perf_counter() - clock, cpu_s, peak)
+
+
+def _peak(status: str) -> int:
+    """The most resident memory a process had so far; one that ended has none."""
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM")), "VmHWM: 0 kB")
+    return int(line.split()[1]) * 1024
+
+
+def measure(units: int) -> dict[str, Any]:
+    """One run of so many units that do nothing, the same command again, and what lies there."""
+    with TemporaryDirectory(prefix="raypipe-scale-") as folder:
+        log, place = Path(folder, "log"), Path(folder, "run")
+        config = Path(folder, "scale.yaml")
+        config.write_text(
+            f"experiment: benchmarks.scaling.experiment\nwork: {{count: {units}}}\n"
+        )
+        command = ["run", config, "--run-dir", place]
+        load = os.getloadavg()[0]
+        first = run_command(command, log)
+        again = run_command(command, log)
+        if "nothing to do" not in log.read_text():
+            raise RuntimeError(f"the second command did something: {log.read_text()[-2000:]}")
+        files = [path for path in place.rglob("*") if path.is_file()]
+        run = RunDirectory.at(place)
+        stages = results.read_table(run, "stages").set_index("stage")["duration_s"]
+        clock = time.perf_counter()
+        ledger = Ledger(run, writable=False)
+        opened = time.perf_counter()
+        names = [name for name in ledger.tables() if name not in results.INTERNAL]
+        results.write_tables(RunDirectory.at(Path(folder, "copy")), ledger, names, "copy")
+        written = time.perf_counter()
+        return {
+            "units": units,
+            "load": load,
+            "run": asdict(first),
+            "continue": asdict(again),
+            "units_per_s": units / stages["units"],
+            "units_stage_s": float(stages["units"]),
+            "summary_stage_s": float(stages["summary"]),
+            "open_ledger_s": opened - clock,
+            "write_tables_s": written - opened,
+            "files": len(files),
+            "bytes": sum(path.stat().st_size for path in files),
+            "ledger_bytes": sum(path.stat().st_size for path in Path(run.ledger).iterdir()),
+        }
+
+
+def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What a unit adds, between the smallest and the largest run."""
+    first, last = rows[0], rows[-1]
+    more = last["units"] - first["units"]
+
+    def each(read: Any) -> float:
+        return float(read(last) - read(first)) / more
+
+    return {
+        "driver_cpu_us": 1e6 * each(lambda row: row["run"]["cpu_s"]),
+        "driver_bytes": each(lambda row: row["run"]["peak_bytes"]),
+        "continue_cpu_us": 1e6 * each(lambda row: row["continue"]["cpu_s"]),
+        "continue_bytes": each(lambda row: row["continue"]["peak_bytes"]),
+        "ledger_bytes": each(lambda row: row["ledger_bytes"]),
+        "open_ledger_us": 1e6 * each(lambda row: row["open_ledger_s"]),
+        "write_tables_us": 1e6 * each(lambda row: row["write_tables_s"]),
+    }
+
+
+def dump(rows: Sequence[dict[str, Any]]) -> str:
+    """For the log of a benchmark that goes on for long."""
+    return json.dumps(rows[-1])
