@@ -83,15 +83,17 @@ def run(request: Request) -> int:
         stages = stages_of(configuration, request.only, nodes)
         _check_training(configuration, nodes)
         run = _run_directory(request.run_dir, configuration)
-        tracking.check(configuration.settings.tracking, run)
         fresh = not run.exists(run.ledger)
-        if not fresh:
-            refuse_changes(Ledger(run, writable=False), stages, run.shown)
+        stored = Ledger(run, writable=False)
+        _refuse_another(stored, configuration, run)
+        tracking.check(configuration.settings.tracking, run)
+        refuse_changes(stored, stages, run.shown)
         print(f"run directory: {run.shown}", flush=True)
-        if not fresh and _nothing_to_do(stages, stored := Ledger(run, writable=False)):
+        if not fresh and _nothing_to_do(stages, stored):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             _recommend(request, configuration, stored)
             return 0
+        del stored  # what is stored is read again as the only writer, and may be large
         check = stack.enter_context(writing(run, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display())
         again = request.again(run)
@@ -287,13 +289,17 @@ def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDire
     if run.is_local and Path(run.path()).is_file():
         raise ConfigError(f"--run-dir {run.shown}: is a file, not a directory")
     run.check()
-    stored = Ledger(run, writable=False).get("runs", "run")
+    return run
+
+
+def _refuse_another(ledger: Ledger, configuration: Configuration, run: RunDirectory) -> None:
+    """Refuse a run directory that another experiment's run lies in."""
+    stored = ledger.get("runs", "run")
     if stored is not None and stored["experiment"] != configuration.experiment.name:
         raise ConfigError(
             f"--run-dir {run.shown}: holds a run of the experiment {stored['experiment']!r}; "
             "use another directory"
         )
-    return run
 
 
 def _shared(location: str | None) -> str:
