@@ -1,6 +1,17 @@
 """What raypipe itself costs: beside bare Ray, with the number of units, and of nodes.
 
-    python -m benchmarks.scale overhead
+    python -m benchmarks.scale overhead   # raypipe's rate against that of bare Ray tasks
+    python -m benchmarks.scale units      # runs of 10^3 to 10^5 units by the command
+    python -m benchmarks.scale nodes      # on 1 to 16 simulated nodes
+
+``overhead`` runs the same units by Ray tasks that are recorded nowhere and by a stage of an
+experiment that records each durably, in this process, on one Ray instance and in turn, in random
+order: units of 100 ms that sleep or that use the CPU, and units that do nothing, on a quarter of a
+CPU each or a whole one. ``units`` and ``nodes`` run the command in a process of its own and
+watch it: its peak of resident memory, its CPU time, and what it leaves. The machine's load is
+noted with every figure.
+
+Results: ``benchmarks/results/scale/``; what follows from them: ``docs/scaling.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +25,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from benchmarks.scaling import nodes as simulated
 from benchmarks.scaling import overhead as against_ray
 from benchmarks.scaling import runs
 from benchmarks.scaling.overhead import OURS, REFERENCE, Case
@@ -32,6 +44,7 @@ CASES = (
     Case("noop", 1.0, 2000),
 )
 NUMBERS = (1_000, 10_000, 100_000)
+NODES = (1, 2, 4, 8, 16)
 app = typer.Typer(add_completion=False)
 
 
@@ -42,7 +55,7 @@ def overhead(
     seed: Annotated[int, typer.Option(help="of the order of the contenders")] = 0,
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """raypipe's pool and ledger against bare Ray tasks, in turn, in this process."""
+    """The pool and the ledger against bare Ray tasks, in turn, in this process."""
     started = _now()
     launcher = RayLauncher()
     cases: dict[str, Any] = {}
@@ -84,6 +97,28 @@ def units(
             f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 2**20:.0f} MiB"
         )
     _write(out / "units.json", started, {"a_unit": runs.model(rows), "runs": rows})
+
+
+@app.command()
+def nodes(
+    numbers: Annotated[list[int] | None, typer.Option(help="of nodes")] = None,
+    cpus: Annotated[int, typer.Option(min=1, help="logical ones, of a node")] = 2,
+    seconds: Annotated[float, typer.Option(help="that a unit sleeps")] = 1.0,
+    waves: Annotated[int, typer.Option(min=4, help="units for each CPU")] = 40,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
+) -> None:
+    """The same work for each CPU on more and more simulated nodes."""
+    started = _now()
+    rows: list[dict[str, Any]] = []
+    for number in numbers or NODES:
+        rows.append(row := simulated.measure(number, cpus, seconds, waves))
+        typer.echo(
+            f"{number} nodes, {row['nodes_used']} used: {row['rate']:.1f} units/s of "
+            f"{row['ideal']:.1f}, {row['ratio']:.3f}; driver "
+            f"{row['driver']['peak_bytes'] / 2**20:.0f} MiB, "
+            f"{row['driver_cpu_us_per_unit']:.0f} us of CPU a unit, load {row['load']:.0f}"
+        )
+    _write(out / "nodes.json", started, {"clusters": rows})
 
 
 def _now() -> str:

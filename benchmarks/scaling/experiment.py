@@ -32,7 +32,9 @@ def stages(settings: Scale) -> list[Stage]:
     """The units and their summary."""
     work = settings.work
     identity = {"kind": work.kind, "seconds": work.seconds}
-    units = [Unit(f"units/{number}", {"number": number, **identity}) for number in range(work.count)]
+    units = [
+        Unit(f"units/{number}", {"number": number, **identity}) for number in range(work.count)
+    ]
     summary = Unit("summary", {"count": work.count, **identity})
 
     def run(context: StageContext) -> None:
@@ -43,8 +45,8 @@ def stages(settings: Scale) -> list[Stage]:
             (slot, unit, work.kind, work.seconds, int(slot.partition("/")[2])) for slot in todo
         )
         with context.pool(PoolOptions(work.cpus)) as pool:
-            for slot, value in context.map(pool, calls):
-                row = {"dataset": work.kind, "seed": 0, "value": value}
+            for slot, (value, node) in context.map(pool, calls):
+                row = {"dataset": work.kind, "seed": 0, "value": value, "node": node}
                 context.finish(todo[slot], {"evaluations": {slot: row}})
                 done += 1
                 context.advance(done)

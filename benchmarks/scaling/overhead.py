@@ -56,9 +56,7 @@ def by_ray(case: Case) -> int:
 
 def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
     """A stage of the toy experiment in a run directory, as the command runs it."""
-    work = experiment.Work(
-        count=case.units, kind=case.kind, seconds=case.seconds, cpus=case.cpus
-    )
+    work = experiment.Work(count=case.units, kind=case.kind, seconds=case.seconds, cpus=case.cpus)
     stage = experiment.stages(experiment.Scale(work=work))[0]
     run = RunDirectory.at(folder)
     ledger = Ledger(run)
@@ -106,7 +104,9 @@ def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[d
 
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians and spread of both contenders, and the ratio of their rates, round by round."""
-    rates = {name: {r["round"]: r for r in rows if r["contender"] == name} for name in (REFERENCE, OURS)}
+    rates = {
+        name: {r["round"]: r for r in rows if r["contender"] == name} for name in (REFERENCE, OURS)
+    }
     ratios = [
         mine["units_per_s"] / rates[REFERENCE][number]["units_per_s"]
         for number, mine in rates[OURS].items()

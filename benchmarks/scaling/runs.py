@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,11 +23,20 @@ _SAMPLE_S = 0.05
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command's own process, without those of Ray; ``peak_bytes`` is resident memory."""
+    """Of a command's own process, without those of Ray; ``peak_bytes`` is resident memory.
+
+    ``cpu_by_time`` has its CPU seconds by the time of day, in seconds of the epoch.
+    """
 
     wall_s: float
     cpu_s: float
     peak_bytes: int
+    cpu_by_time: tuple[tuple[float, float], ...]
+
+    @property
+    def whole(self) -> dict[str, float]:
+        """What counts for the command as a whole."""
+        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "peak_bytes": self.peak_bytes}
 
 
 def run_command(arguments: Sequence[str | Path], log: Path) -> Cost:
@@ -41,14 +49,15 @@ def run_command(arguments: Sequence[str | Path], log: Path) -> Cost:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "raypipe", *map(str, arguments)]
     clock = time.perf_counter()
-    cpu_s, peak = 0.0, 0
+    cpu: list[tuple[float, float]] = [(time.time(), 0.0)]
+    peak = 0
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         status, seen = Path(f"/proc/{process.pid}/status"), psutil.Process(process.pid)
         while process.poll() is None:
             try:
                 times = seen.cpu_times()
-                cpu_s = max(cpu_s, times.user + times.system)
+                cpu.append((time.time(), max(cpu[-1][1], times.user + times.system)))
                 peak = max(peak, _peak(status.read_text()))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 break
@@ -56,7 +65,7 @@ def run_command(arguments: Sequence[str | Path], log: Path) -> Cost:
         process.wait()
     if process.returncode:
         raise RuntimeError(f"exit status {process.returncode}: {log.read_text()[-2000:]}")
-    return Cost(time.perf_counter() - clock, cpu_s, peak)
+    return Cost(time.perf_counter() - clock, cpu[-1][1], peak, tuple(cpu))
 
 
 def _peak(status: str) -> int:
@@ -70,9 +79,7 @@ def measure(units: int) -> dict[str, Any]:
     with TemporaryDirectory(prefix="raypipe-scale-") as folder:
         log, place = Path(folder, "log"), Path(folder, "run")
         config = Path(folder, "scale.yaml")
-        config.write_text(
-            f"experiment: benchmarks.scaling.experiment\nwork: {{count: {units}}}\n"
-        )
+        config.write_text(f"experiment: benchmarks.scaling.experiment\nwork: {{count: {units}}}\n")
         command = ["run", config, "--run-dir", place]
         load = os.getloadavg()[0]
         first = run_command(command, log)
@@ -91,8 +98,8 @@ def measure(units: int) -> dict[str, Any]:
         return {
             "units": units,
             "load": load,
-            "run": asdict(first),
-            "continue": asdict(again),
+            "run": first.whole,
+            "continue": again.whole,
             "units_per_s": units / stages["units"],
             "units_stage_s": float(stages["units"]),
             "summary_stage_s": float(stages["summary"]),
@@ -121,8 +128,3 @@ def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "open_ledger_us": 1e6 * each(lambda row: row["open_ledger_s"]),
         "write_tables_us": 1e6 * each(lambda row: row["write_tables_s"]),
     }
-
-
-def dump(rows: Sequence[dict[str, Any]]) -> str:
-    """For the log of a benchmark that goes on for long."""
-    return json.dumps(rows[-1])
