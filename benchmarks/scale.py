@@ -2,12 +2,13 @@
 
     python -m benchmarks.scale overhead   # raypipe's rate against that of bare Ray tasks
     python -m benchmarks.scale units      # runs of 10^3 to 10^5 units by the command
+    python -m benchmarks.scale studies    # the main job, its evaluations looked up
     python -m benchmarks.scale nodes      # on 1 to 16 simulated nodes
 
 ``overhead`` runs the same units by Ray tasks that are recorded nowhere and by a stage of an
 experiment that records each durably, in this process, on one Ray instance and in turn, in random
 order: units of 100 ms that sleep or that use the CPU, and units that do nothing, on a quarter of a
-CPU each or a whole one. ``units`` and ``nodes`` run the command in a process of its own and
+CPU each or a whole one. The others run the command in a process of its own and
 watch it: its peak of resident memory, its CPU time, and what it leaves. The machine's load is
 noted with every figure.
 
@@ -18,8 +19,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import torch
@@ -28,6 +31,7 @@ import typer
 from benchmarks.scaling import nodes as simulated
 from benchmarks.scaling import overhead as against_ray
 from benchmarks.scaling import runs
+from benchmarks.scaling import studies as made_up
 from benchmarks.scaling.overhead import OURS, REFERENCE, Case
 from benchmarks.training import machine
 from raypipe.launch.cluster import RayLauncher
@@ -85,18 +89,40 @@ def units(
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
     """Runs of more and more units that do nothing, by the command."""
+
+    def configuration(number: int, folder: Path) -> str:
+        del folder
+        return f"experiment: benchmarks.scaling.experiment\nwork: {{count: {number}}}\n"
+
+    _grow(numbers, configuration, "units", out / "units.json")
+
+
+@app.command()
+def studies(
+    numbers: Annotated[list[int] | None, typer.Option(help="of evaluations, rising")] = None,
+    out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
+) -> None:
+    """The main job's studies with more and more evaluations, which are looked up in a table."""
+    _grow(numbers, made_up.configuration, "lda", out / "studies.json")
+
+
+def _grow(
+    numbers: list[int] | None, configuration: Callable[[int, Path], str], stage: str, file: Path
+) -> None:
     started = _now()
     rows: list[dict[str, Any]] = []
     for number in numbers or NUMBERS:
-        rows.append(row := runs.measure(number))
+        with TemporaryDirectory(prefix="raypipe-scale-") as name:
+            folder = Path(name)
+            rows.append(row := runs.measure(configuration(number, folder), stage, folder))
         cost = row["run"]
         typer.echo(
-            f"{number} units: {row['units_per_s']:.0f} a second, driver "
-            f"{cost['peak_bytes'] / 2**20:.0f} MiB and {cost['cpu_s']:.0f} s of CPU; "
+            f"{row['evaluations']} evaluations: {row['per_s']:.0f} a second, driver "
+            f"{cost['peak_bytes'] / 1e6:.0f} MB and {cost['cpu_s']:.0f} s of CPU; "
             f"{row['files']} files, {row['bytes'] / 1e6:.1f} MB; continue "
-            f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 2**20:.0f} MiB"
+            f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 1e6:.0f} MB"
         )
-    _write(out / "units.json", started, {"a_unit": runs.model(rows), "runs": rows})
+    _write(file, started, {"an_evaluation": runs.model(rows), "runs": rows})
 
 
 @app.command()
@@ -115,7 +141,7 @@ def nodes(
         typer.echo(
             f"{number} nodes, {row['nodes_used']} used: {row['rate']:.1f} units/s of "
             f"{row['ideal']:.1f}, {row['ratio']:.3f}; driver "
-            f"{row['driver']['peak_bytes'] / 2**20:.0f} MiB, "
+            f"{row['driver']['peak_bytes'] / 1e6:.0f} MB, "
             f"{row['driver_cpu_us_per_unit']:.0f} us of CPU a unit, load {row['load']:.0f}"
         )
     _write(out / "nodes.json", started, {"clusters": rows})

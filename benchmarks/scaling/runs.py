@@ -6,10 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -39,20 +38,22 @@ class Cost:
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "peak_bytes": self.peak_bytes}
 
 
-def run_command(arguments: Sequence[str | Path], log: Path) -> Cost:
+def run_command(
+    arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
+) -> Cost:
     """Run ``raypipe`` with these arguments.
 
     Raises:
         RuntimeError: its exit status is not 0; with the end of what it wrote.
 
     """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     command = [sys.executable, "-m", "raypipe", *map(str, arguments)]
     clock = time.perf_counter()
     cpu: list[tuple[float, float]] = [(time.time(), 0.0)]
     peak = 0
     with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=everything)
         status, seen = Path(f"/proc/{process.pid}/status"), psutil.Process(process.pid)
         while process.poll() is None:
             try:
@@ -74,47 +75,56 @@ def _peak(status: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(units: int) -> dict[str, Any]:
-    """One run of so many units that do nothing, the same command again, and what lies there."""
-    with TemporaryDirectory(prefix="raypipe-scale-") as folder:
-        log, place = Path(folder, "log"), Path(folder, "run")
-        config = Path(folder, "scale.yaml")
-        config.write_text(f"experiment: benchmarks.scaling.experiment\nwork: {{count: {units}}}\n")
-        command = ["run", config, "--run-dir", place]
-        load = os.getloadavg()[0]
-        first = run_command(command, log)
-        again = run_command(command, log)
-        if "nothing to do" not in log.read_text():
-            raise RuntimeError(f"the second command did something: {log.read_text()[-2000:]}")
-        files = [path for path in place.rglob("*") if path.is_file()]
-        run = RunDirectory.at(place)
-        stages = results.read_table(run, "stages").set_index("stage")["duration_s"]
-        clock = time.perf_counter()
-        ledger = Ledger(run, writable=False)
-        opened = time.perf_counter()
-        names = [name for name in ledger.tables() if name not in results.INTERNAL]
-        results.write_tables(RunDirectory.at(Path(folder, "copy")), ledger, names, "copy")
-        written = time.perf_counter()
-        return {
-            "units": units,
-            "load": load,
-            "run": first.whole,
-            "continue": again.whole,
-            "units_per_s": units / stages["units"],
-            "units_stage_s": float(stages["units"]),
-            "summary_stage_s": float(stages["summary"]),
-            "open_ledger_s": opened - clock,
-            "write_tables_s": written - opened,
-            "files": len(files),
-            "bytes": sum(path.stat().st_size for path in files),
-            "ledger_bytes": sum(path.stat().st_size for path in Path(run.ledger).iterdir()),
-        }
+def measure(text: str, stage: str, folder: Path) -> dict[str, Any]:
+    """One run of a configuration, the same command again, and what lies there.
+
+    Args:
+        text: the configuration.
+        stage: which of its stages has the evaluations that count.
+        folder: an empty one, for all that comes of it.
+
+    Raises:
+        RuntimeError: a command failed, or the second one did something.
+
+    """
+    log, place, config = folder / "log", folder / "run", folder / "scale.yaml"
+    config.write_text(text)
+    cache = {"RAYPIPE_CACHE": str(folder / "cache")}
+    command = ["run", config, "--run-dir", place]
+    load = os.getloadavg()[0]
+    first = run_command(command, log, cache)
+    again = run_command(command, log, cache)
+    if "nothing to do" not in log.read_text():
+        raise RuntimeError(f"the second command did something: {log.read_text()[-2000:]}")
+    files = [path for path in place.rglob("*") if path.is_file()]
+    run = RunDirectory.at(place)
+    stages = results.read_table(run, "stages").set_index("stage")["duration_s"]
+    clock = time.perf_counter()
+    ledger = Ledger(run, writable=False)
+    opened = time.perf_counter()
+    names = [name for name in ledger.tables() if name not in results.INTERNAL]
+    results.write_tables(RunDirectory.at(folder / "copy"), ledger, names, "copy")
+    written = time.perf_counter()
+    return {
+        "evaluations": ledger.count("evaluations"),
+        "load": load,
+        "run": first.whole,
+        "continue": again.whole,
+        "per_s": ledger.count("evaluations") / stages[stage],
+        "stages_s": stages.to_dict(),
+        "open_ledger_s": opened - clock,
+        "write_tables_s": written - opened,
+        "files": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+        "ledger_bytes": sum(path.stat().st_size for path in Path(run.ledger).iterdir()),
+        "cache_bytes": sum(p.stat().st_size for p in (folder / "cache").rglob("*.sqlite")),
+    }
 
 
 def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What a unit adds, between the smallest and the largest run."""
+    """What an evaluation adds, between the smallest and the largest run."""
     first, last = rows[0], rows[-1]
-    more = last["units"] - first["units"]
+    more = last["evaluations"] - first["evaluations"]
 
     def each(read: Any) -> float:
         return float(read(last) - read(first)) / more
