@@ -39,9 +39,9 @@ class Ledger:
 
     Opening reads what is there: a half-written last line, left by a killed process, is cut
     off. A damaged or missing line inside is reported; since nothing tells whose result it was,
-    every unit counts as not done then, and is done again from what is stored of it. With ``writable=False``
-    nothing on disk is touched. ``before_writing`` raises where another command has become the
-    writer.
+    every unit counts as not done then, and is done again from what is stored of it. With
+    ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another command
+    has become the writer.
     """
 
     def __init__(
@@ -218,7 +218,8 @@ def _decode(line: bytes) -> tuple[str, str, Row | None, int | None]:
     content, mark, checksum = line.rpartition(_CRC)
     if mark and int(checksum.removesuffix(b"}")) != zlib.crc32(content):
         raise ValueError("another checksum")
-    entry = json.loads(line, object_pairs_hook=_with_shared_names)  # lines of versions before the checksum are taken as they are
+    # lines of versions before the checksum are taken as they are
+    entry = json.loads(line, object_pairs_hook=_with_shared_names)
     table, key, row, number = entry["table"], entry["key"], entry["row"], entry.get("line")
     kinds = ((table, str), (key, str), (row, dict | None), (number, int | None))
     if not all(isinstance(value, kind) for value, kind in kinds):
