@@ -97,11 +97,9 @@ def head_killed(scene: Scene) -> bool:
 
 
 def _when_there(scene: Scene, title: str) -> bool:
-    while scene.process.poll() is None:
-        if scene.kill(title):
-            return True
+    while not (killed := scene.kill(title)) and scene.process.poll() is None:
         scene.wait(0.1)
-    return False
+    return killed
 
 
 # nodes
@@ -177,16 +175,17 @@ def directory_read_only(scene: Scene) -> bool:
 def checkpoint_cut(scene: Scene) -> bool:
     """A file of the newest checkpoint of a dead command is cut."""
     scene.start()
+    steps = _awaited(scene, lambda: scene.folder.glob("checkpoints/*/step_*"))
     scene.die()
-    steps = sorted(scene.folder.glob("checkpoints/*/step_*"), key=lambda path: path.name)
-    return bool(steps) and _cut(scene.rng, steps[-1].iterdir())
+    return bool(steps) and _cut(scene.rng, max(steps, key=lambda path: path.name).iterdir())
 
 
 def table_cut(scene: Scene) -> bool:
     """A results table of a dead command is cut: it is derived from the ledger."""
     scene.start()
+    tables = _awaited(scene, lambda: scene.folder.glob("results/*/data.parquet"))
     scene.die()
-    return _cut(scene.rng, scene.folder.glob("results/*/data.parquet"))
+    return _cut(scene.rng, tables)
 
 
 def ledger_torn(scene: Scene) -> bool:
@@ -204,7 +203,14 @@ def ledger_torn(scene: Scene) -> bool:
 def cache_cut(scene: Scene) -> bool:
     """A file of the cache is cut while the command runs."""
     scene.start()
-    return _cut(scene.rng, (path for path in scene.cache.rglob("*") if path.is_file()))
+    return _cut(scene.rng, _awaited(scene, lambda: scene.cache.rglob("*.*")))
+
+
+def _awaited(scene: Scene, files: Callable[[], Iterable[Path]]) -> list[Path]:
+    """Those files, once there is one; none where the command ends without."""
+    while not (found := list(files())) and scene.process.poll() is None:
+        scene.wait(0.1)
+    return found
 
 
 def _cut(rng: Random, files: Iterable[Path]) -> bool:

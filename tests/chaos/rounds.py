@@ -153,7 +153,7 @@ def run_rounds(
             expected = undisturbed.result().tables
             for future in as_completed(rounds):
                 ended = future.result()
-                print(f"round {rounds[future]}: {', '.join(ended.disturbances)}", flush=True)
+                print(f"round {rounds[future]}: {', '.join(ended.disturbances) or '-'}", flush=True)
                 for name, table in expected.items():
                     pd.testing.assert_frame_equal(ended.tables[name], table, obj=name)
                 counts.update(ended.disturbances)
