@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check lint test test-all bench chaos audit
+.PHONY: check lint test test-all bench chaos fuzz audit
 
 check: lint test
 
@@ -18,6 +18,10 @@ test-all:
 # real runs that are killed, cut and frozen at random; fifty rounds take an hour on two cores
 chaos:
 	$(PYTHON) -m tests.chaos.rounds --rounds 50
+
+# damaged files for every reader, drawn anew each time
+fuzz:
+	RAYPIPE_FUZZ_EXAMPLES=5000 $(PYTHON) -m pytest tests/fuzz
 
 # known vulnerabilities of what is installed; apart from check, since news elsewhere must not break it
 audit:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
 
 app = typer.Typer(
     name="raypipe",
@@ -245,7 +246,7 @@ def main() -> None:
     try:
         app(_spread_stages(sys.argv[1:]))
     except ConfigError as error:
-        print(f"raypipe: {error}", file=sys.stderr)
+        print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,7 +26,7 @@ from raypipe.ledger import Ledger, Row
 from raypipe.lock import LostLeaseError, writing
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
-from raypipe.redaction import without_credentials
+from raypipe.redaction import hidden_override, without_credentials, without_secrets
 from raypipe.runner import refuse_changes, run_stages
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.presets import published
@@ -55,8 +55,9 @@ class Request:
     write: str | None = None
 
     def again(self, run: RunDirectory) -> str:
-        """The command that continues in a run directory, without credentials."""
-        return without_credentials(shlex.join(self.words(run)))
+        """The command that continues in a run directory, without secrets."""
+        shown = replace(self, overrides=[hidden_override(each) for each in self.overrides])
+        return without_credentials(shlex.join(shown.words(run)))
 
     def words(self, run: RunDirectory) -> list[str]:
         """The command, word by word."""
@@ -99,8 +100,8 @@ def run(request: Request) -> int:
         again = request.again(run)
         try:
             ledger = Ledger(run, before_writing=check)
-            text = yaml.safe_dump(configuration.resolved(), sort_keys=False)
-            run.write(run.config, without_credentials(text).encode())
+            text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
+            run.write(run.config, text.encode())
             _announce(display, configuration, nodes)
             if launcher is None:
                 launcher = _start(stack)

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment, Stage
 from raypipe.hardware import Hardware, pick_profile
+from raypipe.redaction import hidden_override
 from raypipe.settings import Settings
 from raypipe.sweep.settings import SweepSettings
 from raypipe.tracking import TrackerName
@@ -227,20 +228,24 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         key, separator, text = override.partition("=")
         *parents, last = key.split(".")
-        if not separator or not all((*parents, last)):
+        shown_as = f"command line: {shorten(hidden_override(override))}"
+        if not (separator and all((*parents, last)) and key.isprintable()):
             raise ConfigError(
                 f"command line: {shown(override)}: must have the form dotted.key=value"
             )
         if len(parents) >= MAX_DEPTH:
-            raise ConfigError(f"command line: {shorten(override)}: nested too deeply")
-        value = load_yaml(text, f"command line: {shorten(override)}")
+            raise ConfigError(f"{shown_as}: nested too deeply")
+        try:
+            value = load_yaml(text, shown_as)
+        except ConfigError:  # which quotes the text
+            if hidden_override(override) == override:
+                raise
+            raise ConfigError(f"{shown_as}: not valid YAML") from None
         target = values
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ConfigError(
-                    f"command line: {shorten(override)}: {parent} was given a value before"
-                )
+                raise ConfigError(f"{shown_as}: {parent} was given a value before")
         target[last] = value
     return values
 

@@ -15,6 +15,7 @@ from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
 from raypipe.progress import Display
 from raypipe.provenance import now
+from raypipe.redaction import without_credentials
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
@@ -87,7 +88,7 @@ class StageContext:
             "unit": unit,
             "attempt": attempt,
             "kind": kind,
-            "message": message,
+            "message": without_credentials(message),
             "outcome": outcome,
             "at": now(),
         }

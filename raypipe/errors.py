@@ -16,8 +16,17 @@ FailureKind = Literal[
 ]
 
 
+_LONGEST = 10_000
+
+
 class ConfigError(ValueError):
-    """A mistake in the command or the configuration: exit status 2, nothing started."""
+    """A mistake in the command or the configuration: exit status 2, nothing started.
+
+    The message is cut where it would repeat a damaged file.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= _LONGEST else f"{message[:_LONGEST]}...")
 
 
 @dataclass(frozen=True)

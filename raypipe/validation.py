@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import HIDDEN, is_secret, without_secrets
 
 _MAX_MISTAKES = 50
 _MAX_SHOWN = 300
@@ -55,15 +56,16 @@ def _explain(
     location = _location(detail["loc"], model)
     key = shorten(".".join(location))
     origin = _origin(location, levels)
+    given = HIDDEN if any(map(is_secret, location)) else shown(without_secrets(detail["input"]))
     if detail["type"] == "extra_forbidden":
         allowed = sorted(_keys(model))
         siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
         what = f"unknown key{did_you_mean(key, allowed)} (allowed here: {names})"
-        return f"{origin}: {key} = {shown(detail['input'])}", what
+        return f"{origin}: {key} = {given}", what
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
-    given = f" = {shown(detail['input'])}" if not isinstance(detail["input"], Mapping) else ""
-    return f"{origin}: {key or 'configuration'}{given}", f"{message[0].lower()}{message[1:]}"
+    value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
+    return f"{origin}: {key or 'configuration'}{value}", f"{message[0].lower()}{message[1:]}"
 
 
 def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
@@ -132,8 +134,8 @@ def check_sections(
         elif value is not None or field.annotation is section:
             keys = ", ".join(section.model_fields)
             raise ConfigError(
-                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys of its own "
-                f"(allowed here: {keys})"
+                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys of its "
+                f"own (allowed here: {keys})"
             )
 
 

@@ -100,7 +100,7 @@ class _Loader(yaml.SafeLoader):
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
 for _kind in ("binary", "omap", "pairs", "set"):  # no setting is one, and JSON has none of them
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_undefined)
+    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"]
 
 _Loader.add_implicit_resolver(  # YAML 1.2's floats: PyYAML's own want a dot in 1e-3
     "tag:yaml.org,2002:float",

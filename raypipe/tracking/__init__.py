@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypipe.errors import ConfigError
-from raypipe.redaction import without_credentials
+from raypipe.redaction import HIDDEN, is_secret, without_credentials
 
 if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
     from raypipe.paths import RunDirectory
@@ -49,11 +48,6 @@ _SETTINGS = (
     *("stage", "trained_stage", "kind", "reference", "device", "workers", "strategy"),
     *("micro_batch", "accumulation", "effective_batch"),
     *("precision", "gradient_checkpointing", "compile"),
-)
-_SECRET = re.compile(
-    r"(^|_)(password|passwd|passphrase|secrets?|token|credentials?|"
-    r"(api|access|private|secret|encryption)_?key)(_|$)",
-    re.IGNORECASE,
 )
 
 
@@ -207,8 +201,8 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
             value = {str(number): item for number, item in enumerate(value)}
         if value is None:
             continue
-        if _SECRET.search(key.rpartition(".")[2]):
-            result[key] = "***"
+        if is_secret(key):
+            result[key] = HIDDEN
         elif isinstance(value, Mapping):
             result |= {f"{key}.{inner}": item for inner, item in flat(value).items()}
         elif isinstance(value, bool | int | float):

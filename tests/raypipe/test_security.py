@@ -1,0 +1,292 @@
+"""What docs/security.md promises."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypipe import cache, results
+from raypipe.datasets import CorpusError, load_corpus
+from raypipe.datasets.rows import read_arrays
+from raypipe.errors import ConfigError
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from raypipe.redaction import hidden_override, without_secrets
+from raypipe.report.figures import slug
+from tests.raypipe.toy import TOY, raypipe
+
+PROJECT = Path(__file__).resolve().parents[2]
+MODULES = sorted(
+    file for folder in ("raypipe", "experiments") for file in (PROJECT / folder).rglob("*.py")
+)
+SECRET = "S3cr3tS3cr3t"
+
+
+# nothing is unpickled
+
+
+def calls(file: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Every call as written, with its keyword arguments."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            given = {word.arg or "**": ast.unparse(word.value) for word in node.keywords}
+            yield ast.unparse(node.func), given
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_no_module_can_unpickle_a_file() -> None:
+    """Ray hands jobs from process to process as pickles: that is the launchers' business."""
+    roots = {"pickle", "_pickle", "cPickle", "dill", "joblib", "shelve", "marshal", "cloudpickle"}
+    users = set()
+    for file in MODULES:
+        names = set(imported(file))
+        if roots & {part for name in names for part in name.split(".")}:
+            users.add(file.relative_to(PROJECT).parent.as_posix())
+        for name, given in calls(file):
+            if name.endswith("torch.load"):
+                assert given.get("weights_only") == "True", file
+            if name in ("np.load", "numpy.load"):
+                assert given.get("allow_pickle", "False") == "False", file
+            if name.startswith("yaml.") and "load" in name:
+                assert (name, given) == ("yaml.load", {"Loader": "_Loader"}), file
+            assert not name.endswith(("read_pickle", "to_pickle", "os.system")), file
+            assert name not in ("eval", "exec"), file
+            assert given.get("shell", "False") == "False", file
+    assert users == {"raypipe/launch"}
+
+
+class Payload:
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self._marker,)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Iterator[Path]:
+    """A file that a payload makes when it is unpickled."""
+    path = tmp_path / "marker"
+    pickle.loads(pickle.dumps(Payload(path)))
+    assert path.exists()
+    path.unlink()
+    yield path
+    assert not path.exists(), "it was unpickled"
+
+
+def test_a_checkpoint_with_a_payload_does_not_run_it(run: RunDirectory, marker: Path) -> None:
+    import hashlib
+
+    import torch
+
+    from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+
+    store = CheckpointStore(run, "t")
+    store.save(Checkpoint(1, {"w": torch.ones(2)}, {}, {}))
+    store.save(Checkpoint(2, {"w": torch.ones(2)}, {}, {}))
+    folder = Path(run.checkpoints("t"), "step_00000002")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    torch.save({"state": Payload(marker)}, folder / "optimizer.pt")
+    digest = hashlib.sha256((folder / "optimizer.pt").read_bytes()).hexdigest()
+    manifest["sha256"]["optimizer.pt"] = digest  # whoever writes there can vouch for it
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    told: list[str] = []
+    found = store.newest(told.append)
+    assert found is not None
+    assert found.step == 1
+    assert "step_00000002 is no whole checkpoint" in told[0]
+
+
+def test_weights_tables_and_arrays_with_a_payload_do_not_run_it(
+    run: RunDirectory, marker: Path, tmp_path: Path
+) -> None:
+    from raypipe.training.weights import read_weights
+
+    payload = pickle.dumps(Payload(marker))
+    for path in (run.model("t"), run.partition("trials")):
+        run.write(path, payload)
+    with pytest.raises(ConfigError, match="missing or damaged"):
+        read_weights(run, run.model("t"))
+    with pytest.raises(ConfigError, match="is damaged"):
+        results.read_table(run, "trials")
+    np.savez(tmp_path / "x.npz", x=np.array([Payload(marker)], dtype=object))
+    with pytest.raises(CorpusError, match=r"x\.npz"):
+        read_arrays(tmp_path / "x.npz")
+
+
+def test_an_extension_type_of_arrow_with_a_payload_does_not_run_it(
+    run: RunDirectory, marker: Path
+) -> None:
+    """Arrow before 14.0.1 unpickled it from the schema (CVE-2023-47248)."""
+    about = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(Payload(marker)),
+    }
+    schema = pa.schema([pa.field("stage", pa.string(), metadata=about)])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"stage": ["a"]}, schema=schema), sink)
+    run.write(run.partition("stages"), sink.getvalue().to_pybytes())
+    with suppress(ConfigError):
+        assert len(results.read_table(run, "stages")) == 1
+
+
+def test_a_cache_and_a_ledger_with_a_payload_do_not_run_it(
+    run: RunDirectory, marker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = pickle.dumps(Payload(marker), protocol=0)
+    monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path)
+    with cache.Cache("x") as kept:
+        kept.put({"a": {"x": 1}})
+    with sqlite3.connect(tmp_path / "x.sqlite") as database:
+        text = payload.decode("latin-1")
+        for key, row in (("b", text), ("c", "[1]"), ("d", "[" * 10**5)):
+            crc = zlib.crc32(f"{key} {row}".encode())
+            database.execute("INSERT INTO rows VALUES (?, ?, ?)", (key, row, crc))
+        database.execute("INSERT INTO rows VALUES (?, ?, ?)", ("e", payload, 0))
+    with cache.Cache("x") as kept:
+        assert kept.get("abcde") == {"a": {"x": 1}}
+    run.write(f"{run.ledger}/00000000.jsonl", payload.replace(b"\n", b" ") + b"\n")
+    assert Ledger(run).tables() == []
+
+
+# paths
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a\0b", "a\nb", "...", "x/../../y"])
+def test_no_name_leads_out_of_a_run_directory(run: RunDirectory, name: str) -> None:
+    for place in (run.checkpoints, run.model, run.partition, run.table, run.artifact):
+        with suppress(ConfigError):
+            inside = Path(place(name)).resolve().relative_to(run.location)
+            assert len(inside.parts) >= 2
+    with pytest.raises(ConfigError):
+        run.artifact("stage", "..", "..", "..", "x")
+    with pytest.raises(ConfigError):
+        run.path("../x")
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/b", "..", "a\0b", "a\nb", "x" * 5000])
+@pytest.mark.parametrize("source", ["bow", "uci", "text", "csv"])
+def test_a_corpus_is_a_name_and_no_path(tmp_path: Path, source: str, name: str) -> None:
+    (tmp_path / "data" / "X_..").mkdir(parents=True)
+    (tmp_path / "x.txt").write_text("apple apple\n")
+    (tmp_path / "x.csv").write_text("text\napple apple\n")
+    with pytest.raises((CorpusError, OSError)):
+        load_corpus(
+            source, name, tmp_path / "data", **({"column": "text"} if source == "csv" else {})
+        )
+
+
+def test_the_command_refuses_such_a_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    config = "configs/pabbo_lda.yaml"
+    for source, name in (("text", "../x"), ("bow", "/etc/passwd"), ("text", "x" * 5000)):
+        given = (f"data.source={source}", f"data.dir={tmp_path}", f"lda.datasets=['{name}']")
+        assert raypipe("plan", config, *given) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("raypipe: ")
+        assert "Traceback" not in told
+        assert name[:50] in told
+
+
+@pytest.mark.parametrize("name", ["../../x", "/abs", "..", "", "a\0b", "x" * 5000, "é\n"])
+def test_a_figure_has_a_plain_name(name: str) -> None:
+    assert slug(name).replace("-", "").replace("_", "").replace(".", "").isalnum()
+    assert not slug(name).startswith(".")
+    assert len(slug(name)) < 120
+    assert slug(name) != slug(f"{name}x")
+
+
+# secrets
+
+LOGIN = """
+class Login(Settings):
+    api_key: str = "none"
+    url: str = ""
+    token: int = 1
+
+
+class Toy(Settings):
+    login: Login = Login()
+"""
+
+
+@pytest.fixture
+def signed_in(work: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An experiment that has secrets among its settings; more are in the environment."""
+    (work / "toy.py").write_text(TOY.replace("class Toy(Settings):\n", LOGIN.lstrip("\n")))
+    for name in ("WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, SECRET)
+    return work
+
+
+def test_no_secret_is_in_any_file_or_on_the_terminal(
+    signed_in: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    login = (f"login.api_key={SECRET}", f"login.url=https://me:{SECRET}@host/x", "login.token=5")
+    for numbers, status in (("[1, 7]", 1), ("[1, 8]", 130), ("[1, 2]", 0), ("[1, 2]", 0)):
+        given = (*login, f"squares.numbers={numbers}", "--run-dir", "out")
+        assert raypipe("run", "toy.yaml", *given) == status
+    assert raypipe("report", "out") == 0
+    told = capfd.readouterr()
+    assert "login.api_key=***" in told.out + told.err
+    files = [file for file in (signed_in / "out").rglob("*") if file.is_file()]
+    assert len(files) > 5
+    for content in (told.out.encode(), told.err.encode(), *(file.read_bytes() for file in files)):
+        assert SECRET.encode() not in content
+    kept = (signed_in / "out" / "config.yaml").read_text()
+    assert "api_key: '***'" in kept
+    assert "url: https://***@host/x" in kept
+    assert "token: 5" in kept
+    assert os.environ["HF_TOKEN"] == SECRET
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"login.api_key=[{SECRET}]",
+        f"login.api_key={{a: {SECRET}}}",
+        f"login.token=https://me:{SECRET}@host",
+        f"login.url=[https://me:{SECRET}@host]",
+        f"login.api_key.x={SECRET}",
+        f"login.api_key='{SECRET}",
+        f"login.no_such.token={SECRET}",
+    ],
+)
+def test_no_secret_is_in_a_message(
+    signed_in: Path, capsys: pytest.CaptureFixture[str], override: str
+) -> None:
+    assert raypipe("plan", "toy.yaml", override) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith("raypipe: ")
+    assert SECRET not in told.out + told.err
+
+
+def test_what_is_hidden() -> None:
+    given = {"api_key": "x", "n_token": 3, "a": [{"password": ["x"]}], "b": "s3://k:x@c", "c": "x"}
+    assert without_secrets(given) == {
+        "api_key": "***", "n_token": 3, "a": [{"password": "***"}], "b": "s3://***@c", "c": "x",
+    }  # fmt: skip
+    assert hidden_override("a.api_key=x") == "a.api_key=***"
+    assert hidden_override("a.b=s3://k:x@c") == "a.b=s3://***@c"
+    assert hidden_override("a.b=x") == "a.b=x"
