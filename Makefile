@@ -32,3 +32,4 @@ bench:
 	$(PYTHON) -m benchmarks.sweep
 	$(PYTHON) -m benchmarks.lda
 	$(PYTHON) -m benchmarks.teleclass refine
+	$(PYTHON) -m benchmarks.scale overhead

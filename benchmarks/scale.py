@@ -94,7 +94,7 @@ def units(
         del folder
         return f"experiment: benchmarks.scaling.experiment\nwork: {{count: {number}}}\n"
 
-    _grow(numbers, configuration, "units", out / "units.json")
+    _grow(numbers, configuration, ["units", "summary"], out / "units.json")
 
 
 @app.command()
@@ -103,18 +103,21 @@ def studies(
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
     """The main job's studies with more and more evaluations, which are looked up in a table."""
-    _grow(numbers, made_up.configuration, "lda", out / "studies.json")
+    _grow(numbers, made_up.configuration, ["lda"], out / "studies.json")
 
 
 def _grow(
-    numbers: list[int] | None, configuration: Callable[[int, Path], str], stage: str, file: Path
+    numbers: list[int] | None,
+    configuration: Callable[[int, Path], str],
+    stages: list[str],
+    file: Path,
 ) -> None:
     started = _now()
     rows: list[dict[str, Any]] = []
     for number in numbers or NUMBERS:
         with TemporaryDirectory(prefix="raypipe-scale-") as name:
             folder = Path(name)
-            rows.append(row := runs.measure(configuration(number, folder), stage, folder))
+            rows.append(row := runs.measure(configuration(number, folder), stages, folder))
         cost = row["run"]
         typer.echo(
             f"{row['evaluations']} evaluations: {row['per_s']:.0f} a second, driver "
@@ -140,8 +143,8 @@ def nodes(
         rows.append(row := simulated.measure(number, cpus, seconds, waves))
         typer.echo(
             f"{number} nodes, {row['nodes_used']} used: {row['rate']:.1f} units/s of "
-            f"{row['ideal']:.1f}, {row['ratio']:.3f}; driver "
-            f"{row['driver']['peak_bytes'] / 1e6:.0f} MB, "
+            f"{row['ideal']:.1f}, {row['ratio']:.3f}, bare Ray {row['rate_of_bare_ray']:.1f}; "
+            f"driver {row['driver']['peak_bytes'] / 1e6:.0f} MB, "
             f"{row['driver_cpu_us_per_unit']:.0f} us of CPU a unit, load {row['load']:.0f}"
         )
     _write(out / "nodes.json", started, {"clusters": rows})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import datetime
@@ -11,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
 
 from benchmarks.scaling.runs import run_command
@@ -26,7 +30,7 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
     """Units that sleep, so many for each CPU of the cluster, one after the other.
 
     ``rate`` counts the units that ended in the second half of the run, ``ideal`` what the CPUs
-    could do.
+    could do; then the same units by a plain Ray script on the same nodes.
 
     Raises:
         RuntimeError: the command failed, or a unit has no result.
@@ -51,6 +55,7 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
             load = os.getloadavg()[0]
             cost = run_command(command, Path(folder, "log"))
             ledger = Ledger(RunDirectory.at(place), writable=False)
+        reference = _by_ray(cluster.address, units, seconds)
     finally:
         cluster.shutdown()
     rows = ledger.rows("evaluations")
@@ -59,10 +64,11 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
     on = Counter(row["node"] for row in rows)
     ended = [r["finished_at"] for r in ledger.rows("units") if r["stage"] == "units"]
     times = np.sort([datetime.fromisoformat(at).timestamp() for at in ended])
-    first, last = int(_FROM * units), int(_TO * units) - 1
-    window = times[last] - times[first]
-    cpu = np.interp([times[first], times[last]], *zip(*cost.cpu_by_time, strict=True))
-    rate, ideal = (last - first) / window, nodes * cpus / seconds
+    begin_s, end_s, done = _window(times)
+    cpu = np.interp([begin_s, end_s], *zip(*cost.cpu_by_time, strict=True))
+    rate, ideal = done / (end_s - begin_s), nodes * cpus / seconds
+    begin_of_bare, end_of_bare, _ = _window(reference)
+    bare = done / (end_of_bare - begin_of_bare)
     return {
         "nodes": nodes,
         "cpus_per_node": cpus,
@@ -76,7 +82,22 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
         "rate": rate,
         "ideal": ideal,
         "ratio": rate / ideal,
-        "driver_cpu_share": (cpu[1] - cpu[0]) / window,
-        "driver_cpu_us_per_unit": 1e6 * (cpu[1] - cpu[0]) / (last - first),
+        "rate_of_bare_ray": bare,
+        "ratio_to_bare_ray": rate / bare,
+        "driver_cpu_share": (cpu[1] - cpu[0]) / (end_s - begin_s),
+        "driver_cpu_us_per_unit": 1e6 * (cpu[1] - cpu[0]) / done,
         "driver": cost.whole,
     }
+
+
+def _by_ray(address: str, units: int, seconds: float) -> NDArray[np.float64]:
+    """When each unit of a plain Ray script was there, in a process of its own, too."""
+    command = [sys.executable, "-m", "benchmarks.scaling.bare", address, f"{units}", f"{seconds}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return np.array(json.loads(ended.stdout.splitlines()[-1]))
+
+
+def _window(times: NDArray[np.float64]) -> tuple[float, float, int]:
+    """When it begins and ends, and how many units ended in it."""
+    first, last = int(_FROM * len(times)), int(_TO * len(times)) - 1
+    return float(times[first]), float(times[last]), last - first

@@ -75,12 +75,12 @@ def _peak(status: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def measure(text: str, stage: str, folder: Path) -> dict[str, Any]:
+def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run of a configuration, the same command again, and what lies there.
 
     Args:
         text: the configuration.
-        stage: which of its stages has the evaluations that count.
+        only: the stages to run; the first has the evaluations.
         folder: an empty one, for all that comes of it.
 
     Raises:
@@ -90,7 +90,7 @@ def measure(text: str, stage: str, folder: Path) -> dict[str, Any]:
     log, place, config = folder / "log", folder / "run", folder / "scale.yaml"
     config.write_text(text)
     cache = {"RAYPIPE_CACHE": str(folder / "cache")}
-    command = ["run", config, "--run-dir", place]
+    command = ["run", config, "--run-dir", place, *(f"--only={stage}" for stage in only)]
     load = os.getloadavg()[0]
     first = run_command(command, log, cache)
     again = run_command(command, log, cache)
@@ -110,7 +110,7 @@ def measure(text: str, stage: str, folder: Path) -> dict[str, Any]:
         "load": load,
         "run": first.whole,
         "continue": again.whole,
-        "per_s": ledger.count("evaluations") / stages[stage],
+        "per_s": ledger.count("evaluations") / stages[only[0]],
         "stages_s": stages.to_dict(),
         "open_ledger_s": opened - clock,
         "write_tables_s": written - opened,

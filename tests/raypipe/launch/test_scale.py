@@ -1,0 +1,133 @@
+"""Many units, and many nodes: by the command, on clusters of their own."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from raypipe.ledger import Ledger
+from raypipe.paths import RunDirectory
+from tests.command import start
+
+NODES = 16
+NODE = {"num_cpus": 1, "object_store_memory": 80_000_000}
+MANY = """
+import os
+import time
+from pathlib import Path
+
+from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.launch.launcher import PoolOptions
+from raypipe.settings import Settings
+from raypipe.stages import hardware_stage
+
+
+class Work(Settings):
+    count: int = 100
+    seconds: float = 0
+    marks: str = ""
+
+
+class Many(Settings):
+    work: Work = Work()
+
+
+def one(number, seconds, marks):
+    time.sleep(seconds)
+    if marks:  # each node has a raylet, which starts the processes there
+        with Path(marks).open("a") as file:
+            file.write(f"{number} {os.getppid()}\\n")
+    return number
+
+
+def stages(settings):
+    work = settings.work
+    units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
+
+    def run(context):
+        calls = ((u.slot, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
+        with context.pool(PoolOptions(1.0)) as pool:
+            for slot, value in context.map(pool, calls):
+                row = {"dataset": "many", "value": float(value)}
+                context.finish(units[slot], {"evaluations": {slot: row}})
+
+    return [hardware_stage(), Stage("units", run, list(units.values()), ("hardware",))]
+
+
+EXPERIMENT = Experiment("many", 1, Many, stages)
+"""
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    (tmp_path / "many.py").write_text(MANY)
+    (tmp_path / "many.yaml").write_text("experiment: many\n")
+    return tmp_path
+
+
+@pytest.fixture
+def nodes() -> Iterator[str]:
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    try:
+        for _ in range(NODES - 1):
+            cluster.add_node(wait=False, **NODE)
+        cluster.wait_for_nodes(timeout=300)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def run_watched(folder: Path, *arguments: str | Path) -> int:
+    """The most resident memory, in bytes, of the command's own process."""
+    command = start(folder, "run", "many.yaml", *arguments, environment={})
+    peak, status = 0, Path(f"/proc/{command.pid}/status")
+    try:
+        while command.poll() is None:
+            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+            peak = max(peak, int(found[1]) * 1024 if found else 0)
+            time.sleep(0.05)
+        assert command.returncode == 0, command.stdout.read()
+    finally:
+        command.kill()
+        command.wait()
+        command.stdout.close()
+    return peak
+
+
+def ledger(folder: Path) -> Ledger:
+    return Ledger(RunDirectory.at(folder), writable=False)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.slow
+def test_sixteen_nodes_share_the_units_and_each_unit_runs_once(many: Path, nodes: str):
+    marks, count = many / "marks", 10 * NODES
+    work = [f"work.count={count}", "work.seconds=0.5", f"work.marks={marks}"]
+    run_watched(many, *work, "--run-dir", "run", "--address", nodes)
+    ran = [tuple(line.split()) for line in marks.read_text().splitlines()]
+    assert sorted(int(number) for number, _ in ran) == list(range(count))
+    assert len({node for _, node in ran}) > 1
+    values = [row["value"] for row in ledger(many / "run").rows("evaluations")]
+    assert sorted(values) == list(range(count))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of memory is read from /proc")
+def test_a_hundred_thousand_units_fit_in_a_gigabyte_and_in_as_many_files_as_a_hundred(many: Path):
+    run_watched(many, "work.count=100", "--run-dir", "few")
+    assert run_watched(many, "work.count=100000", "--run-dir", "many") < 10**9
+    assert files(many / "many") == files(many / "few")
+    assert ledger(many / "many").count("evaluations") == 100_000
+    # continuing reads what is stored
+    assert run_watched(many, "work.count=100001", "--run-dir", "many") < 10**9
+    assert ledger(many / "many").count("evaluations") == 100_001
