@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,22 +108,20 @@ class Scene:
         return True
 
 
-def living(name: str) -> Iterator[psutil.Process]:
-    """The processes of a round."""
+def living(name: str) -> list[psutil.Process]:
+    """The processes of a round, without the one that looks."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(MARK) == name and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
+            marked = process.environ().get(MARK) == name
+            if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def assert_gone(name: str) -> None:
     """Wait until no process of a round lives."""
     deadline = time.monotonic() + _GONE_S
-    while left := [process for process in living(name) if process.pid != os.getpid()]:
+    while left := living(name):
         assert time.monotonic() < deadline, [process.cmdline() for process in left]
         time.sleep(0.5)
-
-
-def marked(name: str) -> Mapping[str, str]:
-    """The environment of what a round starts beside its commands."""
-    return {**os.environ, MARK: name}
