@@ -23,8 +23,9 @@ chaos:
 fuzz:
 	RAYPIPE_FUZZ_EXAMPLES=5000 $(PYTHON) -m pytest tests/fuzz
 
-# known vulnerabilities of what is installed; apart from check, since news elsewhere must not break it
+# known vulnerabilities of what is pinned and of what is installed; apart from check, since news elsewhere must not break it
 audit:
+	$(PYTHON) -m pip_audit --strict --disable-pip --no-deps -r requirements.txt
 	$(PYTHON) -m pip_audit --skip-editable
 
 bench:

@@ -54,7 +54,7 @@ def load_uci(directory: Path, name: str) -> Corpus:
     path = find_file(directory, name, [("docword.", ".txt"), ("docword.", ".txt.gz")])
     words_path = find_file(directory, name, [("vocab.", ".txt"), ("vocab.", ".txt.gz")])
     with reading(words_path, "a vocabulary, a word a line"), open_text(words_path) as file:
-        vocabulary = [line.strip().removeprefix("\ufeff") for line in file]
+        vocabulary = [line.strip() for line in file]
     if "" in vocabulary:
         raise CorpusError(f"{words_path}: line {vocabulary.index('') + 1} has no word; give one")
     with reading(path, "a UCI docword file"):
@@ -106,7 +106,7 @@ def load_uci(directory: Path, name: str) -> Corpus:
 
 def _header(file: TextIO, path: Path, what: str) -> int:
     """The next line of the header of a docword file."""
-    line = file.readline(_MAX_HEADER).strip().removeprefix("\ufeff")
+    line = file.readline(_MAX_HEADER).strip()
     if not (line.isascii() and line.isdigit() and len(line) <= _MAX_DIGITS):
         raise CorpusError(f"{path}: the header must give the number of {what}, got {line[:40]!r}")
     return int(line)

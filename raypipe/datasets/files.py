@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from raypipe.datasets.corpus import CorpusError
 
@@ -77,10 +78,31 @@ def reading(path: Path, form: str) -> Iterator[None]:
 
 
 def open_text(path: Path) -> TextIO:
-    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed."""
+    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed; a BOM is no text."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
+
+
+def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, plain or ``.gz``, one a line, each with its place.
+
+    Raises:
+        CorpusError: a damaged file, or a line of another form.
+
+    """
+    with reading(path, "JSONL, an object a line"), open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise CorpusError(f"{place}: not JSON: {error}; give an object a line") from error
+            if not isinstance(record, dict):
+                raise CorpusError(f"{place}: expected an object, got {type(record).__name__}")
+            yield place, record
 
 
 def _offer(name: str, known: Sequence[str], what: str) -> str:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import check_known, reading
+from raypipe.datasets.files import check_known, json_objects, reading
 
 #: bytes parsed at a time; no row may be longer
 _BLOCK = 2**26
@@ -54,6 +54,8 @@ def read_rows(path: Path) -> pa.Table:
                 pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
             )
         elif name.endswith(".jsonl"):
+            for _ in json_objects(path):  # Arrow dies of a row that is null
+                pass
             with pa.input_stream(str(path), compression="detect") as stream:
                 options = pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
                 table = pa.json.read_json(stream, options)

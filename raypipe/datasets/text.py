@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,14 @@ import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
-from raypipe.datasets.files import check_known, check_name, find_file, open_text, reading
+from raypipe.datasets.files import (
+    check_known,
+    check_name,
+    find_file,
+    json_objects,
+    open_text,
+    reading,
+)
 
 #: Runs of at least three letters: parts of identifiers count as words, numbers do not.
 TOKEN_PATTERN = r"[^\W\d_]{3,}"
@@ -133,7 +139,7 @@ def vectorise(
 def _folder_texts(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.txt")):
         with reading(path, "UTF-8 text"):
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         yield text
 
 
@@ -143,19 +149,9 @@ def _line_texts(path: Path) -> Iterator[str]:
 
 
 def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
-    with reading(path, "JSONL, an object a line"), open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise CorpusError(f"{place}: not JSON: {error}; give an object a line") from error
-            if not isinstance(record, dict):
-                raise CorpusError(f"{place}: expected an object, got {type(record).__name__}")
-            check_known("column", column, list(record), place)
-            yield _text(record[column], column, place)
+    for place, record in json_objects(path):
+        check_known("column", column, list(record), place)
+        yield _text(record[column], column, place)
 
 
 def _csv_texts(path: Path, column: str) -> Iterator[str]:

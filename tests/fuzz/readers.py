@@ -154,7 +154,7 @@ def _cached_corpus(content: bytes, folder: Path) -> bool:
 def _lines(content: bytes, folder: Path) -> bool:
     path = stored(folder, "x.txt", content)
     corpus = named(path, lambda: load_text(folder, "x", EVERY_WORD))
-    lines = path.read_text("utf-8").split("\n")
+    lines = path.read_text("utf-8-sig").split("\n")
     documents = len(lines) - (not lines[-1])
     assert corpus.documents + corpus.dropped_documents == documents
     return True
@@ -164,7 +164,7 @@ def _column(content: bytes, folder: Path, *, form: str) -> bool:
     path = stored(folder, f"x.{form}", content)
     corpus = named(path, lambda: load_table(folder, "x", form, tokenisation=EVERY_WORD))
     if form == "jsonl":
-        lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
+        lines = [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
         assert corpus.documents + corpus.dropped_documents == len(lines)
     elif form == "parquet":
         rows = pq.read_metadata(path).num_rows
@@ -323,7 +323,7 @@ def _weights(content: bytes, folder: Path) -> bool:
     run.write(path, content)
     found, metadata = named(path, lambda: read_weights(run, path))
     checkpoint, _ = _checkpoint()
-    assert metadata == {"model": "{}"}
+    assert metadata["model"] == "{}"
     assert {n: t.tolist() for n, t in found.items()} == {
         n: t.tolist() for n, t in checkpoint.model.items()
     }
@@ -346,6 +346,7 @@ ROWS = {"a": {"x": 1.5}, "b": {"x": [1, None, "ü"]}, "c": {"x": {"y": True}}}
 
 def _ledger(content: bytes, folder: Path) -> bool:
     run = _run(folder)
+    run.delete(run.ledger)
     run.write(f"{run.ledger}/00000000.jsonl", content)
     told: list[logging.LogRecord] = []
     handler = logging.Handler()

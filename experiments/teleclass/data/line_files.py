@@ -30,8 +30,6 @@ def numbered_lines(path: Path, form: str) -> Iterator[tuple[int, str]]:
         raise CorpusError(f"{path}: there is no such file; expected lines {form}")
     with reading(path, f"UTF-8 text, lines {form}"), open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix("\ufeff")  # Windows editors put one there
             if line.strip():
                 yield number, line.removesuffix("\n")
 

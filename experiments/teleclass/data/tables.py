@@ -78,6 +78,9 @@ def gold_blocks(path: Path) -> Iterator[Block]:
     form = "document id<TAB>class id,class id,..."
     for chunk in chunks(numbered_lines(path, form)):
         numbers, ids, listed = _split_lines(path, chunk, form)
+        for (number, line), classes in zip(chunk, listed, strict=True):
+            if "\t" in classes:  # two lines in one
+                raise malformed(path, number, line, form)
         yield Block(numbers, ids, None, flat_labels([ids_in(text) for text in listed]))
 
 
