@@ -78,9 +78,9 @@ def overhead(
                 f"{summary[OURS]['driver_cpu_us_per_unit']['median']:.0f} us a unit against "
                 f"{summary[REFERENCE]['driver_cpu_us_per_unit']['median']:.0f}"
             )
+            _write(out / "overhead.json", started, {"goal": GOAL, "cases": cases})
     finally:
         launcher.close()
-    _write(out / "overhead.json", started, {"goal": GOAL, "cases": cases})
 
 
 @app.command()
@@ -125,7 +125,7 @@ def _grow(
             f"{row['files']} files, {row['bytes'] / 1e6:.1f} MB; continue "
             f"{row['continue']['wall_s']:.1f} s, {row['continue']['peak_bytes'] / 1e6:.0f} MB"
         )
-    _write(file, started, {"an_evaluation": runs.model(rows), "runs": rows})
+        _write(file, started, {"an_evaluation": runs.model(rows), "runs": rows})
 
 
 @app.command()
@@ -147,7 +147,7 @@ def nodes(
             f"driver {row['driver']['peak_bytes'] / 1e6:.0f} MB, "
             f"{row['driver_cpu_us_per_unit']:.0f} us of CPU a unit, load {row['load']:.0f}"
         )
-    _write(out / "nodes.json", started, {"clusters": rows})
+        _write(out / "nodes.json", started, {"clusters": rows})
 
 
 def _now() -> str:

@@ -124,6 +124,8 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
 def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """What an evaluation adds, between the smallest and the largest run."""
     first, last = rows[0], rows[-1]
+    if first is last:
+        return {}
     more = last["evaluations"] - first["evaluations"]
 
     def each(read: Any) -> float:
