@@ -12,11 +12,14 @@ import gzip
 import io
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -413,13 +416,22 @@ def _same(found: Mapping[str, list[object]]) -> None:
     assert all(len(values) == 50 for values in found.values())
 
 
+@contextmanager
+def _cache_at(folder: Path) -> Iterator[None]:
+    """The user's cache lies there, and says nothing of what is wrong with it."""
+    with patch.dict(os.environ, RAYPIPE_CACHE=str(folder)):
+        logging.disable()
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+
+
 def _cache(content: bytes, folder: Path) -> bool:
     stored(folder, "x.sqlite", content)
     for name in ("x.sqlite-wal", "x.sqlite-journal", "x.sqlite-shm"):
         (folder / name).unlink(missing_ok=True)
-    logging.getLogger("raypipe.cache").disabled = True
-    caches.cache_directory = lambda: folder
-    with caches.Cache("x") as kept:
+    with _cache_at(folder), caches.Cache("x") as kept:
         found = kept.get(ROWS)
         kept.put({"new": {"x": 1}})
     assert _within(list(found.items()))
@@ -431,18 +443,16 @@ def _cache_file() -> bytes:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
-        caches.cache_directory = lambda: Path(folder)
-        with caches.Cache("x") as kept:
+        with _cache_at(Path(folder)), caches.Cache("x") as kept:
             kept.put(ROWS)
         return (Path(folder) / "x.sqlite").read_bytes()
 
 
 def _measurements(content: bytes, folder: Path) -> bool:
-    memory_store.cache_directory = lambda: folder
-    logging.getLogger("raypipe.sweep.memory_store").disabled = True
-    path = memory_store._path("card", "group")
-    stored(path.parent, path.name, content)
-    found = memory_store.load("card", "group")
+    with _cache_at(folder):
+        path = memory_store._path("card", "group")
+        stored(path.parent, path.name, content)
+        found = memory_store.load("card", "group")
     return found != Measurements()
 
 
