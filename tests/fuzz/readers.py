@@ -113,9 +113,10 @@ def _uci_slowly(content: bytes) -> dict[tuple[int, int], float]:
     lines = [line.split() for line in content.decode("utf-8-sig").split("\n") if line.strip()]
     triples = [tuple(map(float, line)) for line in lines[3:]]
     assert len(triples) == int(lines[2][0]), "fewer or more entries than declared"
-    found = {(int(d) - 1, int(w) - 1): c for d, w, c in triples}
-    assert len(found) == len(triples), "an entry twice"
-    return {cell: c for cell, c in found.items() if c}
+    counted = [(int(d) - 1, int(w) - 1, c) for d, w, c in triples if c]
+    found = {(d, w): c for d, w, c in counted}
+    assert len(found) == len(counted), "an entry twice"
+    return found
 
 
 def _uci(content: bytes, folder: Path, *, gz: bool = False) -> bool:
