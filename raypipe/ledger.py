@@ -174,7 +174,7 @@ class Ledger:
                 damaged = True
                 log.warning("%s line %d is damaged; units will be run again", path, number)
                 continue
-            if place not in (None, self._lines):
+            if place != self._lines:
                 damaged = True
                 log.warning(
                     "%s: lines before line %d are missing; units will be run again", path, number
@@ -208,20 +208,19 @@ def _encode(entries: Iterable[_Entry], before: int) -> bytes:
     return b"".join(lines)
 
 
-def _decode(line: bytes) -> tuple[str, str, Row | None, int | None]:
+def _decode(line: bytes) -> tuple[str, str, Row | None, int]:
     """Table, key, row and number of a line.
 
     Raises:
         ValueError, KeyError, TypeError, RecursionError: it is damaged.
 
     """
-    content, mark, checksum = line.rpartition(_CRC)
-    if mark and int(checksum.removesuffix(b"}")) != zlib.crc32(content):
+    content = line.rpartition(_CRC)[0]
+    if line != b"%s%s%d}" % (content, _CRC, zlib.crc32(content)):
         raise ValueError("another checksum")
-    # lines of versions before the checksum are taken as they are
     entry = json.loads(line, object_pairs_hook=_with_shared_names)
-    table, key, row, number = entry["table"], entry["key"], entry["row"], entry.get("line")
-    kinds = ((table, str), (key, str), (row, dict | None), (number, int | None))
+    table, key, row, number = entry["table"], entry["key"], entry["row"], entry["line"]
+    kinds = ((table, str), (key, str), (row, dict | None), (number, int))
     if not all(isinstance(value, kind) for value, kind in kinds):
         raise TypeError("of another form")
     return table, key, row, number

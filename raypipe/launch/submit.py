@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import join
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
 
 _MODE = "RAY_AUTH_MODE"
 #: what Ray reads a token from, and where it keeps one
@@ -57,6 +58,7 @@ def submit(
         ConfigError: no cluster there, or none that takes this user's token.
 
     """
+    shown = without_credentials(address)
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
@@ -69,15 +71,16 @@ def submit(
         )
     except AuthenticationError as error:
         raise ConfigError(
-            f"--address {address}: this cluster asks for a token: set {_TOKEN} or {_TOKEN_PATH}, "
+            f"--address {shown}: this cluster asks for a token: set {_TOKEN} or {_TOKEN_PATH}, "
             f"or put it into {_TOKEN_FILE} (`ray get-auth-token` on the head prints it)"
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"--address {address}: the job was not taken: {error}") from error
-    say(f"job {job} on {address} (dashboard: {address.rstrip('/')}/#/jobs/{job})")
-    stop = f"ray job stop --address {address} {job}"
+        reason = without_credentials(str(error))
+        raise ConfigError(f"--address {shown}: the job was not taken: {reason}") from error
+    say(f"job {job} on {shown} (dashboard: {shown.rstrip('/')}/#/jobs/{job})")
+    stop = f"ray job stop --address {shown} {job}"
     if not follow:
-        say(f"follow it: ray job logs --follow --address {address} {job}; end it: {stop}")
+        say(f"follow it: ray job logs --follow --address {shown} {job}; end it: {stop}")
         return 0
     try:
         asyncio.run(_follow(client, job, say))
