@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from safetensors.torch import load, save
 from torch import Tensor
@@ -20,8 +21,8 @@ def write_weights(
 ) -> None:
     """Write weights, all or nothing; each tensor lies on the CPU in memory of its own."""
     kept = dict(tensors)
-    about = {**metadata, _SHA256: _digest(kept, metadata)}
-    run.write(path, save(kept, metadata=about))
+    digest = _digest(*_split(save(kept)), dict(metadata))
+    run.write(path, save(kept, metadata={**metadata, _SHA256: digest}))
 
 
 def read_weights(run: RunDirectory, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -61,18 +62,24 @@ def parse_weights(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Weights and what was stored beside them. Raises ValueError: they are damaged."""
     try:
         tensors: dict[str, Tensor] = load(content)
-        # a safetensors file begins with the length of its JSON header
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        metadata: dict[str, str] = header.get("__metadata__", {})
+        header, values = _split(content)
+        metadata: dict[str, str] = header.pop("__metadata__", {})
         digest = metadata.pop(_SHA256, None)  # which files of others lack
     except Exception as error:  # the parser raises anything on foreign bytes
         raise ValueError(f"no safetensors file: {type(error).__name__}: {error}") from error
-    if digest is not None and digest != _digest(tensors, metadata):
+    if digest is not None and digest != _digest(header, values, metadata):
         raise ValueError("its content has another checksum")
     return tensors, metadata
 
 
-def _digest(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """Of names, types, shapes and values as safetensors orders them, and of the metadata."""
-    beside = json.dumps(dict(metadata), sort_keys=True).encode()
-    return hashlib.sha256(save(tensors) + beside).hexdigest()
+def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
+    """The header of a safetensors file (8 bytes of its length, JSON) and all values."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), memoryview(content)[end:]
+
+
+def _digest(header: Mapping[str, Any], values: memoryview, metadata: Mapping[str, str]) -> str:
+    """Of names, types, shapes and places, of the values, and of the metadata."""
+    digest = hashlib.sha256(json.dumps([header, metadata], sort_keys=True).encode())
+    digest.update(values)
+    return digest.hexdigest()
