@@ -167,7 +167,7 @@ def run_rounds(
             except Exception as error:  # the other rounds go on
                 error.add_note(f"in round {rounds[future]} of seed {seed}")
                 broken.append(error)
-                print(f"round {rounds[future]}: FAILED: {error!r:.2000}", flush=True)
+                print(f"round {rounds[future]}: FAILED: {str(error)[-2000:]}", flush=True)
                 continue
             print(f"round {rounds[future]}: {', '.join(ended.disturbances) or '-'}", flush=True)
             counts.update(ended.disturbances)
