@@ -119,7 +119,7 @@ def head_node_lost(scene: Scene) -> bool:
     with surroundings.two_nodes(scene.name) as cluster:
         scene.start(cluster.address)
         cluster.remove_node(cluster.head_node, allow_graceful=False)
-        scene.end()
+        scene.end(2)  # it may just have looked for it
     return True
 
 
