@@ -27,8 +27,8 @@ from raypipe.report.values import number
 
 #: the column of ``convergence`` whose distribution :func:`solved` draws
 SOLVED = "evaluations_beyond_start_to_1_percent"
-
-
+# more than a curve has pixels
+_POINTS = 2000
 #: the least excess that a figure tells from none, on its logarithmic axis
 RESOLUTION = 1e-3
 
@@ -79,12 +79,17 @@ def best_of(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.Data
     """The best so far of one optimiser: one row a point of ``at``, one column a run.
 
     A finished run carries its best forward; a run with no finite value at all is left out, and so
-    are the points before every other run has one.
+    are the points before every other run has one. Of more points than a figure can tell apart
+    (times differ in every run) some are taken, evenly by rank.
     """
     known = table[np.isfinite(table["best_value"].astype(float)) & table[column].notna()]
     known = known.sort_values("evaluation")
     series = {run: one.groupby(at)[column].last() for run, one in known.groupby("run")}
-    wide = pd.DataFrame(series).astype(float)
+    points = np.unique(known[at])
+    if len(points) > _POINTS:
+        points = points[np.linspace(0, len(points) - 1, _POINTS).astype(int)]
+    at_points = {run: one.reindex(points, method="ffill") for run, one in series.items()}
+    wide = pd.DataFrame(at_points).astype(float)
     if at == "evaluation":
         wide = wide.reindex(range(1, int(table[at].max()) + 1))
     return wide.ffill().dropna()

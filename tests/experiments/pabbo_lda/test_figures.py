@@ -10,6 +10,7 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
+from experiments.pabbo_lda import progress_figures
 from experiments.pabbo_lda.figures import figures
 from experiments.pabbo_lda.marks import NAMES
 from raypipe.report.figures import Figure, encode
@@ -295,3 +296,19 @@ def test_the_excess_is_relative_to_the_best_known_of_each_seed() -> None:
         index="evaluation", columns="run", values="excess"
     )
     assert_allclose(_at(_line(axes, "ga"), np.arange(1, 13)), best.median(axis=1))
+
+
+def test_times_of_very_many_evaluations_are_thinned_and_the_curves_stay_the_same(monkeypatch):
+    draw = np.random.default_rng(0)
+    runs = []
+    for run in range(6):
+        value = np.minimum.accumulate(draw.random(50))
+        about = {"run": run, "evaluation": np.arange(1, 51), "elapsed": draw.random(50).cumsum()}
+        runs.append(pd.DataFrame({**about, "best_value": value}))
+    table = pd.concat(runs, ignore_index=True)
+    whole = progress_figures.best_of(table, "elapsed")
+    monkeypatch.setattr(progress_figures, "_POINTS", 40)
+    thinned = progress_figures.best_of(table, "elapsed")
+    assert 30 < len(thinned) <= 40
+    assert thinned.index[-1] == whole.index[-1] == table["elapsed"].max()
+    pd.testing.assert_frame_equal(thinned, whole.loc[thinned.index])
