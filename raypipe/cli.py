@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import without_credentials
 
 app = typer.Typer(
@@ -248,5 +248,8 @@ def main() -> None:
     except ConfigError as error:
         print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
         sys.exit(2)
+    except UnitError as error:
+        print(f"raypipe: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

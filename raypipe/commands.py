@@ -18,7 +18,7 @@ import yaml
 from raypipe import config, faults, hardware, tracking
 from raypipe.config import Configuration
 from raypipe.context import Session, is_done
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
@@ -120,11 +120,9 @@ def run(request: Request) -> int:
             display.say(f"interrupted; what is finished is kept. Continue with: {again}")
             return 130
         except (OSError, LostLeaseError) as error:
-            display.say(
-                f"failed: the run directory cannot be written: {error}; what is finished is kept. "
-                f"Continue with: {again}"
-            )
-            return 1
+            failed = f"the run directory cannot be written: {error}"
+        except UnitError as error:
+            failed = str(error)
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {again}")
             return 1

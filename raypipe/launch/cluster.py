@@ -16,7 +16,7 @@ from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedE
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.capacity import Shared, living_nodes, of_a_group
 from raypipe.launch.kept import KeptPool
@@ -33,7 +33,13 @@ _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
 class RayLauncher:
-    """Stages on a Ray cluster: the one this process runs in, an address, or a local one."""
+    """Stages on a Ray cluster: the one this process runs in, an address, or a local one.
+
+    Raises:
+        ConfigError: no cluster can be reached at the address.
+        UnitError: Ray does not start here.
+
+    """
 
     def __init__(self, address: str | None = None) -> None:
         self._shared = Shared()
@@ -56,11 +62,14 @@ class RayLauncher:
         ray_worker._worker_logs_enabled = False
         try:
             ray.init(**options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            what = "Ray does not start on this machine"
-            if not self._local:
-                what = f"--address {options['address']}: no Ray cluster can be reached there"
-            raise ConfigError(f"{what}: {error}") from error
+        except Exception as error:  # Ray raises anything, a plain Exception too
+            if self._local:
+                ray.shutdown()
+                reason = f"Ray does not start on this machine: {error}"
+                raise UnitError("ray.init", "node_lost", reason) from error
+            raise ConfigError(
+                f"--address {options['address']}: no Ray cluster can be reached there: {error}"
+            ) from error
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node; one that dies meanwhile gives nothing.

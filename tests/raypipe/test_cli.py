@@ -8,8 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
+import ray
 
 from raypipe import commands, lock
+from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
@@ -178,6 +180,20 @@ def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatc
     assert not list(work.rglob("*.tmp"))
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     assert len(read_table(RunDirectory.at("out"), "evaluations")) == 3
+
+
+def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, monkeypatch):
+    def never(**options: object) -> None:
+        raise Exception("The current node timed out during startup")  # as Ray does  # noqa: TRY002
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "init", never)
+        patch.setattr(commands, "_start", lambda stack: RayLauncher())
+        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
+    shown = capsys.readouterr().out
+    assert "Ray does not start on this machine: The current node timed out" in shown
+    assert f"continue with: raypipe run toy.yaml --run-dir {work / 'out'}" in shown
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
 
 
 def test_a_directory_in_use_is_refused(work, capsys):
