@@ -6,10 +6,8 @@ disturb. All draws come from the round's generator.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -262,6 +260,3 @@ ALL: tuple[Disturbance, ...] = (
     cache_cut,
     clock_set_back,
 )
-
-if sys.platform != "linux" or not hasattr(os, "fork"):
-    raise RuntimeError("the disturbances need Linux's processes and signals")
