@@ -231,6 +231,24 @@ def replace_runs(lda: LdaSettings, runs: int) -> LdaSettings:
     return lda.model_copy(update={"runs": runs})
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_is_a_failure_and_the_worst_of_all(value, tmp_path):
+    def fate(key: str) -> TaskResult | None:
+        odd = key.startswith("hills/seed 0/") and int(key.rpartition("/")[2].strip("T=")) % 2
+        return TaskResult(key, value, duration_s=1.0, cpu_s=0.5) if odd else None
+
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False), fate=fate)
+    assert error is None
+    odd = [row for row in ledger.rows("evaluations") if not math.isfinite(row["value"])]
+    failures = ledger.rows("failures")
+    assert len(odd) == len(failures) > 0
+    assert {row["kind"] for row in failures} == {"invalid_value"}
+    assert {row["message"] for row in failures} == {f"the value is {value}"}
+    best = [row for row in ledger.rows("studies") if row["dataset"] == "hills" and row["seed"] == 0]
+    assert best
+    assert all(row["best_T"] % 2 == 0 and math.isfinite(row["best_perplexity"]) for row in best)
+
+
 def test_an_evaluation_that_fails_for_good_breaks_its_studies_alone(undisturbed, tmp_path):
     def fate(key: str) -> TaskResult | None:
         if key == "hills/seed 0/T=150":  # every study of that corpus and seed starts with it
