@@ -15,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import pandas as pd
+import psutil
 
 from raypipe.lock import writing
 from raypipe.paths import RunDirectory
@@ -49,7 +51,7 @@ lda:
   batch_size: 64
   time_limit_s: 6
 """
-_GONE_S = 60
+_GONE_S = 150  # agents of a node whose raylet was killed look for its head for a minute
 _STAGES = ("--only", "sweep", "train_small", "lda")
 # what does not hang on the order of events or on time
 _TABLES = {
@@ -149,7 +151,7 @@ def run_rounds(
         ExceptionGroup: of what went wrong in the rounds that failed.
 
     """
-    shared_before = _shared()
+    before = _traces()
     counts, failures, broken = Counter[str](), Counter[str](), []
     context = multiprocessing.get_context("spawn")  # a round may use Ray itself
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
@@ -174,19 +176,25 @@ def run_rounds(
             failures.update(ended.failures)
     if broken:
         raise ExceptionGroup(f"{len(broken)} of {len(rounds)} rounds failed", broken)
-    _assert_gone(_shared() - shared_before)
+    _assert_gone(_traces() - before)
     return counts, failures
 
 
-def _shared() -> set[Path]:
-    """The files in shared memory but for the semaphores of the pool of rounds."""
-    return set(Path("/dev/shm").iterdir()) - set(Path("/dev/shm").glob("sem.mp-*"))
+def _traces() -> set[Path | psutil.Process]:
+    """What Ray may leave on a machine: files in shared memory, processes whose parent is gone."""
+    semaphores = set(Path("/dev/shm").glob("sem.mp-*"))  # of the pool of rounds
+    orphans = set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.ppid() == 1 and "ray::" in " ".join(process.cmdline()):
+                orphans.add(process)
+    return {*Path("/dev/shm").iterdir()} - semaphores | orphans
 
 
-def _assert_gone(files: set[Path]) -> None:
-    """Wait until none of these files is there: others may use the shared memory too."""
+def _assert_gone(traces: set[Path | psutil.Process]) -> None:
+    """Wait until none of them is there: others may use Ray here too."""
     deadline = time.monotonic() + _GONE_S
-    while left := [path for path in files if path.exists()]:
+    while left := traces & _traces():
         assert time.monotonic() < deadline, left
         time.sleep(1)
 
