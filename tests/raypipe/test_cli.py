@@ -188,6 +188,7 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", never)
+        patch.setattr(ray, "shutdown", lambda: None)  # of other tests' cluster
         patch.setattr(commands, "_start", lambda stack: RayLauncher())
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
     shown = capsys.readouterr().out
