@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import SKIPPED, docstring_records
-from raypipe.datasets.files import check_known, open_text, reading
+from raypipe.datasets.files import check_known, json_objects, open_text, reading
 
 if TYPE_CHECKING:  # a task that tokenises needs no torch, which the settings of the model import
     from experiments.lm_pretrain.settings import DataSettings
@@ -115,21 +114,11 @@ def _whole(path: Path) -> Iterator[tuple[str, str]]:
 
 def _rows(path: Path, column: str) -> Iterator[tuple[str, str]]:
     """Places and texts of the objects of a JSONL file."""
-    with reading(path, "JSONL, an object a line"), open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise CorpusError(f"{place}: not JSON: {error}; give an object a line") from error
-            if not isinstance(row, dict):
-                raise CorpusError(f"{place}: expected an object, got {type(row).__name__}")
-            check_known("column", column, list(row), f"{place} (data.column)")
-            if not isinstance(row[column], str):
-                raise CorpusError(f"{place}: {column!r} is {type(row[column]).__name__}, not text")
-            yield place, row[column]
+    for place, row in json_objects(path):
+        check_known("column", column, list(row), f"{place} (data.column)")
+        if not isinstance(row[column], str):
+            raise CorpusError(f"{place}: {column!r} is {type(row[column]).__name__}, not text")
+        yield place, row[column]
 
 
 def _checksum(path: Path) -> str:

@@ -42,6 +42,7 @@ class Scene:
     arguments: Sequence[str]
     rng: Random
     process: Popen[str] = field(init=False)
+    _output: str | None = field(init=False, default=None)
 
     @property
     def folder(self) -> Path:
@@ -63,7 +64,7 @@ class Scene:
 
     def launch(self, address: str = "", **environment: str) -> None:
         """Start a command, on a cluster or on Ray of its own."""
-        self.process = self.another(address, **environment)
+        self.process, self._output = self.another(address, **environment), None
 
     def another(self, address: str = "", **environment: str) -> Popen[str]:
         """A command beside the one of this scene."""
@@ -81,12 +82,12 @@ class Scene:
 
     def end(self, *further: int) -> str:
         """What the command has printed when it has come to its end, with one of its statuses."""
-        with suppress(ValueError):  # read to its end before
+        if self._output is None:  # else it was looked at before
             output, _ = self.process.communicate(timeout=WAIT_S)
-            self._output = output
             assert "Traceback" not in output, output
             allowed = (0, 1, 130, -signal.SIGKILL, *further)
             assert self.process.returncode in allowed, f"{self.process.returncode}: {output}"
+            self._output = output
         return self._output
 
     def die(self) -> None:
