@@ -54,13 +54,13 @@ class Scene:
         """What it shares with other runs."""
         return self.home / "cache"
 
-    def start(self, address: str = "", **environment: str) -> None:
+    def start(self, address: str = "", *, within_s: float = _LONGEST_S, **environment: str) -> None:
         """Start a command and let it go on for a while; tasks of it die and hang by themselves."""
         kill, hang = self.rng.choice([0, 0.2]), self.rng.choice([0, 0.1])
         step = self.rng.randint(1, 80)
         faults = f"delay_task:s=0.2,kill_task:p={kill},hang_task:p={hang},kill_worker:step={step}"
         self.launch(address, RAYPIPE_FAULTS=faults, **environment)
-        self.wait(self.rng.uniform(0, _LONGEST_S))
+        self.wait(self.rng.uniform(0, within_s))
 
     def launch(self, address: str = "", **environment: str) -> None:
         """Start a command, on a cluster or on Ray of its own."""
