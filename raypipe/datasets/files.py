@@ -77,11 +77,17 @@ def reading(path: Path, form: str) -> Iterator[None]:
         ) from error
 
 
-def open_text(path: Path) -> TextIO:
-    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed; a BOM is no text."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
+@contextmanager
+def open_text(path: Path) -> Iterator[TextIO]:
+    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed; a BOM is no text.
+
+    Not read as ``utf-8-sig``, which takes a piece of a BOM for the end of the file.
+    """
+    packed = path.suffix == ".gz"
+    with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        if file.read(1) != "\ufeff":
+            file.seek(0)
+        yield file
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -138,8 +138,8 @@ def vectorise(
 
 def _folder_texts(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.txt")):
-        with reading(path, "UTF-8 text"):
-            text = path.read_text(encoding="utf-8-sig")
+        with reading(path, "UTF-8 text"), open_text(path) as file:
+            text = file.read()
         yield text
 
 

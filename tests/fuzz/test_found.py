@@ -44,6 +44,7 @@ MERGES = (
         ("uci", UCI.replace(b"3", b"99999999", 1), "declares 99999999 documents"),
         ("uci", UCI.replace(b"3", b"9" * 5000, 1), "number of documents"),
         ("vocabulary", WORDS.replace(b"beta", b""), "line 2 has no word"),
+        ("hierarchy", b"\xef\xbb", "cannot be read as UTF-8 text"),
         ("labels", b"[" * 50_000 + b"\t\n", "[[[..."),
         ("gold", b"a\t1,\t0 3\n", "expected document id"),
         ("rows.jsonl", b"null" + JSONL.encode(), "line 1: not JSON"),
