@@ -167,8 +167,14 @@ def _stages(tables: Tables) -> str:
     return html_table(stages, [*columns, "gpu_peak_bytes"], "Stages", cells=cells)
 
 
+def _compared(tables: Tables, name: str, columns: Sequence[str]) -> pd.DataFrame | None:
+    """A table that compares optimisers; an experiment may give another one this name."""
+    other = name in tables and not set(columns) <= set(tables[name].columns)
+    return None if other else rows(tables, name, columns)
+
+
 def _results(tables: Tables) -> str:
-    summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std"])
+    summary = _compared(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std"])
     if summary is None:
         return ""
     pairs = zip(summary["mean"].astype(float), summary["std"].astype(float), strict=True)
@@ -234,10 +240,10 @@ def _grid(drawn: Sequence[str], head: str) -> list[str]:
 def _statistics(tables: Tables) -> str:
     """The tests of each data set and measure, then what the data sets have in common."""
     columns = ["dataset", "measure", "optimizer", "average_rank", "chi2", "p_value", "kendalls_w"]
-    rankings = rows(tables, "rankings", [*columns, "conclusion"])
+    rankings = _compared(tables, "rankings", [*columns, "conclusion"])
     columns = ["dataset", "measure", "first", "second", "n", "p_value", "p_holm", "effect_size"]
-    comparisons = rows(tables, "comparisons", [*columns, "conclusion"])
-    against = rows(tables, "against_control", [*columns, "conclusion"])
+    comparisons = _compared(tables, "comparisons", [*columns, "conclusion"])
+    against = _compared(tables, "against_control", [*columns, "conclusion"])
     said: dict[tuple[str, str], list[str]] = {}
     for table, write in ((rankings, _ranking), (comparisons, _pairs), (against, _pairs)):
         if table is not None:
@@ -254,7 +260,7 @@ def _statistics(tables: Tables) -> str:
 
 def _across_corpora(tables: Tables) -> str:
     columns = ["measure", "optimizer", "corpora", "average_rank", "wins", "kendalls_w"]
-    across = rows(tables, "across_corpora", [*columns, "conclusion"])
+    across = _compared(tables, "across_corpora", [*columns, "conclusion"])
     if across is None:
         return ""
     across = across.sort_values(["measure", "average_rank"], kind="stable")

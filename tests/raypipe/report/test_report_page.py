@@ -191,6 +191,14 @@ def test_sections_follow_from_the_tables() -> None:
         assert _page(rest).headings
 
 
+def test_an_experiments_own_tables_may_have_the_names_of_comparisons() -> None:
+    own = pd.DataFrame({"run_id": ["r"], "accuracy": [0.9]})
+    names = ["summary", "rankings", "comparisons", "against_control", "across_corpora"]
+    page = _page(dict.fromkeys(names, own), facts={})
+    assert page.headings == ["tables"]
+    assert all(name in page.words for name in names)
+
+
 def test_values_are_written_for_readers() -> None:
     words = _page(_tables()).words
     for text in ("1776 ± 186", "1680 ± 25", "18 min 00 s", "39.8 ms", "402.3", "64 GB", "0.9123"):
