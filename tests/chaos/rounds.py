@@ -143,7 +143,7 @@ def run_rounds(
     folder: Path,
     chosen: Sequence[Disturbance] = ALL,
     most: int = 2,
-    jobs: int = 2,
+    jobs: int = 4,
 ) -> tuple[Counter[str], Counter[str]]:
     """Rounds, ``jobs`` at a time: how often each disturbance, and each kind of failure, came.
 
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2, help="rounds at the same time")
+    parser.add_argument("--jobs", type=int, default=4, help="rounds at the same time")
     parser.add_argument("--only", nargs="*", default=[], help="names of disturbances")
     parser.add_argument("--most", type=int, default=2, help="disturbances a round")
     given = parser.parse_args()
