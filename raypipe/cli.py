@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -241,8 +242,17 @@ def _spread_stages(arguments: list[str]) -> list[str]:
     return spread
 
 
+def _interrupt(number: int, frame: object) -> None:
+    del number, frame
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """The entry point: a configuration error is one message and exit status 2."""
+    """The entry point: a configuration error is one message and exit status 2.
+
+    SIGTERM ends a command in order, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(_spread_stages(sys.argv[1:]))
     except ConfigError as error:

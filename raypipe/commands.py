@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -105,7 +104,6 @@ def run(request: Request) -> int:
             _announce(display, configuration, nodes)
             if launcher is None:
                 launcher = _start(stack)
-            _interrupt_on_sigterm()
             run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             trackers = stack.enter_context(
                 open_trackers(
@@ -181,7 +179,6 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         display = stack.enter_context(Display())
         _announce(display, configuration, nodes)
         launcher = launcher or _start(stack)
-        _interrupt_on_sigterm()
         trackers = stack.enter_context(open_trackers((), run, "fit", name, {}))
         session = Session(run, "fit", Ledger(run), launcher, display, nodes, trackers)
         for maker in makers:
@@ -335,13 +332,3 @@ def _announce(display: Display, configuration: Configuration, nodes: Sequence[Ha
     display.say(f"profile {configuration.profile}: {found}")
     if value := os.environ.get(faults.VARIABLE):
         display.say(f"WARNING: failures on purpose are switched on: {faults.VARIABLE}={value}")
-
-
-def _interrupt_on_sigterm() -> None:
-    """End in order on SIGTERM as on Ctrl-C; after ``ray.init``, which replaces handlers."""
-
-    def interrupt(number: int, frame: object) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
@@ -61,7 +63,8 @@ class RayLauncher:
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
         try:
-            ray.init(**options)
+            with _terminated_as_before():
+                ray.init(**options)
         except Exception as error:  # Ray raises anything, a plain Exception too
             if self._local:
                 ray.shutdown()
@@ -115,6 +118,21 @@ class RayLauncher:
     def close(self) -> None:
         """Leave the cluster; one that was started here stops."""
         ray.shutdown()
+
+
+@contextmanager
+def _terminated_as_before() -> Iterator[None]:
+    """What SIGTERM does afterwards is what it did; ``ray.init`` sets a handler of its own."""
+    if current_thread() is not main_thread():  # there it does not
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:  # what that handler raises
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _check_reachable(address: str) -> None:

@@ -91,9 +91,6 @@ class Cluster:
         )
 
 
-Submit = Callable[[Cluster, Path, str], "subprocess.Popen[str]"]
-
-
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     namespaces.require()
@@ -115,10 +112,10 @@ def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "submit", "remove"),
+    ("nodes", "remove"),
     [
-        pytest.param(2, Cluster.ray_job_submit, Host.power_off, id="two"),
-        pytest.param(4, Cluster.raypipe_submit, Host.unplug, id="four"),
+        pytest.param(2, Host.power_off, id="two"),
+        pytest.param(4, Host.unplug, id="four"),
     ],
 )
 def test_a_node_goes_away(
@@ -126,13 +123,12 @@ def test_a_node_goes_away(
     alone: Path,
     tmp_path: Path,
     nodes: int,
-    submit: Submit,
     remove: Callable[[Host], None],
 ) -> None:
     others = [cluster.add() for _ in range(nodes - 1)]
     folder = tmp_path / "run"
     try:
-        process = submit(cluster, folder, SLOWLY)
+        process = cluster.ray_job_submit(folder, SLOWLY)
         wait_until(lambda: stored_evaluations(folder) >= 6, "values are stored", process)
         remove(others[0])
         removed_at = stored_evaluations(folder)

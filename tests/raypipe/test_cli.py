@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,26 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
     shown = capsys.readouterr().out
     assert "Ray does not start on this machine: The current node timed out" in shown
     assert f"continue with: raypipe run toy.yaml --run-dir {work / 'out'}" in shown
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, after):
+    def slowly(**options: object) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        if not after:
+            signal.raise_signal(signal.SIGTERM)
+
+    def start(stack: object) -> RayLauncher:
+        launcher = RayLauncher()
+        signal.raise_signal(signal.SIGTERM)
+        return launcher
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ray, "init", slowly)
+        patch.setattr(commands, "_start", start)
+        assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
+    assert "interrupted; what is finished is kept" in capsys.readouterr().out
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
 
 
