@@ -86,13 +86,13 @@ def task_killed(scene: Scene) -> bool:
 def raylet_killed(scene: Scene) -> bool:
     """SIGKILL to the raylet of the command's own node."""
     scene.start()
-    return scene.kill("raylet/raylet")
+    return _when_there(scene, "raylet/raylet")
 
 
 def head_killed(scene: Scene) -> bool:
     """SIGKILL to the cluster's control store."""
     scene.start()
-    return scene.kill("gcs_server")
+    return _when_there(scene, "gcs_server")
 
 
 def _when_there(scene: Scene, title: str) -> bool:
