@@ -95,12 +95,12 @@ class Scene:
         self.process.kill()
         self.end()
 
-    def kill(self, *titles: str) -> bool:
+    def kill(self, title: str) -> bool:
         """Kill one of the processes with such a title; whether there is one."""
         found = []
         for process in living(self.name):
             with suppress(psutil.Error):
-                if any(title in " ".join(process.cmdline()).split(" --")[0] for title in titles):
+                if title in " ".join(process.cmdline()).split(" --")[0]:
                     found.append(process)
         if not found:
             return False
