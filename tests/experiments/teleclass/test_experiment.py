@@ -160,6 +160,7 @@ def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
     assert {row["micro_batch"] for row in rows if not row["failed"] and row["micro_batch"]} == {16}
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_result(launcher, tmp_path):
     """Equal vectors to 1e-5, pseudo-labels, and predictions to 99.9 %."""
     phases = ("encode", "refine", "infer")
