@@ -251,14 +251,13 @@ def test_settings_that_do_not_fit_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "most"), [(0, 5), (1, 6), (2, 6)])
-def test_the_default_recipe_is_close_after_few_evaluations_of_the_published_values(
-    seed: int, most: int, data_dir: Path, tmp_path: Path
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_default_recipe_is_close_after_five_evaluations_of_the_published_values(
+    seed: int, data_dir: Path, tmp_path: Path
 ):
     """Within 1 % of the best recorded value: the median over the runs, on each corpus.
 
     After 82 evaluations the mean of the corpus is within 1 % of the best recorded in its runs.
-    How a training ends hangs on the processor, whose sums differ in their last digit.
     """
     objective = TabularObjective.read(data_dir / "lda_published" / "evaluations.csv.gz")
     scorer = model_scorer(trained(CurveStageSettings(), seed, tmp_path))
@@ -274,8 +273,7 @@ def test_the_default_recipe_is_close_after_few_evaluations_of_the_published_valu
         needed.setdefault(dataset, []).append(close[0] - len(START) if close else math.inf)
         reached.setdefault(dataset, []).append((study.history[-1].best_value, best))
     assert len(needed) == 4
-    medians = {dataset: np.median(counts) for dataset, counts in needed.items()}
-    assert max(medians.values()) <= most, medians
+    assert all(np.median(counts) <= 5 for counts in needed.values()), needed
     for pairs in reached.values():
         ours, recorded = np.mean(pairs, axis=0)
         assert ours <= 1.01 * recorded
