@@ -228,7 +228,8 @@ def report(run_dir: Existing) -> None:
 
 def _show(frame: Any) -> None:
     """A table on the terminal, whole."""
-    typer.echo(frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)")
+    text = frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)"
+    typer.echo(without_credentials(text))
 
 
 def _spread_stages(arguments: list[str]) -> list[str]:
@@ -259,7 +260,7 @@ def main() -> None:
         print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
         sys.exit(2)
     except UnitError as error:
-        print(f"raypipe: {error}", file=sys.stderr)
+        print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

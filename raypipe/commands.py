@@ -16,17 +16,18 @@ import yaml
 
 from raypipe import config, faults, hardware, tracking
 from raypipe.config import Configuration
-from raypipe.context import Session, is_done
+from raypipe.context import Session
 from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage, in_order, with_needs
 from raypipe.hardware import Hardware
 from raypipe.launch import in_cluster, in_job
 from raypipe.ledger import Ledger, Row
 from raypipe.lock import LostLeaseError, writing
-from raypipe.paths import RunDirectory
+from raypipe.paths import RunDirectory, cache_directory
 from raypipe.progress import Display
 from raypipe.redaction import hidden_override, without_credentials, without_secrets
-from raypipe.runner import refuse_changes, run_stages
+from raypipe.results import single_tables
+from raypipe.runner import all_stored, refuse_changes, run_stages
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.sweep.presets import published
 from raypipe.sweep.recommendation import snippet
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from raypipe.launch.launcher import Launcher
 
 RUNS = "RAYPIPE_RUNS"
+#: an entry of the ledger: whether tables and report show all that is stored
+_SHOWN = "shown"
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def run(request: Request) -> int:
     """``raypipe run``: 0 when all is done, 1 when a stage failed, 130 when interrupted."""
     document = config.read(request.path)
     faults.from_environment()
+    cache_directory()  # a mistake in its name shows before anything starts
     from raypipe.report.build import build
 
     with ExitStack() as stack:
@@ -89,7 +93,7 @@ def run(request: Request) -> int:
         tracking.check(configuration.settings.tracking, run)
         refuse_changes(stored, stages, run.shown)
         print(f"run directory: {run.shown}", flush=True)
-        if not fresh and _nothing_to_do(stages, stored):
+        if not fresh and all_stored(stages, stored) and _is_shown(run, stored):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             _recommend(request, configuration, stored)
             return 0
@@ -99,8 +103,11 @@ def run(request: Request) -> int:
         again = request.again(run)
         try:
             ledger = Ledger(run, before_writing=check)
+            _refuse_another(ledger, configuration, run)  # as another command may have left it
+            refuse_changes(ledger, stages, run.shown)
             text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
             run.write(run.config, text.encode())
+            ledger.put("runs", {_SHOWN: {"all": False}})
             _announce(display, configuration, nodes)
             if launcher is None:
                 launcher = _start(stack)
@@ -114,6 +121,7 @@ def run(request: Request) -> int:
             failed = run_stages(stages, session)
             if ledger.rows("stages"):
                 build(run, configuration.experiment, again)
+            ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             display.say(f"interrupted; what is finished is kept. Continue with: {again}")
             return 130
@@ -168,6 +176,7 @@ def fit(request: Request, stage: str | None) -> list[Row]:
     """``raypipe fit``: a row for each training stage and precision."""
     document = config.read(request.path)
     faults.from_environment()
+    cache_directory()  # a mistake in its name shows before anything starts
     rows: list[Row] = []
     with ExitStack() as stack:
         launcher = _attach(request.address, stack)
@@ -282,9 +291,9 @@ def _run_directory(run_dir: str | None, configuration: Configuration) -> RunDire
     if run_dir is None:
         return RunDirectory.new(runs or "runs", configuration.experiment.name)
     run = RunDirectory.at(run_dir)
+    run.check()
     if run.is_local and Path(run.path()).is_file():
         raise ConfigError(f"--run-dir {run.shown}: is a file, not a directory")
-    run.check()
     return run
 
 
@@ -308,8 +317,11 @@ def _shared(location: str | None) -> str:
     return location
 
 
-def _nothing_to_do(stages: Sequence[Stage], ledger: Ledger) -> bool:
-    return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
+def _is_shown(run: RunDirectory, ledger: Ledger) -> bool:
+    """Whether the tables and the report are there, written after the last unit was stored."""
+    tables = [run.partition(table, "data") for table in single_tables(ledger)]
+    files = [run.config, *tables, f"{run.report}/index.html"]
+    return ledger.get("runs", _SHOWN) == {"all": True} and all(run.exists(file) for file in files)
 
 
 def _run_id(ledger: Ledger, configuration: Configuration) -> str:

@@ -241,6 +241,7 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             if hidden_override(override) == override:
                 raise
             raise ConfigError(f"{shown_as}: not valid YAML") from None
+        check_keys(value, "command line", f"{shorten(key)}.")
         target = values
         for parent in parents:
             target = target.setdefault(parent, {})

@@ -109,7 +109,7 @@ class StageContext:
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Fractional-CPU tasks; take their results by ``finished``."""
-        return self.session.launcher.pool(options)
+        return self.session.launcher.pool(options, self.say)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
         """The tasks that ended for good since the last call, after waiting for at least one.

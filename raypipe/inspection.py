@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -95,11 +96,16 @@ def report(run_dir: str) -> str:
         text = run.read(run.config).decode()
     except FileNotFoundError as error:
         raise ConfigError(f"{run.shown}: has no config.yaml; is it a run directory?") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{run.shown}/config.yaml: is damaged: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{run.shown}/config.yaml: is damaged or unreadable: {error}") from error
     document = config.parse(text, f"{run.shown}/config.yaml")
     experiment = config.load_experiment(document.experiment, run.config)
-    return build(run, experiment, f"raypipe run {run.config} --run-dir {run.shown}")
+    path = run.config if run.is_local else "CONFIG"  # raypipe run reads it from a disk
+    command = shlex.join(["raypipe", "run", path, "--run-dir", run.shown])
+    try:
+        return build(run, experiment, command)
+    except OSError as error:
+        raise ConfigError(f"{run.shown}/report: cannot be written: {error}") from error
 
 
 def _existing(run_dir: str) -> RunDirectory:

@@ -5,6 +5,8 @@ appends, each append is on disk before it returns. The results tables are derive
 On a local file system it is one file that grows; on object storage, where nothing can be
 appended to, it is a few segments that are merged before they become many. Each line ends with its
 number in the file and the CRC-32 of all that, which tells damaged, missing and misplaced lines.
+No two writers name a segment alike, and each is whole by itself: one that arrives late, of a writer
+that another replaced, only adds its rows.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import BytesIO
@@ -20,12 +24,15 @@ from sys import intern
 from threading import RLock
 from typing import Any
 
-from raypipe.paths import RunDirectory
+from raypipe.errors import ConfigError
+from raypipe.paths import RunDirectory, make_folder, sync_folder
 
 Row = dict[str, Any]
 #: table, key, and the row, None where it is taken back
 _Entry = tuple[str, str, Row | None]
 _MAX_SEGMENTS = 32
+#: a reader begins again so often, after a pause, where segments were merged meanwhile
+_READINGS, _PAUSE_S = 6, 0.5
 _CRC = b', "crc": '
 
 #: the table of what is finished
@@ -42,6 +49,10 @@ class Ledger:
     every unit counts as not done then, and is done again from what is stored of it. With
     ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another command
     has become the writer.
+
+    Raises:
+        ConfigError: what is there cannot be read, or is merged by its writer again and again.
+
     """
 
     def __init__(
@@ -55,10 +66,10 @@ class Ledger:
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
-        self._lines = 0  # of the last segment
+        self._lines: int | None = 0  # of the last segment; None where an append was interrupted
         self._writable = writable
-        whole = [self._read(name) for name in run.list(run.ledger) if name.endswith(".jsonl")]
-        if not all(whole):
+        self._token = secrets.token_hex(4)
+        if not self._read_all():
             self._tables.pop(_UNITS, None)
             if writable:
                 self._rewrite()
@@ -117,18 +128,23 @@ class Ledger:
             return
         self._before_writing()
         if self._run.is_local:
-            self._append_local(_encode(entries, self._lines))
-            self._lines += len(entries)
+            self._append_local(entries)
         elif len(self._segments) < _MAX_SEGMENTS:
             self._write_segment(entries)
         else:
             self._rewrite(entries)
 
-    def _append_local(self, content: bytes) -> None:
+    def _append_local(self, entries: Sequence[_Entry]) -> None:
         if not self._segments:
-            Path(self._run.ledger).mkdir(parents=True, exist_ok=True)
+            make_folder(self._run.ledger)
+            Path(self._run.ledger, _segment(0)).touch()
+            sync_folder(self._run.ledger)
             self._segments.append(_segment(0))
         path = Path(self._run.ledger, self._segments[-1])
+        lines, self._lines = self._lines, None
+        if lines is None:
+            lines = _count(path)
+        content = _encode(entries, lines)
         with path.open("ab", buffering=0) as stream:
             before = stream.tell()
             try:
@@ -139,12 +155,14 @@ class Ledger:
             except BaseException:  # a full disk, an interrupt: what follows starts on a new line
                 stream.truncate(before)
                 raise
+        self._lines = lines + len(entries)
 
     def _write_segment(self, entries: Sequence[_Entry]) -> None:
-        last = self._segments[-1].partition(".")[0] if self._segments else "-1"
-        name = _segment(int(last) + 1)
-        self._run.write(f"{self._run.ledger}/{name}", _encode(entries, 0))
-        self._segments.append(name)
+        last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
+        name = _segment(int(last) + 1, "" if self._run.is_local else f"-{self._token}")
+        content = _encode(entries, 0)
+        self._segments.append(name)  # not used again, even if it is unknown whether it was written
+        self._run.write(f"{self._run.ledger}/{name}", content)
         self._lines = len(entries)
 
     def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
@@ -155,6 +173,25 @@ class Ledger:
         for old in replaced:
             self._run.delete(f"{self._run.ledger}/{old}")
         self._segments = [new]
+
+    def _read_all(self) -> bool:
+        """Take the rows of all segments; whether all their lines are whole."""
+        for _ in range(_READINGS):
+            self._tables, self._segments = {}, []
+            try:
+                names = [n for n in self._run.list(self._run.ledger) if n.endswith(".jsonl")]
+                whole = [self._read(name) for name in names]
+                return all(whole)
+            except FileNotFoundError:  # the writer has merged it since it was listed
+                time.sleep(_PAUSE_S)
+            except OSError as error:
+                raise ConfigError(
+                    f"--run-dir {self._run.shown}: its ledger cannot be read: {error}"
+                ) from error
+        raise ConfigError(
+            f"--run-dir {self._run.shown}: its ledger changes while it is read: another raypipe "
+            "command is writing it; try again"
+        )
 
     def _read(self, name: str) -> bool:
         """Take the rows of a segment; whether all its lines are whole."""
@@ -194,8 +231,15 @@ def _with_shared_names(pairs: list[tuple[str, Any]]) -> Row:
     return {intern(name): value for name, value in pairs}
 
 
-def _segment(number: int) -> str:
-    return f"{number:08d}.jsonl"
+def _segment(number: int, writer: str = "") -> str:
+    return f"{number:08d}{writer}.jsonl"
+
+
+def _count(path: Path) -> int:
+    """How many lines a segment has; a half-written last one is cut off."""
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+    return content.count(b"\n")
 
 
 def _encode(entries: Iterable[_Entry], before: int) -> bytes:

@@ -6,8 +6,12 @@ A run directory is a local path or a URI that pyarrow's file systems open (``s3:
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -19,12 +23,23 @@ from pyarrow import fs as arrow_fs
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
+#: what ``RunDirectory.write`` calls a file until it is whole
+_UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
+#: seconds after which a process that outlived its command does not write one any more
+_WRITING_S = 60
+
 
 def cache_directory() -> Path:
     """``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache; what is in it can be made anew."""
     chosen = os.environ.get("RAYPIPE_CACHE")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(chosen or f"{caches}/raypipe").expanduser()
+    place = Path(chosen or f"{caches}/raypipe")
+    try:
+        return place.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{place}: cannot be the cache; set RAYPIPE_CACHE to a folder: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -35,12 +50,22 @@ class RunDirectory:
 
     @classmethod
     def at(cls, location: str | Path) -> RunDirectory:
-        """The run directory at a path (made absolute) or a URI."""
+        """The run directory at a path (made absolute) or a URI. Raises ConfigError."""
         text = str(location)
         scheme, separator, rest = text.partition("://")
         if separator:
-            return cls(f"{scheme}://{rest.rstrip('/')}")
-        return cls(str(Path(text).expanduser().resolve()))
+            found = f"{scheme}://{rest.rstrip('/')}"
+        else:
+            try:
+                found = str(Path(text).expanduser().resolve())
+            except (OSError, RuntimeError, ValueError) as error:  # links in a circle, no such home
+                raise ConfigError(f"--run-dir {text!r}: is no path: {error}") from error
+        try:
+            found.encode()
+        except UnicodeEncodeError as error:
+            shown = without_credentials(found)
+            raise ConfigError(f"--run-dir {shown!r}: must be UTF-8 text") from error
+        return cls(found)
 
     @classmethod
     def new(cls, runs: str, experiment: str) -> RunDirectory:
@@ -137,9 +162,10 @@ class RunDirectory:
 
     def check(self) -> None:
         """Raise ConfigError where what is in it cannot be read; a missing one is fine."""
+        ledger = self.ledger
         try:
-            self.list(self.ledger)
-        except OSError as error:
+            self.list(ledger)
+        except (OSError, ValueError) as error:
             raise ConfigError(f"--run-dir {self.shown}: cannot be read: {error}") from error
 
     def exists(self, path: str) -> bool:
@@ -165,7 +191,7 @@ class RunDirectory:
             with self.fs.open_output_stream(path) as stream:
                 stream.write(content)
             return
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try:
             with Path(temporary).open("wb") as stream:
@@ -176,6 +202,15 @@ class RunDirectory:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+        sync_folder(folder)
+
+    def remove_unfinished(self) -> None:
+        """Remove what processes killed inside ``write`` have left of their files."""
+        for path in Path(self.path()).rglob("*.tmp"):
+            with suppress(OSError):  # its writer lives, and has just renamed it
+                old = time.time() - path.stat().st_mtime > _WRITING_S
+                if old and _UNFINISHED.fullmatch(path.name):
+                    path.unlink()
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all it holds; a missing one is fine."""
@@ -184,6 +219,27 @@ class RunDirectory:
             self.fs.delete_dir(path)
         elif kind == arrow_fs.FileType.File:
             self.fs.delete_file(path)
+
+
+def make_folder(folder: str | Path) -> None:
+    """Make a local folder and those above it; they outlast a loss of power."""
+    path = Path(folder)
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Let the names in a local folder outlast a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of file systems that sync no folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _flat(name: str) -> str:

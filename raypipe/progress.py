@@ -21,6 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from raypipe.redaction import without_credentials
+
 _PLAIN_PERIOD_S = 10.0
 _LIVE_PERIOD_S = 0.5
 
@@ -64,8 +66,8 @@ class Display:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """One line, above the live display."""
-        self.console.print(text, markup=False)
+        """One line, above the live display; an error's may quote credentials."""
+        self.console.print(without_credentials(text), markup=False)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """A stage starts: ``total`` pieces, some of them already done."""

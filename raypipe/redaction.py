@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from raypipe.errors import ConfigError
+from raypipe.yaml_text import load_yaml
+
 HIDDEN = "***"
 # a key with a slash in it that should have been written %2F is a secret nevertheless
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^\s\"']*:[^\s\"']*|[^/@\s\"']+)(?=@)")
+#: in a query of a URI, also where an error quotes it without what stands before
+_PARAMETER = re.compile(r"(?<=[?&#])([^\s\"'?&#=]+)=[^\s\"'&#]+")
+# what kind of credentials are used is no secret: Arrow has ?credential_kind=anonymous
 _SECRET = re.compile(
-    r"(^|_)(password|passwd|passphrase|secrets?|token|credentials?|"
-    r"(api|access|private|secret|encryption)_?key)(_|$)",
+    r"(^|[_-])(password|passwd|passphrase|secrets?|token|credentials?|"
+    r"(api|access|private|secret|encryption)[_-]?key)([_-](?!(kind|type)$)|$)",
     re.IGNORECASE,
 )
+_SIGNATURE = re.compile(r"(^|[_-])sig(nature)?$", re.IGNORECASE)
 
 
 def without_credentials(text: str) -> str:
-    """The text with ``***`` for users and secrets of the URIs in it.
+    """The text with ``***`` for users and secrets of the URIs in it, and of their queries.
 
-    ``"s3://key:secret@bucket/runs"`` -> ``"s3://***@bucket/runs"``
+    ``"s3://key:secret@bucket/runs?token=x"`` -> ``"s3://***@bucket/runs?token=***"``
     """
-    return _CREDENTIALS.sub(HIDDEN, text)
+    return _CREDENTIALS.sub(HIDDEN, _PARAMETER.sub(_hidden_parameter, text))
+
+
+def _hidden_parameter(found: re.Match[str]) -> str:
+    name = found[1]
+    return f"{name}={HIDDEN}" if is_secret(name) or _SIGNATURE.search(name) else found[0]
+
+
+class LogFormatter(logging.Formatter):
+    """Lines of a log without credentials, those of a traceback too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return without_credentials(super().format(record))
 
 
 def is_secret(key: str) -> bool:
@@ -33,7 +54,7 @@ def without_secrets(value: Any) -> Any:
     """Plain values without credentials in texts, and with ``***`` for texts of secret keys."""
     if isinstance(value, Mapping):
         return {
-            key: HIDDEN if is_secret(key) and holds_text(item) else without_secrets(item)
+            key: HIDDEN if is_secret(str(key)) and holds_text(item) else without_secrets(item)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple):
@@ -51,7 +72,16 @@ def holds_text(value: Any) -> bool:
 
 def hidden_override(override: str) -> str:
     """``dotted.key=value`` as it may be shown."""
-    key, separator, _ = override.partition("=")
-    if separator and any(is_secret(part) for part in key.split(".")):
+    key, separator, text = override.partition("=")
+    if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
         return f"{key}={HIDDEN}"
     return without_credentials(override)
+
+
+def _has_secrets(text: str) -> bool:
+    """Whether secrets are in a section or a list that is written as YAML."""
+    try:
+        value = load_yaml(text, "")
+    except ConfigError:
+        return False
+    return isinstance(value, Mapping | list) and without_secrets(value) != value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import pandas as pd
@@ -121,6 +122,12 @@ def write_table(
     run.write(run.partition(table, partition), sink.getvalue().to_pybytes())
 
 
+def single_tables(ledger: Ledger) -> list[str]:
+    """The tables that are one file: the contract's, and the experiment's own."""
+    names = dict.fromkeys([*SCHEMAS, *ledger.tables()])
+    return [name for name in names if name not in INTERNAL | PARTITIONED]
+
+
 def write_tables(run: RunDirectory, ledger: Ledger, tables: Iterable[str], run_id: str) -> None:
     """Write these tables anew from the ledger."""
     for table in tables:
@@ -193,10 +200,10 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
-        raise ConfigError(
-            f"{path} is damaged ({error}); delete it and run the configuration again with "
-            "this run directory: the tables are rebuilt from the ledger"
-        ) from error
+        advice = "run the configuration again with this run directory: it is written anew"
+        if PurePath(path).parent.name in PARTITIONED:
+            advice = "what it held is lost, the results are in the other tables"
+        raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error
 
 
 def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:

@@ -15,6 +15,7 @@ from raypipe.identity import differences
 from raypipe.lanes import in_lanes
 from raypipe.ledger import Ledger, Row
 from raypipe.provenance import now
+from raypipe.redaction import without_credentials
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
             session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
             return
         fresh = stage.derived and any(need in ran for need in stage.needs)
-        if not fresh and _is_stored(session.ledger, stage):
+        if not fresh and all_stored([stage], session.ledger):
             if (session.ledger.get("stages", stage.name) or {}).get("status") != "succeeded":
                 _record_stage(session, stage, "succeeded", now(), 0.0, None)
                 _write_tables(session)
@@ -85,7 +86,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
         _write_tables(session)
-    open_lanes = {s.on_gpu for s in ordered if s.derived or not _is_stored(session.ledger, s)}
+    open_lanes = {s.on_gpu for s in ordered if s.derived or not all_stored([s], session.ledger)}
     if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
         in_lanes(ordered, run, session.launcher.interrupt)
     else:
@@ -95,8 +96,9 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     return None if first is None else f"{first[0]}: {first[1]}"
 
 
-def _is_stored(ledger: Ledger, stage: Stage) -> bool:
-    return all(is_done(ledger, unit) for unit in stage.units)
+def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
+    """Whether every unit of these stages is done."""
+    return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
 
 
 def _run_stage(stage: Stage, session: Session) -> str | None:
@@ -114,8 +116,9 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         raise
     except Exception as error:  # a stage may raise anything: it is recorded, the rest goes on
         message = f"{type(error).__name__}: {error}"
-        log.exception("stage %s failed", stage.name)
-        context.fail(stage.name, 1, "error", traceback.format_exc())
+        trace = without_credentials(traceback.format_exc())  # log.exception would show them
+        log.error("stage %s failed\n%s", stage.name, trace)  # noqa: TRY400
+        context.fail(stage.name, 1, "error", trace)
     finally:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
@@ -145,11 +148,5 @@ def _record_stage(
 
 def _write_tables(session: Session) -> None:
     with session.writing:  # or an older table might replace a newer one
-        tables = _tables(session.ledger)
+        tables = results.single_tables(session.ledger)
         results.write_tables(session.run, session.ledger, tables, session.run_id)
-
-
-def _tables(ledger: Ledger) -> list[str]:
-    """The tables that are one file: the contract's, and the experiment's own."""
-    names = dict.fromkeys([*results.SCHEMAS, *ledger.tables()])
-    return [name for name in names if name not in results.INTERNAL | results.PARTITIONED]

@@ -7,7 +7,6 @@ what is nested deeper than any settings are is refused before anything walks thr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -31,14 +30,16 @@ def load_yaml(text: str, origin: str) -> Any:
     return content
 
 
-def check_keys(values: Mapping[Any, Any], origin: str, prefix: str = "") -> None:
-    """Refuse keys that are no text, also in nested mappings. Raises ConfigError."""
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if not isinstance(key, str) or not key:
-            raise ConfigError(f"{origin}: {name}: a key must be text")
-        if isinstance(value, dict):
-            check_keys(value, origin, f"{name}.")
+def check_keys(value: Any, origin: str, prefix: str = "") -> None:
+    """Refuse keys that are no text, wherever in a value they are. Raises ConfigError."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            check_keys(item, origin, f"{prefix}{number}.")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"{origin}: {prefix}{key}: a key must be text")
+            check_keys(item, origin, f"{prefix}{key}.")
 
 
 class _Loader(yaml.SafeLoader):

@@ -19,6 +19,8 @@ from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]
 
+#: so many seeds have scikit-learn and Optuna
+_SEEDS = 2**32
 
 #: the published study's start: 20 values drawn with seed 42
 START = (
@@ -61,7 +63,7 @@ class PabboStageSettings(TrainStageSettings):
 class CurveStageSettings(TrainStageSettings):
     """The training of our own optimiser model, which knows what perplexities look like."""
 
-    training: TrainingSettings = recipe(steps=1200, effective_batch=16)
+    training: TrainingSettings = recipe(steps=1200, effective_batch=48)
     pabbo: CurvePolicySettings = CurvePolicySettings()
 
 
@@ -115,6 +117,11 @@ class LdaSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> LdaSettings:
+        if self.seed + self.runs > _SEEDS:
+            raise ValueError(
+                f"seed = {self.seed} with runs = {self.runs}: seeds end at 2**32 - 1; "
+                f"seed + runs must be at most {_SEEDS}"
+            )
         if self.t_min >= self.t_max:
             raise ValueError(f"t_min = {self.t_min} is not below t_max = {self.t_max}")
         outside = [T for T in self.start if not self.t_min <= T <= self.t_max]

@@ -7,7 +7,8 @@ though a training group waits for more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
@@ -17,6 +18,8 @@ from raypipe.training.job import TrainingJob
 
 #: a custom resource: where nodes have it, as much as CPUs, the CPU tasks run on those alone
 TASKS = "raypipe_tasks"
+#: spot machines come back in minutes or not at all
+WAIT_FOR_NODES_S = 600.0
 _POLL_S = 0.5
 
 
@@ -33,18 +36,28 @@ def check_alive(unit: str) -> None:
         )
 
 
-def room(cpus: float, gpus: float, custom: str | None = None) -> int:
+def room(
+    cpus: float,
+    gpus: float,
+    custom: str | None = None,
+    nodes: Iterable[Mapping[str, float]] | None = None,
+) -> int:
     """How many processes of so many CPUs and GPUs each the nodes run at the same time.
 
-    With ``custom`` each takes as much of that resource as CPUs.
+    With ``custom`` each takes as much of that resource as CPUs; by default the nodes are those
+    that are alive.
     """
     asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
-    return sum(_on(node, asked) for node in living_nodes().values())
+    return sum(_on(node, asked) for node in _or_living(nodes))
 
 
-def for_tasks() -> str | None:
+def for_tasks(nodes: Iterable[Mapping[str, float]] | None = None) -> str | None:
     """The custom resource that CPU tasks ask for here, if any."""
-    return TASKS if any(TASKS in node for node in living_nodes().values()) else None
+    return TASKS if any(TASKS in node for node in _or_living(nodes)) else None
+
+
+def _or_living(nodes: Iterable[Mapping[str, float]] | None) -> Iterable[Mapping[str, float]]:
+    return living_nodes().values() if nodes is None else nodes
 
 
 def _on(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
@@ -75,9 +88,14 @@ class Shared:
     Trainings, trials and tasks on GPUs come first: CPU tasks keep off what these hold or wait for.
     No thread waits for itself. The CPUs are counted over all nodes: on several, those that a
     worker waits for may first be free on different ones.
+
+    Args:
+        nodes: those that were there at the beginning; what is lost of them may come back.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[Mapping[str, float]] = ()) -> None:
+        self.nodes = tuple(nodes)
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
         # by thread, and by what holds them there
@@ -126,6 +144,22 @@ class Shared:
         with self._lock:
             wanted = _of_others(self._wanted)
         return _all_cpus() - wanted if wanted else None
+
+    def await_nodes(
+        self, unit: str, enough: Callable[[], bool], say: Callable[[str], None]
+    ) -> None:
+        """Wait until the nodes are enough again, ten minutes at most.
+
+        Raises:
+            UnitError: no node is left.
+            KeyboardInterrupt: the run is interrupted.
+
+        """
+        deadline = time.monotonic() + WAIT_FOR_NODES_S
+        say(f"nodes were lost; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
+        while not enough() and time.monotonic() < deadline:
+            check_alive(unit)
+            self.pause(_POLL_S)
 
     def interrupt(self) -> None:
         """Make every thread end that waits here, or comes to."""

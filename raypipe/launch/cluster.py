@@ -23,7 +23,7 @@ from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.capacity import Shared, living_nodes, of_a_group
 from raypipe.launch.kept import KeptPool
 from raypipe.launch.launcher import PoolOptions, R, TaskPool, Trials
-from raypipe.launch.pool import RayPool
+from raypipe.launch.pool import RayPool, await_room
 from raypipe.launch.train import fit
 from raypipe.launch.tune import run_trials
 from raypipe.paths import RunDirectory
@@ -44,15 +44,17 @@ class RayLauncher:
     """
 
     def __init__(self, address: str | None = None) -> None:
-        self._shared = Shared()
         self._local = address is None and not in_cluster()
+        quiet = {name: os.environ[name] for name in QUIET}
         # workers import what the command imports: the current directory comes first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": {"PYTHONPATH": search, **QUIET}},
+            "runtime_env": {"env_vars": {"PYTHONPATH": search, **quiet}},
         }
+        # a job's own variables go on to the workers by the job; PYTHONPATH has the job's in it
+        os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         if self._local:
             options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
             options["address"] = "local"
@@ -73,6 +75,7 @@ class RayLauncher:
             raise ConfigError(
                 f"--address {options['address']}: no Ray cluster can be reached there: {error}"
             ) from error
+        self._shared = Shared(living_nodes().values())
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node; one that dies meanwhile gives nothing.
@@ -102,8 +105,9 @@ class RayLauncher:
         run_trials(trials, settings, run, self._shared)
 
     @contextmanager
-    def pool(self, options: PoolOptions) -> Iterator[TaskPool]:
+    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """Fractional-CPU tasks of the cluster. Raises ConfigError."""
+        await_room(options, self._shared, say)
         pool = (KeptPool if options.keep_processes else RayPool)(options, self._shared)
         with self._shared.held(pool.capacity) if options.gpus else nullcontext():
             try:

@@ -23,6 +23,7 @@ from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.launch.relay import Relay, Told
+from raypipe.redaction import LogFormatter
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
 
@@ -238,9 +239,6 @@ def _log_to_file(job: TrainingJob, rank: int) -> None:
     if job.run.is_local:
         Path(job.run.logs).mkdir(parents=True, exist_ok=True)
         name = f"{job.trial_id.replace('/', '-')}-{rank}.log"
-        logging.basicConfig(
-            filename=f"{job.run.logs}/{name}",
-            level=logging.INFO,
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-            force=True,
-        )
+        handler = logging.FileHandler(f"{job.run.logs}/{name}")
+        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

@@ -53,9 +53,9 @@ class InlineLauncher:
                 trials.ended(job.trial_id, error)
 
     @contextmanager
-    def pool(self, options: PoolOptions) -> Iterator[TaskPool]:
+    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
         """A pool that runs each task when it is waited for, as long as it takes."""
-        del options
+        del options, say
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:

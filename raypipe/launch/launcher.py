@@ -149,8 +149,10 @@ class Launcher(Protocol):
         """Run the trials of a sweep until there are no more, as many at a time as have room."""
         ...
 
-    def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
-        """A pool of CPU tasks.
+    def pool(
+        self, options: PoolOptions, say: Callable[[str], None] = print
+    ) -> AbstractContextManager[TaskPool]:
+        """A pool of CPU tasks; ``say`` tells what it waits for.
 
         Raises:
             ConfigError: no node has as much as a task takes.

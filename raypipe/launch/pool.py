@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,27 @@ class Call:
     started: float = 0.0
 
 
+def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None]) -> None:
+    """Wait for lost nodes where a task had room at the beginning, and has none now.
+
+    Raises:
+        UnitError: no node is left.
+        KeyboardInterrupt: the run is interrupted.
+
+    """
+
+    def fits(nodes: Collection[Mapping[str, float]]) -> bool:
+        custom = None if options.gpus else for_tasks(nodes)
+        return room(options.cpus, options.gpus, custom, nodes) > 0
+
+    def enough() -> bool:
+        return fits(living_nodes().values())
+
+    check_alive("pool")
+    if not enough() and fits(shared.nodes):
+        shared.await_nodes("pool", enough, say)
+
+
 class RayPool:
     """Tasks on shares of a CPU; only as many in flight as keep the nodes busy.
 
@@ -58,7 +79,6 @@ class RayPool:
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
         cpus, gpus = options.cpus, options.gpus
         self._custom = None if gpus else for_tasks()
-        check_alive("pool")
         if not room(cpus, gpus, self._custom):
             largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
             raise ConfigError(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import join
+
+import aiohttp
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
@@ -30,6 +33,12 @@ for _name in ("ray", *(kind.__module__ for kind in JobSubmissionClient.__mro__))
 
 #: what no worker needs of the working directory; `.gitignore` is heeded beside it
 _EXCLUDES = [".git", "runs", "**/__pycache__"]
+#: what Ray would take instead of the address that it is given
+_OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+# what a connection that breaks raises, or a dashboard that is away
+_BROKEN = (OSError, RuntimeError, aiohttp.ClientError)
+_POLL_S = 1.0
+_GIVE_UP_S = 300.0
 # so long `ray job stop` waits for a run to end in order, before it kills it: seconds
 _STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
@@ -52,13 +61,17 @@ def submit(
         follow: whether to wait for the end of the job; interrupting that leaves the job running.
 
     Returns:
-        The exit status of the command; 0 where it is not followed.
+        The exit status of the command; 0 where it is not followed, 1 where its end is not known.
 
     Raises:
         ConfigError: no cluster there, or none that takes this user's token.
 
     """
     shown = without_credentials(address)
+    if "://" not in address:
+        raise ConfigError(f"--address {shown}: is no URL; write http://HOST:8265")
+    elsewhere = [f"-u {name}" for name in _OTHER_ADDRESSES if os.environ.pop(name, None)]
+    ray_job = " ".join(["env", *elsewhere, "ray job"] if elsewhere else ["ray job"])
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
@@ -78,34 +91,53 @@ def submit(
         reason = without_credentials(str(error))
         raise ConfigError(f"--address {shown}: the job was not taken: {reason}") from error
     say(f"job {job} on {shown} (dashboard: {shown.rstrip('/')}/#/jobs/{job})")
-    stop = f"ray job stop --address {shown} {job}"
+    logs = f"follow it: {ray_job} logs --follow --address {shown} {job}"
+    stop = f"end it: {ray_job} stop --address {shown} {job}"
     if not follow:
-        say(f"follow it: ray job logs --follow --address {shown} {job}; end it: {stop}")
+        say(f"{logs}; {stop}")
         return 0
     try:
-        asyncio.run(_follow(client, job, say))
-        return _status(client.get_job_info(job), say)
+        return _status(asyncio.run(_followed(client, job, say)), say)
     except KeyboardInterrupt:
-        say(f"the job goes on; end it: {stop}")
+        say(f"the job goes on; {stop}")
         return 130
+    except ConnectionError as error:
+        say(f"{error}; the job may go on; {logs}; {stop}")
+        return 1
 
 
-async def _follow(client: JobSubmissionClient, job: str, say: Callable[[str], None]) -> None:
-    """Pass the log on until the job has ended; a connection that breaks is made anew."""
-    seen = 0
+async def _followed(
+    client: JobSubmissionClient, job: str, say: Callable[[str], None]
+) -> JobDetails:
+    """Pass the log on until the job has ended; a connection that breaks is made anew.
+
+    Raises:
+        ConnectionError: it could not be made for too long.
+
+    """
+    seen, broken_at = 0, None
     while True:
         passed = 0
         try:
             async for text in client.tail_job_logs(job):
+                broken_at = None
                 passed += len(text)
                 if passed > seen:  # from the beginning again after a break
                     say(text[len(text) - (passed - seen) :].rstrip("\n"))
                     seen = passed
-        except (RuntimeError, OSError) as error:
-            say(f"the connection to the job's log broke ({error}); trying again")
-        if client.get_job_status(job).is_terminal():
-            return
-        await asyncio.sleep(1)
+            details = client.get_job_info(job)
+        except _BROKEN as error:
+            reason = without_credentials(str(error))
+            if broken_at is None:
+                broken_at = time.monotonic()
+                say(f"the connection to the job broke ({reason}); trying again")
+            elif time.monotonic() - broken_at > _GIVE_UP_S:
+                raise ConnectionError(f"no connection for {_GIVE_UP_S:.0f} s ({reason})") from error
+        else:
+            broken_at = None
+            if details.status.is_terminal():
+                return details
+        await asyncio.sleep(_POLL_S)
 
 
 def _status(details: JobDetails, say: Callable[[str], None]) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +19,13 @@ from ray.tune.search import Searcher
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
-from raypipe.launch.capacity import Shared, living_nodes, of_a_worker, room
+from raypipe.launch.capacity import (
+    WAIT_FOR_NODES_S,
+    Shared,
+    living_nodes,
+    of_a_worker,
+    room,
+)
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup, follow
 from raypipe.launch.launcher import Trials
@@ -88,6 +96,7 @@ class _Order(Searcher):
         self._shared = shared
         self._cpus = 0.0
         self._held: TrainingJob | None = None
+        self._lacking_at: float | None = None
         self._groups = Groups()
         self._group_of: dict[str, WorkerGroup] = {}
         self.running: dict[str, TrainingJob] = {}
@@ -96,9 +105,12 @@ class _Order(Searcher):
         """The configuration of the next trial, None for later, or that there is none."""
         job = self._held or self._trials.next()
         while job is not None and (lack := _lacking_room(job)) is not None:
+            if self._may_come(job):
+                self._held = job
+                return None
             self._trials.ended(job.trial_id, UnitError(job.trial_id, "error", lack))
             job = self._trials.next()
-        self._held = job
+        self._held, self._lacking_at = job, None
         if job is None:
             return Searcher.FINISHED if self._trials.is_over else None
         if not (self._has_room(job) and self._may_start(job)):
@@ -118,6 +130,13 @@ class _Order(Searcher):
         elif group is not None:
             group.close()
         return job
+
+    def _may_come(self, job: TrainingJob) -> bool:
+        """Whether lost nodes, on which there was room for a trial, may still come back."""
+        if _lacking_room(job, self._shared.nodes) is not None:
+            return False
+        self._lacking_at = self._lacking_at or time.monotonic()
+        return time.monotonic() < self._lacking_at + WAIT_FOR_NODES_S
 
     def close(self) -> None:
         """End all worker groups."""
@@ -266,10 +285,12 @@ def _needs(job: TrainingJob) -> dict[str, float]:
     return {"CPU": workers * cpus, "GPU": workers * gpus}
 
 
-def _lacking_room(job: TrainingJob) -> str | None:
-    """Why no cluster of these nodes could run the trial; None where it could."""
+def _lacking_room(
+    job: TrainingJob, nodes: Iterable[Mapping[str, float]] | None = None
+) -> str | None:
+    """Why no cluster of these nodes, by default the living, could run it; None where it could."""
     cpus, gpus = of_a_worker(job)
-    wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus)
+    wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus, nodes=nodes)
     if has >= wanted:
         return None
     return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.config import Configuration
 from raypipe.context import Session, StageContext, first_line
-from raypipe.errors import UnitError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.experiment import Stage
 from raypipe.hardware import Hardware, Precision
 from raypipe.ledger import Row
@@ -198,11 +198,13 @@ def fitting(
     """What makes the trials of each training stage, or of one.
 
     Raises:
-        ConfigError: there is no such training stage.
+        ConfigError: there is no such training stage, or none at all.
 
     """
     stages = configuration.stages()
     names = [each.name for each in stages if each.training is not None]
+    if not names:
+        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
     makers = []
     for name in names if stage is None else [stage]:
         settings = training_of(stages, name, "command line: --stage").settings

@@ -20,6 +20,8 @@ from raypipe import cli
 from raypipe.launch.capacity import TASKS
 
 PROJECT = Path(__file__).resolve().parents[2]
+#: what Ray calls the instance profile it makes
+PROFILE = "ray-autoscaler-v1"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,11 @@ def test_cluster_yaml_is_valid_for_ray_with_what_ray_adds(cluster):
     for name in ("gpu", "cpu"):
         assert kinds[name]["node_config"]["InstanceMarketOptions"] == {"MarketType": "spot"}
         assert 1 <= kinds[name]["min_workers"] < kinds[name]["max_workers"]
-    assert "InstanceMarketOptions" not in kinds["head"]["node_config"]
+        # Ray makes the profile where the head names none
+        assert kinds[name]["node_config"]["IamInstanceProfile"] == {"Name": PROFILE}
+    assert not {"InstanceMarketOptions", "IamInstanceProfile"} & set(kinds["head"]["node_config"])
+    # Ray's own default is too old for the wheels of requirements.txt
+    assert {kind["node_config"]["ImageId"] for kind in kinds.values()} == {"AMI"}
     assert sum(kind["max_workers"] for kind in kinds.values()) <= prepared["max_workers"]
     # of the instance that the file names
     assert (kinds["cpu"]["node_config"]["InstanceType"], kinds["cpu"]["resources"]) == (

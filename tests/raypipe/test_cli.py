@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import html
 import json
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 
 import pytest
 import ray
 
-from raypipe import commands, lock
+from raypipe import commands, inspection, lock
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
@@ -40,6 +42,37 @@ def test_a_run_leaves_its_tables_and_its_report(work, capsys):
     assert "squares/3" in capsys.readouterr().out
     assert raypipe("results", "out") == 0
     assert "environment" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lost", ["results/evaluations/data.parquet", "report/index.html"])
+def test_a_lost_table_or_report_is_written_anew(work, capsys, lost):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    content = (work / "out" / lost).read_bytes()
+    (work / "out" / lost).unlink()
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "nothing to do" not in capsys.readouterr().out
+    if lost.endswith(".parquet"):
+        assert (work / "out" / lost).read_bytes() == content
+    assert (work / "out" / lost).stat().st_size > 1000
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_command_that_ended_before_its_report_is_continued(work, capsys, monkeypatch):
+    def ended(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    more = ("run", "toy.yaml", "squares.numbers=[1,2,3,4,5]", "--run-dir", "out")
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    page = work / "out/report/index.html"
+    before = page.stat().st_mtime_ns
+    with monkeypatch.context() as patch:
+        patch.setattr("raypipe.report.build.build", ended)
+        assert raypipe(*more) == 130
+    assert page.stat().st_mtime_ns == before
+    assert raypipe(*more) == 0
+    assert "squares: done before" in capsys.readouterr().out
+    assert page.stat().st_mtime_ns > before
 
 
 def test_the_same_directory_again_does_nothing_and_more_does_only_the_new(work, capsys):
@@ -113,6 +146,9 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "--run-dir", "toy.py"], "is a file"),
         (["run", "toy.yaml", "--run-dir", "toy.py/below"], "cannot be written"),
         (["run", "toy.yaml", "--run-dir", "nofs://bucket/x"], "cannot be opened"),
+        (["run", "toy.yaml", "--run-dir", "~nobodyx/x"], "--run-dir '~nobodyx/x': is no path"),
+        (["plan", "toy.yaml", "--run-dir", "x\udcff"], "must be UTF-8 text"),
+        (["results", "~nobodyx/x"], "is no path"),
         (["plan", "toy.yaml", "x.y=1"], "unknown key"),
         (["results", "nowhere"], "no run directory"),
         (["report", "nowhere"], "no run directory"),
@@ -126,6 +162,34 @@ def test_a_mistake_is_one_message_and_leaves_nothing(work, capsys, arguments, me
     captured = capsys.readouterr()
     assert message in captured.err
     assert "Traceback" not in captured.err
+    assert left(work) == before
+
+
+def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeypatch):
+    def refuse(*given: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    before = left(work)
+    with monkeypatch.context() as patch:  # root may search everything
+        patch.setattr(RunDirectory, "list", refuse)
+        patch.setattr(commands, "Path", type("Private", (Path,), {"is_file": refuse}))
+        assert raypipe("run", "toy.yaml", "--run-dir", "private/x") == 2
+    assert "private/x: cannot be read: [Errno 13]" in capsys.readouterr().err
+    assert left(work) == before
+
+
+def test_fit_of_what_trains_nothing_is_refused(work, capsys):
+    assert raypipe("fit", "toy.yaml") == 2
+    assert "toy.yaml: no stage of this experiment trains a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "fit"])
+def test_a_cache_in_no_ones_home_is_a_mistake(work, capsys, monkeypatch, command):
+    monkeypatch.setenv("RAYPIPE_CACHE", "~nobodyx/cache")
+    before = left(work)
+    assert raypipe(command, "toy.yaml") == 2
+    told = capsys.readouterr().err
+    assert told.startswith("raypipe: ~nobodyx/cache: cannot be the cache; set RAYPIPE_CACHE")
     assert left(work) == before
 
 
@@ -168,7 +232,8 @@ def test_a_disk_that_is_full_ends_a_run_in_order(after, work, capsys, monkeypatc
     real, written = os.fsync, []
 
     def fsync(stream: int) -> None:
-        written.append(stream)
+        if not stat.S_ISDIR(os.fstat(stream).st_mode):
+            written.append(stream)
         if len(written) > after:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(stream)
@@ -213,6 +278,7 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
 
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", slowly)
+        patch.setattr("raypipe.launch.cluster.living_nodes", dict)
         patch.setattr(commands, "_start", start)
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
     assert "interrupted; what is finished is kept" in capsys.readouterr().out
@@ -266,3 +332,38 @@ def test_a_report_is_made_again_from_the_tables(work):
     page.unlink()
     assert raypipe("report", "out") == 0
     assert page.exists()
+
+
+def test_a_report_that_cannot_be_written_is_one_message(work, capsys, monkeypatch):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    capsys.readouterr()
+
+    def full(stream: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert raypipe("report", "out") == 2
+    assert f"{work / 'out'}/report: cannot be written: [Errno 28]" in capsys.readouterr().err
+    assert not list(work.rglob("*.tmp"))
+    (work / "out/config.yaml").unlink()
+    (work / "out/config.yaml").mkdir()
+    assert raypipe("report", "out") == 2
+    assert "out/config.yaml: is damaged or unreadable" in capsys.readouterr().err
+
+
+def test_the_command_on_a_report_can_be_pasted(work):
+    assert raypipe("run", "toy.yaml", "--run-dir", "my out") == 0
+    assert raypipe("report", "my out") == 0
+    page = html.unescape((work / "my out/report/index.html").read_text())
+    assert f"raypipe run '{work}/my out/config.yaml' --run-dir '{work}/my out'" in page
+
+
+def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
+    run = RunDirectory("bucket://key:S3cr3t@run")
+    run.__dict__["_opened"] = remote.fs, remote.path()
+    run.write(run.config, (work / "toy.yaml").read_bytes())
+    monkeypatch.setattr(inspection, "_existing", lambda run_dir: run)
+    monkeypatch.setattr("raypipe.report.build.build", lambda run, experiment, command: command)
+    command = inspection.report(run.location)
+    assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

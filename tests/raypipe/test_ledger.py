@@ -3,13 +3,18 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import os
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from raypipe import ledger as ledger_module
+from raypipe.errors import ConfigError
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
 
@@ -187,6 +192,131 @@ def test_a_full_disk_in_the_middle_of_a_row_loses_nothing_that_follows(
         "units": [("a", {"x": 1})],
         "stages": [("s", {"status": "failed"})],
     }
+
+
+def test_an_interrupt_at_any_line_of_an_append_damages_nothing(
+    anywhere: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupt(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != ledger_module.__file__:
+            return None
+        left -= event == "line"
+        if left == 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    place, stored, before = 0, True, sys.gettrace()
+    while stored:
+        place += 1
+        left = place
+        anywhere.delete(anywhere.ledger)
+        ledger = Ledger(anywhere)
+        ledger.put("units", {"a": {"x": 1}})
+        sys.settrace(interrupt)
+        try:
+            ledger.put("units", {"b": {"x": 2}})
+            stored = False  # it has fewer lines than that
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        ledger.put("units", {"c": {"x": 3}})
+        found = dict(Ledger(anywhere).items("units"))
+        assert found.pop("b", {"x": 2}) == {"x": 2}
+        assert found == {"a": {"x": 1}, "c": {"x": 3}}
+    assert place > 30
+    assert not caplog.records
+
+
+def test_the_name_of_a_new_ledger_outlasts_a_loss_of_power(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    ledger = Ledger(run)
+    ledger.put("units", {"a": {}})
+    folders = [Path(run.path()), Path(run.ledger)]
+    assert {folder.stat().st_ino for folder in folders} <= set(synced)
+    synced.clear()
+    ledger.put("units", {"b": {}})
+    assert synced == [only_file(run).stat().st_ino]  # once is enough
+
+
+def test_what_a_writer_that_was_replaced_has_under_way_replaces_nothing(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    earlier = Ledger(remote)
+    earlier.put("units", {"a": {"x": 1}})
+    under_way: list[tuple[str, bytes]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write", lambda run, *sent: under_way.append(sent))
+        earlier.put("units", {"late": {"x": 2}, "b": {"x": 2}})
+    ledger = Ledger(remote)
+    ledger.put("units", {"b": {"x": 3}})
+    for sent in under_way:
+        remote.write(*sent)
+    rows = {"a": {"x": 1}, "late": {"x": 2}}
+    for number in range(40):  # merged meanwhile
+        ledger.put("units", {str(number): {"x": number}})
+        rows[str(number)] = {"x": number}
+        found = dict(Ledger(remote, writable=False).items("units"))
+        assert found.pop("b")["x"] in (2, 3)  # both finished it
+        assert found == rows
+    assert not caplog.records
+
+
+def test_an_append_of_which_nobody_knows_whether_it_arrived_loses_none(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunDirectory.write
+
+    def write(run: RunDirectory, path: str, content: bytes) -> None:
+        real(run, path, content)
+        raise OSError(errno.ETIMEDOUT, "the answer was lost")
+
+    ledger = Ledger(remote)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "write", write)
+        with pytest.raises(OSError, match="the answer was lost"):
+            ledger.put("units", {"a": {}})
+    ledger.put("units", {"b": {}})
+    assert [key for key, _ in Ledger(remote).items("units")] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("merges", "whole"), [(1, True), (5, True), (6, False)])
+def test_a_reader_whose_segments_are_merged_meanwhile_begins_again(
+    remote: RunDirectory, monkeypatch: pytest.MonkeyPatch, merges: int, whole: bool
+) -> None:
+    monkeypatch.setattr(ledger_module, "_PAUSE_S", 0)
+    writer = Ledger(remote)
+    writer.put("units", {"a": {"x": 1}, "b": {"x": 2}})
+    real, listed = RunDirectory.list, 0
+
+    def list_slowly(run: RunDirectory, folder: str) -> list[str]:
+        nonlocal listed
+        names = real(run, folder)
+        listed += 1
+        if listed <= merges:
+            with monkeypatch.context() as patch:
+                patch.setattr(ledger_module, "_MAX_SEGMENTS", 1)
+                writer.put("units", {"b": {"x": listed}})
+        return names
+
+    monkeypatch.setattr(RunDirectory, "list", list_slowly)
+    if whole:
+        found = Ledger(remote, writable=False)
+        assert found.items("units") == [("a", {"x": 1}), ("b", {"x": merges})]
+    else:
+        with pytest.raises(ConfigError, match="another raypipe command is writing it"):
+            Ledger(remote, writable=False)
+
+
+def test_what_cannot_be_read_is_one_message(anywhere: RunDirectory) -> None:
+    anywhere.fs.create_dir(f"{anywhere.ledger}/00000000.jsonl", recursive=True)
+    for writable in (False, True):
+        with pytest.raises(ConfigError, match="its ledger cannot be read"):
+            Ledger(anywhere, writable=writable)
 
 
 def test_segments_of_object_storage_stay_few(remote: RunDirectory) -> None:

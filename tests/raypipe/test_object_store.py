@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from raypipe import commands, lock
 from raypipe.lock import Pace
 from raypipe.paths import RunDirectory
 from raypipe.results import read_table
-from tests.raypipe.toy import raypipe
+from tests.raypipe.toy import TOY, raypipe
 
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2, settling_s=0.2)
@@ -125,6 +126,32 @@ def test_a_second_command_is_refused(work, uri, capsys):
         assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2
         assert "is writing it" in capsys.readouterr().err
     assert raypipe("run", "toy.yaml", "--run-dir", uri) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("toy", "squares.power: stored 3, now 2"), ("toy2", "the experiment 'toy2'")],
+)
+def test_what_another_command_stored_while_this_one_waited_is_not_altered(
+    work, uri, capsys, monkeypatch, name, message
+):
+    (work / "toy2.py").write_text(TOY.replace('"toy"', '"toy2"'))
+    (work / "other.yaml").write_text(f"experiment: {name}\nsquares: {{power: 3}}\n")
+    run, real = RunDirectory.at(uri), commands.writing
+
+    @contextmanager
+    def writing(run: RunDirectory, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+        monkeypatch.setattr(commands, "writing", real)
+        assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
+        with real(run, say) as check:
+            yield check
+
+    monkeypatch.setattr(commands, "writing", writing)
+    assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2
+    assert message in capsys.readouterr().err
+    assert b"power: 3" in run.read(run.config)
+    assert raypipe("run", "other.yaml", "--run-dir", uri) == 0
+    assert "nothing to do" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("numbers", ["[1,7]", "[1,8]", "[1,2]"])

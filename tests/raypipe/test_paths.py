@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import stat
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raypipe.errors import ConfigError
-from raypipe.paths import RunDirectory
+from raypipe.paths import RunDirectory, cache_directory
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -57,8 +60,32 @@ def test_a_reader_never_sees_a_part(run: RunDirectory, monkeypatch: pytest.Monke
     seen: list[bytes] = []
     monkeypatch.setattr(os, "fsync", lambda file: seen.append(run.read(path)))
     run.write(path, b"new content")
-    assert seen == [b"old"]  # still whole when the new one is on disk
+    # still whole when the new one is on disk; that it has the name now is on disk after that
+    assert seen == [b"old", b"new content"]
     assert run.read(path) == b"new content"
+
+
+def test_folders_that_are_made_for_a_file_outlast_a_loss_of_power(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
+    run.write(run.path("a", "b", "file"), b"1")
+    root = Path(run.path())
+    folders = [root.parent, root, root / "a", root / "a" / "b"]
+    assert [folder.stat().st_ino for folder in folders] == [*synced[:3], synced[-1]]
+
+
+def test_a_file_system_that_syncs_no_folders_is_fine(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    run.write(run.path("file"), b"1")
+    assert run.read(run.path("file")) == b"1"
 
 
 def test_names_with_slashes_stay_one_file() -> None:
@@ -87,6 +114,43 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_uri_that_nothing_opens_is_a_mistake_in_the_command(uri: str) -> None:
     with pytest.raises(ConfigError, match="--run-dir"):
         RunDirectory.at(uri).exists("x")
+
+
+def test_a_place_that_no_path_leads_to_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    for place in ("~nobodyx/x", tmp_path / "circle" / "x", "a\0b"):
+        with pytest.raises(ConfigError, match=r"^--run-dir .*(is no path|cannot be read)"):
+            RunDirectory.at(place).check()
+    for place in ("x\udcff", "s3://key:S3cr3t@bucket/\udcff"):
+        with pytest.raises(ConfigError, match=r"^--run-dir .*udcff': must be UTF-8") as caught:
+            RunDirectory.at(place)
+        assert "S3cr3t" not in str(caught.value)
+    folder = os.fsencode(tmp_path) + b"/\xff"
+    os.mkdir(folder)  # noqa: PTH102 - no text
+    monkeypatch.chdir(folder)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be UTF-8"):
+        RunDirectory.at("runs")
+
+
+def test_a_path_that_the_file_system_refuses_is_a_mistake(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object) -> None:
+        raise pa.ArrowInvalid("empty path component")
+
+    monkeypatch.setattr(RunDirectory, "list", refuse)
+    with pytest.raises(ConfigError, match="cannot be read: empty path component"):
+        run.check()
+
+
+def test_a_cache_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAYPIPE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "~nobodyx/cache")
+        with pytest.raises(ConfigError, match=r"^~nobodyx/cache.*cannot be the cache"):
+            cache_directory()
+        monkeypatch.delenv(name)
 
 
 def test_it_travels_to_workers(run: RunDirectory) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
+import logging
 import os
 import pickle
 import sqlite3
@@ -17,13 +19,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypipe import cache, results
+from raypipe import cache, commands, results
 from raypipe.datasets import CorpusError, load_corpus
 from raypipe.datasets.rows import read_arrays
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.ledger import Ledger
 from raypipe.paths import RunDirectory
-from raypipe.redaction import hidden_override, without_secrets
+from raypipe.redaction import (
+    LogFormatter,
+    hidden_override,
+    is_secret,
+    without_credentials,
+    without_secrets,
+)
 from raypipe.report.figures import slug
 from tests.raypipe.toy import TOY, raypipe
 
@@ -261,9 +269,75 @@ def test_no_secret_is_in_any_file_or_on_the_terminal(
     assert os.environ["HF_TOKEN"] == SECRET
 
 
+def test_no_secret_of_a_section_or_of_an_error_is_shown_or_stored(
+    signed_in: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = signed_in / "toy.py"
+    error = f'OSError("no answer from https://me:{SECRET}@host, /x?token={SECRET}")'
+    toy.write_text(toy.read_text().replace('RuntimeError("seven is one too many")', error))
+    given = (f"login={{api_key: {SECRET}}}", "squares.numbers=[7]", "--run-dir", "out")
+    assert raypipe("run", "toy.yaml", *given) == 1
+    told = capfd.readouterr().out
+    assert "failed: squares: OSError: no answer from https://***@host, /x?token=***\n" in told
+    assert "login=***" in told
+    assert "no answer from" in caplog.text
+    files = [file for file in (signed_in / "out").rglob("*") if file.is_file()]
+    for content in (told.encode(), caplog.text.encode(), *(file.read_bytes() for file in files)):
+        assert SECRET.encode() not in content
+
+
+def test_a_secret_of_a_section_is_not_sent_to_the_dashboard(
+    signed_in: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("--address", "http://127.0.0.1:1", "--run-dir", "s3://bucket/x")
+    assert raypipe("submit", "toy.yaml", f"login={{api_key: {SECRET}}}", *where) == 2
+    told = capsys.readouterr().err
+    assert "leave the credentials out" in told
+    assert SECRET not in told
+
+
+def test_no_secret_of_a_failed_unit_is_on_the_terminal(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = f"no answer from https://me:{SECRET}@host"
+
+    def failing(*given: object) -> None:
+        raise UnitError("fit/8", "error", why)
+
+    monkeypatch.setattr(commands, "fit", failing)
+    assert raypipe("fit", "toy.yaml") == 1
+    row = {"stage": "fit", "failed": True, "note": why}
+    monkeypatch.setattr(commands, "fit", lambda *given: [row])
+    assert raypipe("fit", "toy.yaml") == 1
+    told = capsys.readouterr()
+    assert told.err == "raypipe: fit/8: error: no answer from https://***@host\n"
+    assert "no answer from https://***@host" in told.out
+    assert SECRET not in told.out
+
+
+def test_no_secret_is_in_a_log() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogFormatter("%(levelname)s %(message)s"))
+    log = logging.Logger("log")
+    log.addHandler(handler)
+    try:
+        int(f"https://me:{SECRET}@host")
+    except ValueError as error:
+        log.warning("not kept: %s", error)
+        log.exception("it failed")
+    lines = stream.getvalue().splitlines()
+    assert lines[1] == "ERROR it failed"
+    for line in (lines[0], lines[-1]):
+        assert line.endswith("invalid literal for int() with base 10: 'https://***@host'")
+    assert SECRET not in stream.getvalue()
+
+
 @pytest.mark.parametrize(
     "override",
     [
+        f"login={{api_key: {SECRET}, token: x}}",
+        f"login.url=[{{access-token: {SECRET}}}]",
         f"login.api_key=[{SECRET}]",
         f"login.api_key={{a: {SECRET}}}",
         f"login.token=https://me:{SECRET}@host",
@@ -290,3 +364,25 @@ def test_what_is_hidden() -> None:
     assert hidden_override("a.api_key=x") == "a.api_key=***"
     assert hidden_override("a.b=s3://k:x@c") == "a.b=s3://***@c"
     assert hidden_override("a.b=x") == "a.b=x"
+    assert hidden_override("a={api_key: x}") == "a=***"
+    assert hidden_override("a=[{b: {password: x}}]") == "a=***"
+    for harmless in ("a={b: 1}", "a={token: 5}", "a=[.nan, x]", "a={1: 2}", "a={b"):
+        assert hidden_override(harmless) == harmless
+    assert all(map(is_secret, ("access-token", "hf-token", "api-key", "login.Secret-Key")))
+    assert not any(map(is_secret, ("tokenizer", "max-tokens", "credential_kind", "key")))
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("abfss://c@acc/r?client_secret=S&tenant_id=T", "abfss://***@acc/r?client_secret=***&tenant_id=T"),
+        ("https://h/r?sv=1&sig=S%3D&se=2", "https://h/r?sv=1&sig=***&se=2"),
+        ("Cannot open '/r?token=a:b@S': no", "Cannot open '/r?token=***': no"),
+        ("s3://b/r?X-Amz-Signature=S&X-Amz-Credential=S/a&x=1#y", "s3://b/r?X-Amz-Signature=***&X-Amz-Credential=***&x=1#y"),
+        ("s3://b/r?x-amz-security-token=S", "s3://b/r?x-amz-security-token=***"),
+        ("abfss://b/r?credential_kind=anonymous&design=1", "abfss://b/r?credential_kind=anonymous&design=1"),
+    ],
+)  # fmt: skip
+def test_secrets_in_the_query_of_a_uri_are_hidden(given: str, shown: str) -> None:
+    assert without_credentials(given) == shown
+    assert RunDirectory.at(given).shown.endswith(shown) or "://" not in given

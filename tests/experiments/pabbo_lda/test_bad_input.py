@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from experiments.pabbo_lda.settings import LdaSettings
 from raypipe import cli
 
 CONFIG = "experiment: experiments.pabbo_lda\n"
@@ -65,6 +66,8 @@ def test_the_data_is_good_as_it_is(work, capsys):
         (("lda.eta=[0.1,2]",), "<= 1"),
         (("lda.eta=0.1",), "lda.eta = 0.1"),
         (("lda.eta=[0.1,1]",), "lda.optimizers = ['pabbo_small', 'pabbo_large', 'golden_section']"),
+        (("lda.seed=4294967296",), "lda: seed = 4294967296 with runs = 10: seeds end at"),
+        (("lda.seed=4294967287",), "seed + runs must be at most 4294967296"),
         (("lda.cpus=1.5",), "whole number"),
         (("lda.cpus=0",), "lda.cpus"),
         (("lda.evaluations=0",), "lda.evaluations"),
@@ -78,6 +81,10 @@ def test_the_data_is_good_as_it_is(work, capsys):
 )
 def test_settings_that_cannot_work(work, capsys, arguments, message):
     assert message in refused(capsys, *BOW, *arguments)
+
+
+def test_the_last_seeds():
+    assert LdaSettings(seed=2**32 - 10, runs=10).seed == 2**32 - 10
 
 
 def test_a_missing_file_names_those_there_are(work, capsys):

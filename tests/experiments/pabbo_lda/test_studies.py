@@ -79,7 +79,9 @@ class ShuffledLauncher(InlineLauncher):
         self.made = ShuffledPool(random, fate)
 
     @contextmanager
-    def pool(self, options: PoolOptions) -> Iterator[ShuffledPool]:
+    def pool(
+        self, options: PoolOptions, say: Callable[[str], None] = print
+    ) -> Iterator[ShuffledPool]:
         yield self.made
 
 

@@ -1,0 +1,81 @@
+"""Nodes that are lost between two stages are waited for; those that never were are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from raypipe.errors import ConfigError, UnitError
+from raypipe.launch import capacity, pool, train
+from raypipe.launch.capacity import TASKS, Shared
+from raypipe.launch.launcher import PoolOptions
+from raypipe.launch.pool import RayPool, await_room
+from raypipe.paths import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import TrainStageSettings
+
+HEAD = {"CPU": 2.0}
+GPU = {"CPU": 4.0, "GPU": 1.0}
+WORKER = {"CPU": 4.0, TASKS: 4.0}
+Nodes = list[Mapping[str, float]]
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Nodes]]:
+    """The nodes at each look; the last ones stay."""
+    looks: list[Nodes] = []
+
+    def living_nodes() -> dict[str, Mapping[str, float]]:
+        nodes = looks.pop(0) if len(looks) > 1 else looks[0]
+        return {str(number): node for number, node in enumerate(nodes)}
+
+    for module in (capacity, pool, train):
+        monkeypatch.setattr(module, "living_nodes", living_nodes)
+    monkeypatch.setattr(capacity, "_POLL_S", 0.0)
+    return looks
+
+
+@pytest.mark.parametrize(
+    ("options", "lost"),
+    [(PoolOptions(gpus=1.0), GPU), (PoolOptions(cpus=4.0), WORKER)],
+    ids=["gpu", "tasks"],
+)
+def test_a_pool_waits_for_a_node_that_was_there(there, options, lost):
+    said: list[str] = []
+    there[:] = [*[[HEAD]] * 6, [HEAD, lost]]
+    await_room(options, Shared([HEAD, lost]), said.append)
+    assert said == ["nodes were lost; waiting up to 10 minutes for others"]
+    RayPool(options, Shared())
+
+
+def test_a_pool_does_not_wait_for_what_never_was(there, monkeypatch):
+    said: list[str] = []
+    there[:] = [[HEAD]]
+    options = PoolOptions(gpus=1.0)
+    await_room(options, Shared([HEAD]), said.append)
+    assert not said
+    with pytest.raises(ConfigError, match="no node has that"):
+        RayPool(options, Shared())
+    monkeypatch.setattr(capacity, "WAIT_FOR_NODES_S", 0.0)
+    await_room(options, Shared([HEAD, GPU]), said.append)
+    assert len(said) == 1
+
+
+def test_a_first_training_waits_too_and_an_interrupt_ends_that(there, tmp_path):
+    settings = TrainStageSettings.model_validate({"scaling": {"cpus_per_worker": 4.0}})
+    plan, run = BatchPlan(1, 1, 1, workers=1), RunDirectory.at(tmp_path)
+    job = TrainingJob("t", "run", None, settings, plan, run)  # type: ignore[arg-type]
+    said: list[str] = []
+    there[:] = [*[[HEAD]] * 5, [HEAD, GPU]]
+    train._await_room(job, said.append, Shared([HEAD, GPU]))
+    assert said == ["nodes were lost; waiting up to 10 minutes for others"]
+    there[:] = [[HEAD]]
+    with pytest.raises(UnitError, match="has room for 0; lower one of the three") as refused:
+        train._await_room(job, said.append, Shared([HEAD]))
+    assert refused.value.kind == "error"
+    shared = Shared([HEAD, GPU])
+    shared.interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        train._await_room(job, said.append, shared)
