@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -99,6 +100,13 @@ def test_a_run_on_two_nodes_uses_both_also_where_ray_does_not_start_at_once(slur
     assert "rror" not in job.log
 
 
+def test_gpus_of_the_whole_job_are_those_of_its_nodes(slurm, folder):
+    job = submit(slurm, folder, "--nodes=2", "--gpus=2", "nodes.yaml", "tasks.gpus=1")
+    ended = slurm.ended(job)
+    assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
+    assert set(done_by(folder, job).values()) == {"n1 0 eth0", "n2 0 eth0"}
+
+
 def test_the_exit_status_is_the_commands_also_of_two_jobs_on_a_node(slurm, folder):
     failing = submit(slurm, folder, "--partition=gpu", "--gpus-per-node=1", "nodes.yaml",
                      "tasks.gpus=1", "tasks.broken=3")  # fmt: skip
@@ -134,7 +142,9 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
     soon = datetime.now() + timedelta(seconds=120)
     slurm.control("update", f"JobId={job}", f"EndTime={soon:%Y-%m-%dT%H:%M:%S}")
     until(lambda: slurm.job(job).fields["Restarts"] == "1", "the job is queued again", 200, log)
-    # it would wait for two minutes
+    # it would wait for two minutes; in the second in which it ended nodes refuse it (its credential
+    # is revoked by the second)
+    time.sleep(2)
     slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
     ended = slurm.ended(job)
     assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
