@@ -6,7 +6,7 @@ The same on a real cluster is in ``tests/clusters/test_nodes.py``.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import aiohttp
 import pytest
@@ -14,8 +14,6 @@ import requests
 from ray.job_submission import JobStatus
 
 from raypipe.errors import ConfigError
-from raypipe.launch import submit as module
-from raypipe.launch.submit import submit
 
 Step = str | Exception
 
@@ -48,14 +46,25 @@ class Dashboard:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Dashboard, str], tuple[int, list[str]]]:
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What sends jobs; where the user has a token, it says so to all of Ray in this process."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    from raypipe.launch import submit
+
+    monkeypatch.setattr(submit, "_POLL_S", 0.0)
+    return submit
+
+
+@pytest.fixture
+def sent(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Dashboard, str], tuple[int, list[str]]]:
     """Send a command to such a dashboard; its status and what the user is told."""
-    monkeypatch.setattr(module, "_POLL_S", 0.0)
 
     def send(dashboard: Dashboard, address: str = "http://head:8265") -> tuple[int, list[str]]:
         monkeypatch.setattr(module, "JobSubmissionClient", dashboard)
         said: list[str] = []
-        return submit(address, ["raypipe"], {}, said.append), said
+        return module.submit(address, ["raypipe"], {}, said.append), said
 
     return send
 
@@ -78,7 +87,7 @@ def test_a_connection_that_breaks_is_made_anew_and_no_line_comes_twice(sent):
     ]
 
 
-def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, monkeypatch):
+def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, module, monkeypatch):
     monkeypatch.setattr(module, "_GIVE_UP_S", -1.0)
     away = [OSError("the tunnel is closed for http://me:secret@head")]
     status, said = sent(Dashboard([away] * 3, []))
@@ -88,7 +97,7 @@ def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, monke
     assert not any("secret" in text for text in said)
 
 
-def test_the_address_that_is_given_is_the_one(sent, monkeypatch):
+def test_the_address_that_is_given_is_the_one(sent, module, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere:6379")
     dashboard = Dashboard([[]], [JobStatus.STOPPED])
     status, said = sent(dashboard)
@@ -101,6 +110,6 @@ def test_the_address_that_is_given_is_the_one(sent, monkeypatch):
     assert "env -u RAY_ADDRESS ray job stop" in said[-1]
 
 
-def test_an_address_without_a_scheme_is_refused_at_once():
+def test_an_address_without_a_scheme_is_refused_at_once(module):
     with pytest.raises(ConfigError, match="--address head:8265: is no URL; write http://HOST:8265"):
-        submit("head:8265", ["raypipe"], {}, print)
+        module.submit("head:8265", ["raypipe"], {}, print)
