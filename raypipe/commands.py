@@ -269,6 +269,13 @@ def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> 
                 f"{len(gpus)} GPUs; lower it, or set {name}.scaling.gpus_per_worker to share them "
                 "(0.5) or to train on the CPUs (0)"
             )
+        shares = gpus and each is not None and 0 < each < 1 and section.scaling.most_workers > 1
+        if shares and "fsdp" in (section.scaling.strategy, *section.on_oom):
+            raise ConfigError(
+                f"{configuration.origin}: {name}.scaling.gpus_per_worker = {each}: workers that "
+                "share a GPU cannot shard a model (strategy or on_oom: fsdp): NCCL refuses them; "
+                "use ddp, or a GPU for each worker"
+            )
         on_gpu = capability if each != 0 else None
         allowed = hardware.supported_precisions(on_gpu)
         wanted = {f"{name}.training.precision": training.precision}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
 from experiments.pabbo_lda.duels import Candidates, draw_pairs, winners
@@ -39,6 +39,15 @@ class EvaluationSettings(Settings):
     candidate_pairs: PositiveInt = Field(1024, description="pairs of them that can be asked")
     sampled: bool = Field(False, description="draw from the policy instead of the best score")
     seed: int = Field(0, ge=0, description="of the held-out functions")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> EvaluationSettings:
+        pairs, n = self.candidate_pairs, self.query_points
+        if pairs > n * (n - 1) // 2:
+            raise ValueError(f"candidate_pairs is {pairs}, but query_points={n} form fewer pairs")
+        if self.steps > pairs:
+            raise ValueError(f"steps={self.steps} exceeds candidate_pairs={pairs}")
+        return self
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,9 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     else:
         axes.barh(y, mean, height=0.62, color=colours)
         axes.errorbar(mean, y, xerr=errors, fmt="none", **bars)
-        axes.set_xlim(0, float(np.nanmax(mean + std)) * 1.03)
+        # coherence, whose sign is turned, lies below zero
+        least = float(np.nanmin(mean - std)) if np.nanmin(mean) < 0 else 0.0
+        axes.set_xlim(1.03 * least, 1.03 * max(0.0, float(np.nanmax(mean + std))))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     for i, (m, s, n) in enumerate(zip(mean, std, table["runs"], strict=True)):
         text = plus_minus(m, s) if n > 1 else number(m)

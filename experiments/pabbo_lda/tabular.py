@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 
 from raypipe.identity import fingerprint
 
@@ -21,7 +22,7 @@ class TabularObjective:
         table: columns dataset, seed, T and perplexity, one row for each recorded value.
 
     Raises:
-        ValueError: when a column is missing or a perplexity is not positive and finite.
+        ValueError: a column is missing or holds text, or a perplexity is not positive and finite.
 
     """
 
@@ -29,6 +30,9 @@ class TabularObjective:
         missing = {"dataset", "seed", "T", "perplexity"} - set(table.columns)
         if missing:
             raise ValueError(f"the table of evaluations lacks the columns {sorted(missing)}")
+        for name in ("seed", "T", "perplexity"):
+            if not is_numeric_dtype(table[name]):
+                raise ValueError(f"the table of evaluations holds a {name} that is no number")
         if not table["perplexity"].between(0, np.inf, inclusive="neither").all():
             raise ValueError("the table of evaluations holds perplexities that are not positive")
         self._curves: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}

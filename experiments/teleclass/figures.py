@@ -34,7 +34,8 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
         if found is not None:
             found = found.set_index("method").loc[[m for m in METHODS if m in set(found["method"])]]
             drawn.append(_measures(found[found["level"] == "all"]))
-            levels = found[found["level"] != "all"]
+            # a level without a gold label has no value
+            levels = found[(found["level"] != "all") & found["macro_f1"].notna()]
             if levels["level"].nunique() > 1:
                 drawn.append(_levels(levels))
         classes = rows(tables, "classes", ["documents", "gold"])

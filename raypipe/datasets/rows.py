@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +40,14 @@ def read_rows(path: Path) -> pa.Table:
     In CSV an empty field or an unquoted ``NA`` is a missing value.
 
     Raises:
-        CorpusError: another suffix, a damaged file, or no row.
+        CorpusError: another suffix, a damaged file, columns of the same name, or no row.
 
     """
     name = path.name.removesuffix(".gz")
     with reading(path, "a table"):
         if path.name.endswith(".parquet"):
-            table = pq.read_table(path)
+            with pq.ParquetFile(path) as file:  # read_table would look columns up by name
+                table = file.read()
         elif name.endswith(".csv"):
             table = pa.csv.read_csv(
                 path,
@@ -67,6 +69,9 @@ def read_rows(path: Path) -> pa.Table:
         table.validate(full=True)  # Arrow believes a file that says its bytes are UTF-8
     if not len(table):
         raise CorpusError(f"{path}: there is no row")
+    twice = [name for name, count in Counter(table.column_names).items() if count > 1]
+    if twice:
+        raise CorpusError(f"{path}: several columns are called {twice[0]!r}; rename them")
     return table
 
 

@@ -78,7 +78,8 @@ class WorkerGroup:
                 resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
                 **elastic,
             ),
-            torch_config=TorchConfig(backend="nccl" if gpus > 0 else "gloo"),
+            # NCCL refuses workers that share a GPU
+            torch_config=TorchConfig(backend="nccl" if gpus >= 1 else "gloo"),
             run_config=RunConfig(failure_config=FailureConfig(**failures), **attempt),
         )
         self._over = threading.Event()

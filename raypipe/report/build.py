@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Mapping
 
 import pandas as pd
@@ -9,17 +11,20 @@ import pandas as pd
 from raypipe import results
 from raypipe.experiment import Experiment
 from raypipe.paths import RunDirectory
+from raypipe.redaction import without_credentials
+from raypipe.report.figures import Figure
 from raypipe.report.page import report_files
 from raypipe.report.sweep import sweep_figures
 from raypipe.report.training import training_figures
 from raypipe.report.values import cell
 
+log = logging.getLogger(__name__)
+
 
 def build(run: RunDirectory, experiment: Experiment, command: str) -> str:
     """Write ``report/index.html`` and ``report/figures/``; returns the path of the page."""
     tables = results.read_tables(run)
-    figures = list(experiment.figures(tables)) if experiment.figures else []
-    figures += sweep_figures(tables) + training_figures(tables)
+    figures = _own(experiment, tables) + sweep_figures(tables) + training_figures(tables)
     facts = {
         "experiment": experiment.name,
         **_about(tables),
@@ -29,6 +34,16 @@ def build(run: RunDirectory, experiment: Experiment, command: str) -> str:
     for name, content in report_files(tables, figures, experiment.name, facts).items():
         run.write(f"{run.report}/{name}", content)
     return f"{run.report}/index.html"
+
+
+def _own(experiment: Experiment, tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """The experiment's figures; where its code fails none, and how it failed in the log."""
+    try:
+        return list(experiment.figures(tables)) if experiment.figures else []
+    except Exception:
+        trace = without_credentials(traceback.format_exc())  # log.exception would show them
+        log.error("the report is without the experiment's figures\n%s", trace)  # noqa: TRY400
+        return []
 
 
 def _about(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:

@@ -144,7 +144,9 @@ class Population:
             origin = None if parent is None else parent.unit.slot
             which: dict[str, Any] = {"generation": self._generation, "member": number}
             which |= {"parent": origin, "until": self._until}
-            identity = {**trial.unit.identity, "population": which}
+            # in a larger population others go on: it trains members of its own
+            whose = {"search": self._name, "members": self._maker.sweep.samples}
+            identity = {**trial.unit.identity, "population": {**which, **whose}}
             unit = Unit(slot_of(self._maker.sweep.stage, identity), identity)
             self._members.append(replace(trial, unit=unit, until=self._until, parent=origin))
             self._about[unit.slot] = {"search": self._name, **which}

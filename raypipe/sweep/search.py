@@ -118,7 +118,9 @@ class OptunaSearch:
     def tell(self, trial: Trial, row: Row | None) -> None:
         """What became of a trial."""
         value = None if row is None else self._value(row)
-        self._study.tell(self._numbers[trial.unit.slot], value, _state(value))
+        number = self._numbers[trial.unit.slot]
+        # one that an earlier command told is known by what that one said
+        self._study.tell(number, value, _state(value), skip_if_finished=True)
 
     def about(self, trial: Trial) -> dict[str, Any]:
         """The columns that say which point of the search a trial is."""

@@ -20,6 +20,8 @@ from raypipe.training.settings import MonitorSettings
 from raypipe.training.throughput import Interval
 
 Row = dict[str, Any]
+#: so many logged losses in a row that are no numbers end a training in fp16
+_OVERFLOWS = 10
 
 
 @dataclass
@@ -76,7 +78,9 @@ class History:
         row["grad_norm"] = values.pop("grad_norm")
         row |= {name: value / weight for name, value in values.items()}
         # fp16 skips steps that overflow
-        if not (math.isfinite(row["loss"]) or self._tolerate_overflow):
+        if not math.isfinite(row["loss"]) and (
+            not self._tolerate_overflow or self._overflows_for_good(row)
+        ):
             raise FloatingPointError(
                 f"the loss is {row['loss']} at step {row['step']}; lower training.learning_rate "
                 "or set training.clip_norm"
@@ -88,6 +92,14 @@ class History:
         row |= {f"eval_{name}": value for name, value in (measures or {}).items()}
         self.rows.append(row)
         self._report(row)
+
+    def _overflows_for_good(self, row: Row) -> bool:
+        """Whether no smaller scale helps: the last logged losses, or all, are no numbers."""
+        if self._job.measured:
+            return False
+        losses = [each["loss"] for each in (*self.rows, row)][-_OVERFLOWS:]
+        enough = len(losses) == _OVERFLOWS or row["step"] == self._job.steps
+        return enough and not any(map(math.isfinite, losses))
 
     def store(self) -> None:
         """Write the rows to the table ``steps``; rank 0 alone calls this."""

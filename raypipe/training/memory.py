@@ -13,12 +13,14 @@ import torch
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 
-# what the allocators of CUDA, cuBLAS and cuDNN say when it is not torch.OutOfMemoryError
+# what CUDA's libraries say when it is not torch.OutOfMemoryError
 _GPU_SIGNS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "out of memory'",  # NCCL: Cuda failure 2 'out of memory'
+    "Triton Error [CUDA]: out of memory",
 )
 _HOST_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",

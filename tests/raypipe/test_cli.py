@@ -58,6 +58,20 @@ def test_a_lost_table_or_report_is_written_anew(work, capsys, lost):
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_figures_that_fail_cost_no_report(work, capsys, caplog):
+    plain, failing = (
+        "EXPERIMENT = ",
+        "def draw(tables):\n    raise KeyError('level')\n\n\nEXPERIMENT = ",
+    )
+    own = TOY.replace(plain, failing).replace("stages)\n", "stages, draw)\n")
+    (work / "toy.py").write_text(own)
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "done: " in capsys.readouterr().out
+    assert "the report is without the experiment's figures" in caplog.text
+    assert "KeyError: 'level'" in caplog.text
+    assert (work / "out/report/index.html").stat().st_size > 1000
+
+
 def test_a_command_that_ended_before_its_report_is_continued(work, capsys, monkeypatch):
     def ended(*_: object) -> str:
         raise KeyboardInterrupt

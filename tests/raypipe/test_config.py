@@ -431,6 +431,8 @@ def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> 
     check("fit.scaling.workers=[2,8]")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5")
     check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0")
+    with pytest.raises(ConfigError, match=r"gpus_per_worker = 0\.5: workers that share a GPU"):
+        check("fit.scaling.workers=4", "fit.scaling.gpus_per_worker=0.5", "fit.on_oom=[fsdp]")
     with pytest.raises(ConfigError, match=r"fit\.scaling\.workers = 3: there are only 2 GPUs"):
         check("fit.scaling.workers=3")
     settings = resolve().settings.fit

@@ -73,6 +73,8 @@ def test_the_data_is_good_as_it_is(work, capsys):
         (("lda.evaluations=0",), "lda.evaluations"),
         (("train_small.pabbo.model.heads=3",), "heads=3 must divide d_model=32"),
         (("train_small.training.epochs=1",), "PABBO has no epochs"),
+        (("evaluate_small.query_points=20",), "query_points=20 form fewer pairs"),
+        (("evaluate_small.steps=2000",), "steps=2000 exceeds candidate_pairs=1024"),
         (("lda.datasets=[his]",), "his"),
         (("data.dir=nowhere",), "nowhere"),
         (("data.source=arrow",), "data.source"),

@@ -166,6 +166,15 @@ def test_bars_start_at_zero_and_show_mean_and_deviation() -> None:
     assert_allclose(segments[:, 1] - segments[:, 0], 2 * summary["std"])
 
 
+def test_bars_of_values_below_zero_are_shown_whole() -> None:
+    tables = _tables(["corpus"], ["ga", "es", "random"], 4)
+    tables["summary"][["mean", "std"]] = [[-0.25, 0.01], [-0.2, 0.01], [-0.1, 0.01]]
+    axes = _named(tables)["final_bars-corpus"].figure.axes[0]
+    low, high = axes.get_xlim()
+    assert low <= -0.26
+    assert high == 0
+
+
 def test_bars_that_no_linear_axis_can_show_become_points() -> None:
     tables = _tables(["corpus"], ["ga", "es"], 3)
     summary = tables["summary"]

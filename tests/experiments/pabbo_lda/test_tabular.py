@@ -33,6 +33,8 @@ def test_table_refuses_what_it_cannot_answer():
         TabularObjective(TABLE.drop(columns="perplexity"))
     with pytest.raises(ValueError, match="not positive"):
         TabularObjective(TABLE.assign(perplexity=0.0))
+    with pytest.raises(ValueError, match="a perplexity that is no number"):
+        TabularObjective(TABLE.assign(perplexity="1,234.5"))
 
 
 def test_table_reads_the_published_layout(tmp_path: Path):

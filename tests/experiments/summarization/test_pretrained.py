@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from copy import deepcopy
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from tests.experiments.summarization.references import (
 )
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
+sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra nlp")
 
 TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
 
@@ -232,6 +234,25 @@ def test_a_text_gives_no_token_that_is_none(tmp_path: Path) -> None:
     (ids,) = encode(str(tmp_path), ["the cat </s> sat </s><pad>"])
     assert END not in ids
     assert PAD not in ids
+
+
+def test_a_tokenizer_that_is_a_sentencepiece_model_alone_gives_its_tokens(tmp_path: Path) -> None:
+    """As the published mT5 have it."""
+    model = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS * 20), model_writer=model, vocab_size=60, pad_id=PAD,
+        eos_id=END, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "spiece.model").write_bytes(model.getvalue())
+    (tmp_path / "config.json").write_text('{"model_type": "mt5"}')
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "T5Tokenizer", "extra_ids": 0, "pad_token": "<pad>", '
+        '"eos_token": "</s>", "unk_token": "<unk>"}'
+    )
+    tokenizer = Tokenizer.from_str(tokenizer_content(str(tmp_path)))
+    pieces = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in TEXTS:
+        assert tokenizer.encode(text).ids == [*pieces.encode(text), END]
 
 
 def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +158,19 @@ def test_a_table_that_cannot_be_used_is_refused(tmp_path: Path, change, message:
     with pytest.raises(CorpusError, match=message) as error:
         table(path)
     assert "rows.parquet" in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_columns_of_one_name_are_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    rows = pa.table([[1.0, 2.0], [3.0, 4.0], ["a", "b"]], names=["x", "x", "y"])
+    if suffix == ".csv":
+        pa.csv.write_csv(rows, path)
+    else:
+        pa.parquet.write_table(rows, path)
+    for name in ("x", "y"):
+        with pytest.raises(CorpusError, match="several columns are called 'x'; rename them"):
+            table(path, target=name)
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def test_the_worst_go_on_from_the_best(whole):
                 assert row["point"] != before.loc[row["parent"], "point"]
 
 
+def test_a_larger_population_trains_members_of_its_own(tmp_path):
+    short = ("train.training.steps=20",)
+    for samples in (4, 7):
+        assert sweeping.sweep(YAML, tmp_path, (*short, f"sweep.samples={samples}")) is None
+    assert len(parts(tmp_path)) == 2 * (4 + 7)
+
+
 def test_a_part_goes_on_where_its_parent_ended(whole):
     """Member 0 of the generations as one training, where its settings never changed."""
     table = parts(whole)

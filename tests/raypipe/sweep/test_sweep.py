@@ -326,6 +326,13 @@ def test_a_search_that_is_continued_goes_on_as_if_it_had_not_ended(tmp_path):
         run(tmp_path / "whole", *SEARCH, "sweep.samples=3")
 
 
+def test_a_failed_point_of_a_search_is_tried_again(tmp_path):
+    asked = (*SEARCH, "sweep.axes.fail={choice: [false, true]}", "sweep.samples=6")
+    for _ in range(2):
+        assert "the machine went away" in (run(tmp_path, *asked) or "")
+        assert set(searched(tmp_path)["status"]) == {"failed", "succeeded"}
+
+
 def test_a_search_goes_where_the_values_are_good(tmp_path):
     run(tmp_path, *SEARCH, "sweep.samples=20")
     table = searched(tmp_path)

@@ -23,7 +23,7 @@ from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.schedule import learning_rate
 from raypipe.training.settings import LoaderSettings, TrainingSettings
-from raypipe.training.task import Phase, StepContext, TrainTask
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 
 CPU = torch.device("cpu")
 
@@ -264,6 +264,19 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: P
     assert found[2:] == expected[2:]
     assert_equal(stored, trained)
     assert last_scale(resumed) == last_scale(whole) == 2.0**15
+
+
+@pytest.mark.parametrize("steps", [7, 40])
+def test_fp16_that_overflows_at_every_step_ends(tmp_path: Path, steps: int) -> None:
+    class Overflowing(Regression):
+        def loss(self, *arguments: Any) -> Loss:
+            loss = super().loss(*arguments)
+            return Loss(loss.total * torch.nan, loss.weight)
+
+    asked = job(Overflowing(dtype=torch.float32), tmp_path, precision="fp16", steps=steps)
+    with pytest.raises(FloatingPointError, match=f"nan at step {min(steps, 10)}"):
+        run(asked)
+    assert not asked.run.exists(asked.run.model("fit"))
 
 
 def test_a_precision_the_device_lacks(tmp_path: Path) -> None:

@@ -209,6 +209,9 @@ def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors"), "out_of_memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "out_of_memory"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
+        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
+                      "Cuda failure 2 'out of memory'"), "out_of_memory"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
         (MemoryError(), "host_out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
          "host_out_of_memory"),
