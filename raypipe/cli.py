@@ -243,9 +243,13 @@ def _spread_stages(arguments: list[str]) -> list[str]:
     return spread
 
 
+class _Interrupted(KeyboardInterrupt):
+    """After a plain one came through ``exec`` (an import) ``python -m`` ends with status -2."""
+
+
 def _interrupt(number: int, frame: object) -> None:
     del number, frame
-    raise KeyboardInterrupt
+    raise _Interrupted
 
 
 def main() -> None:
@@ -254,6 +258,8 @@ def main() -> None:
     SIGTERM ends a command in order, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         app(_spread_stages(sys.argv[1:]))
     except ConfigError as error:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -276,6 +277,20 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
     assert "Ray does not start on this machine: The current node timed out" in shown
     assert f"continue with: raypipe run toy.yaml --run-dir {work / 'out'}" in shown
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_while_it_imports_has_the_status_of_an_interrupt(tmp_path, sent):
+    """Modules import what makes dataclasses, and those are made by ``exec``."""
+    (tmp_path / "early.py").write_text(
+        "import signal; from raypipe import cli\n"
+        f"cli.app = lambda words: exec('signal.raise_signal({int(sent)})')\n"
+        "cli.main()"
+    )
+    words = [sys.executable, "-m", "early"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    ended = subprocess.run(words, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("after", [False, True])
