@@ -228,7 +228,7 @@ def test_no_more_tasks_at_a_time_than_asked_for(launcher: RayLauncher, tmp_path,
 def test_nodes_that_come_and_go_count(launcher: RayLauncher, keep, monkeypatch):
     nodes = [1]
     monkeypatch.setattr(pool_module, "_MEASURE_S", 0)
-    monkeypatch.setattr(pool_module, "room", lambda cpus, gpus, custom: nodes[0])
+    monkeypatch.setattr(pool_module, "room", lambda *_: nodes[0])
     with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
         assert pool.capacity == 1
         nodes[0] = 5
