@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,11 @@ def without_credentials(text: str) -> str:
 def _hidden_parameter(found: re.Match[str]) -> str:
     name = found[1]
     return f"{name}={HIDDEN}" if is_secret(name) or _SIGNATURE.search(name) else found[0]
+
+
+def shown_traceback() -> str:
+    """The traceback of what is being handled, without credentials: ``log.exception`` shows them."""
+    return without_credentials(traceback.format_exc())
 
 
 class LogFormatter(logging.Formatter):

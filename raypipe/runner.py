@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Sequence
 
 from raypipe import results
@@ -15,7 +14,7 @@ from raypipe.identity import differences
 from raypipe.lanes import in_lanes
 from raypipe.ledger import Ledger, Row
 from raypipe.provenance import now
-from raypipe.redaction import without_credentials
+from raypipe.redaction import shown_traceback
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         raise
     except Exception as error:  # a stage may raise anything: it is recorded, the rest goes on
         message = f"{type(error).__name__}: {error}"
-        trace = without_credentials(traceback.format_exc())  # log.exception would show them
+        trace = shown_traceback()
         log.error("stage %s failed\n%s", stage.name, trace)  # noqa: TRY400
         context.fail(stage.name, 1, "error", trace)
     finally:

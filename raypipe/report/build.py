@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Mapping
 
 import pandas as pd
@@ -11,7 +10,7 @@ import pandas as pd
 from raypipe import results
 from raypipe.experiment import Experiment
 from raypipe.paths import RunDirectory
-from raypipe.redaction import without_credentials
+from raypipe.redaction import shown_traceback
 from raypipe.report.figures import Figure
 from raypipe.report.page import report_files
 from raypipe.report.sweep import sweep_figures
@@ -41,8 +40,8 @@ def _own(experiment: Experiment, tables: Mapping[str, pd.DataFrame]) -> list[Fig
     try:
         return list(experiment.figures(tables)) if experiment.figures else []
     except Exception:
-        trace = without_credentials(traceback.format_exc())  # log.exception would show them
-        log.error("the report is without the experiment's figures\n%s", trace)  # noqa: TRY400
+        told = "the report is without the experiment's figures\n%s"
+        log.error(told, shown_traceback())  # noqa: TRY400
         return []
 
 

@@ -39,7 +39,6 @@ from tests.experiments.summarization.references import (
 )
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
-sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra nlp")
 
 TEXTS = ["the cat sat on the mat", "a café in the rain", "cats and dogs"]
 
@@ -238,6 +237,7 @@ def test_a_text_gives_no_token_that_is_none(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_is_a_sentencepiece_model_alone_gives_its_tokens(tmp_path: Path) -> None:
     """As the published mT5 have it."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs the extra nlp")
     model = BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS * 20), model_writer=model, vocab_size=60, pad_id=PAD,

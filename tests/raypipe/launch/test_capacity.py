@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
@@ -23,7 +23,7 @@ Nodes = list[Mapping[str, float]]
 
 
 @pytest.fixture
-def there(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Nodes]]:
+def there(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
     """The nodes at each look; the last ones stay."""
     looks: list[Nodes] = []
 
