@@ -42,12 +42,17 @@ class EvaluationSettings(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> EvaluationSettings:
-        pairs, n = self.candidate_pairs, self.query_points
-        if pairs > n * (n - 1) // 2:
-            raise ValueError(f"candidate_pairs is {pairs}, but query_points={n} form fewer pairs")
-        if self.steps > pairs:
-            raise ValueError(f"steps={self.steps} exceeds candidate_pairs={pairs}")
+        check_pairs(self, "candidate_pairs", "query_points")
+        if self.steps > self.candidate_pairs:
+            raise ValueError(f"steps={self.steps} exceeds candidate_pairs={self.candidate_pairs}")
         return self
+
+
+def check_pairs(settings: Settings, pairs: str, points: str) -> None:
+    """Raise ValueError where so many points, by the keys' names, do not form so many pairs."""
+    count, n = getattr(settings, pairs), getattr(settings, points)
+    if count > n * (n - 1) // 2:
+        raise ValueError(f"{pairs} is {count}, but {points}={n} form fewer pairs")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from experiments.pabbo_lda.evaluation import EvaluationSettings
+from experiments.pabbo_lda.evaluation import EvaluationSettings, check_pairs
 from experiments.pabbo_lda.functions import FunctionSettings
 from experiments.pabbo_lda.model import ModelSettings
 from raypipe.settings import Settings
@@ -49,13 +49,8 @@ class PabboSettings(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> PabboSettings:
-        for pairs, points in (
-            ("candidate_pairs", "query_points"),
-            ("prediction_duels", "prediction_points"),
-        ):
-            count, n = getattr(self, pairs), getattr(self, points)
-            if count > n * (n - 1) // 2:
-                raise ValueError(f"{pairs} is {count}, but {points}={n} form fewer pairs")
+        check_pairs(self, "candidate_pairs", "query_points")
+        check_pairs(self, "prediction_duels", "prediction_points")
         if self.horizon > self.candidate_pairs:
             raise ValueError(
                 f"horizon={self.horizon} exceeds candidate_pairs={self.candidate_pairs}"
