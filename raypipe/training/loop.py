@@ -87,14 +87,14 @@ class _Loop:
         precision.check(self.training.precision, worker.device)
         precision.configure(self.training.precision)
         self.phases = job.task.phases(self.training, self.plan.effective_batch)
-        sharded = parallel.is_sharded(job.settings, worker)
-        check_phases(self.phases, self.plan, sharded=sharded)
+        self.sharded = parallel.is_sharded(job.settings, worker)
+        check_phases(self.phases, self.plan)
         torch.manual_seed(self.training.seed)
         self.model = job.task.build_model()
         self._warn_of_batch_norm()
         self.module = parallel.wrap(self.model, job.task, job.settings, worker)
         self.loss = job.task.loss
-        if self.training.compile and job.task.compile_loss and not sharded:
+        if self.training.compile and job.task.compile_loss and not self.sharded:
             self.loss = torch.compile(job.task.loss)
         self.update = Update(self.model, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
@@ -141,33 +141,39 @@ class _Loop:
         workers, rank = self.plan.workers, self.worker.rank
         # each phase keeps the micro-batch; a smaller phase takes fewer of them
         runs = micro_batches(phase.samples, workers, rank, self.plan.micro_batch)
-        parts = [run for run in runs if run]
+        # with FSDP all take part in each forward: an empty run repeats a sample that does not count
+        parts = runs if self.sharded else [run for run in runs if run]
         _seed((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
         context = StepContext(step, phase, self.training.seed)
         sums: dict[str, Tensor] = {}
+        add = evaluation.add if log else evaluation.add_weight
+        batch: Any = None
         for number, part in enumerate(parts, start=1):
+            counted, size = bool(part), max(1, len(part))
             before = time.perf_counter()
-            batch = next(batches)
+            if counted:
+                batch = next(batches)
             self.throughput.waited(time.perf_counter() - before)
-            with memory.fitting(BatchLimit("training", len(part))):
-                self.faults.at_step(step, len(part), rank, self.job.attempt)
-                loss = self._forward_backward(batch, context, exchange=number == len(parts))
-            if log:
-                evaluation.add(sums, loss, self.worker.device)
-            else:
-                evaluation.add_weight(sums, loss, self.worker.device)
+            with memory.fitting(BatchLimit("training", size)):
+                self.faults.at_step(step, size, rank, self.job.attempt)
+                loss = self._forward_backward(
+                    batch, context, exchange=number == len(parts), counted=counted
+                )
+            add(sums, loss, self.worker.device, counted=counted)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
         norm = self.update.step(rate, phase.samples / sums["weight"], norm=log)
         return sums if norm is None else sums | {"grad_norm": norm}
 
-    def _forward_backward(self, batch: Any, context: StepContext, *, exchange: bool) -> Loss:
+    def _forward_backward(
+        self, batch: Any, context: StepContext, *, exchange: bool, counted: bool = True
+    ) -> Loss:
         with parallel.gradient_sync(self.module, exchange):
             with precision.autocast(self.training.precision, self.worker.device):
                 loss: Loss = self.module(self.loss, batch, context)
             # a constant divisor keeps fp16 in range (the exchange is a mean over the workers);
             # the true weight follows when it is known
-            self.update.backward(loss.total * (self.plan.workers / context.phase.samples))
+            self.update.backward(loss.total * (counted * self.plan.workers / context.phase.samples))
         return loss
 
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:

@@ -36,7 +36,7 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
             yield step, phase, phase_step
 
 
-def check_phases(phases: Sequence[Phase], plan: BatchPlan, *, sharded: bool) -> None:
+def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
     """Refuse a phase whose steps cannot be cut so that every worker has a part.
 
     Raises:
@@ -48,10 +48,4 @@ def check_phases(phases: Sequence[Phase], plan: BatchPlan, *, sharded: bool) -> 
             raise ValueError(
                 f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
                 f"scaling.workers = {plan.workers}"
-            )
-        if sharded and plan.micro_batch == 1 and phase.samples % plan.workers:
-            raise ValueError(
-                f"phase {phase.name}: with scaling.strategy = fsdp and a micro-batch of 1 its "
-                f"{phase.samples} samples a step must be a multiple of the {plan.workers} workers, "
-                "since all of them take part in each forward"
             )

@@ -46,7 +46,8 @@ class Language(LanguageModelTask):
 TASKS = ["samples", "tokens", "language"]
 DTYPES = [torch.float64, torch.float32]
 ALONE = [(16, 1, 16, 1), (4, 4, 16, 1), (5, 4, 17, 1)]
-TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2)]  # shares of 9 and 8
+# shares of 9 and 8 in the last two; in the last one the smaller ends with an empty run
+TOGETHER = [(4, 2, 16, 2), (8, 1, 16, 2), (3, 3, 17, 2), (1, 9, 17, 2)]
 
 
 def build(task: str, dtype: torch.dtype) -> TrainTask:

@@ -472,6 +472,7 @@ TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
     (Regression(by_token=True), (4, 2, 16, 2)),
     (Regression(by_token=True), (3, 3, 17, 2)),  # shares of 9 and 8
     (TwoHeads(by_token=True), (2, 4, 16, 2)),  # then shares of 3 and 2
+    (TwoHeads(by_token=True), (1, 8, 16, 2)),  # then an empty run
 ]
 
 
