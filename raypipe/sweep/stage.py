@@ -24,6 +24,7 @@ from raypipe.sweep.recommendation import recommend, snippet
 from raypipe.sweep.search import OptunaSearch, Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import Trial, TrialMaker, shown, total_steps, training_of
+from raypipe.training.batching import KEYS, BatchPlan
 
 NAME = "sweep"
 
@@ -162,9 +163,9 @@ def _summarise(
     memory.keep(trials, maker.configuration.experiment.name, settings.stage)
     # of a population those count that were trained to the end
     end = max((trial.until or 0 for trial in trials), default=0)
-    whole = [t.unit.slot for t in trials if (t.until or 0) == end and t.unit.slot in rows]
+    whole = [t for t in trials if (t.until or 0) == end and t.unit.slot in rows]
     found = recommend(
-        [rows[slot] for slot in whole],
+        [_with_sizes_of_all_workers(rows[trial.unit.slot], trial) for trial in whole],
         settings.metric_name,
         settings.direction,
         settings.parity_tolerance,
@@ -189,6 +190,15 @@ def _summarise(
     }
     context.ledger.put("recommendations", {settings.stage: row})
     context.say(f"recommended: {shown(found.settings)}")
+
+
+def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
+    """The row of a trial; if an elastic one had few workers, with the sizes that the most have."""
+    if row["status"] != "succeeded":
+        return row
+    plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
+    plan = plan.for_workers(trial.training.settings.scaling.most_workers)
+    return {**row, **{name: getattr(plan, name) for name in KEYS}}
 
 
 def _fits(
