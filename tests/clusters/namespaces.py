@@ -126,6 +126,8 @@ class Network:
         self._stack.callback(_ip, "netns", "del", name)
         cable = _cable(name)
         _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        # the kernel takes its time over what a namespace without a name held
+        self._stack.callback(_ip, "link", "del", cable)
         _ip("link", "set", cable, "master", self._bridge, "up")
         for words in (
             ("addr", "add", f"{address}/{_BITS}", "dev", "eth0"),
