@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import join
 
@@ -39,6 +40,7 @@ _OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _BROKEN = (OSError, RuntimeError, aiohttp.ClientError)
 _POLL_S = 1.0
 _GIVE_UP_S = 300.0
+_SILENCE_S = 60.0
 # so long `ray job stop` waits for a run to end in order, before it kills it: seconds
 _STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
@@ -109,7 +111,7 @@ def submit(
 async def _followed(
     client: JobSubmissionClient, job: str, say: Callable[[str], None]
 ) -> JobDetails:
-    """Pass the log on until the job has ended; a connection that breaks is made anew.
+    """Pass the log on until the job has ended; a connection that breaks or is silent is made anew.
 
     Raises:
         ConnectionError: it could not be made for too long.
@@ -117,14 +119,16 @@ async def _followed(
     """
     seen, broken_at = 0, None
     while True:
-        passed = 0
+        passed, ended = 0, False
         try:
-            async for text in client.tail_job_logs(job):
-                broken_at = None
-                passed += len(text)
-                if passed > seen:  # from the beginning again after a break
-                    say(text[len(text) - (passed - seen) :].rstrip("\n"))
-                    seen = passed
+            with suppress(TimeoutError):
+                async for text in _log(client, job):
+                    broken_at = None
+                    passed += len(text)
+                    if passed > seen:  # from the beginning again after a break
+                        say(text[len(text) - (passed - seen) :].rstrip("\n"))
+                        seen = passed
+                ended = True
             details = client.get_job_info(job)
         except _BROKEN as error:
             reason = without_credentials(str(error))
@@ -135,9 +139,22 @@ async def _followed(
                 raise ConnectionError(f"no connection for {_GIVE_UP_S:.0f} s ({reason})") from error
         else:
             broken_at = None
-            if details.status.is_terminal():
+            if ended and details.status.is_terminal():
                 return details
         await asyncio.sleep(_POLL_S)
+
+
+async def _log(client: JobSubmissionClient, job: str) -> AsyncIterator[str]:
+    """The job's log from its beginning on, as it grows.
+
+    Raises:
+        TimeoutError: it is silent: the job, or a connection whose other side is gone.
+
+    """
+    texts = client.tail_job_logs(job)
+    with suppress(StopAsyncIteration):
+        while True:
+            yield await asyncio.wait_for(anext(texts), _SILENCE_S)
 
 
 def _status(details: JobDetails, say: Callable[[str], None]) -> int:

@@ -5,6 +5,7 @@ The same on a real cluster is in ``tests/clusters/test_nodes.py``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import ModuleType, SimpleNamespace
 
@@ -15,6 +16,8 @@ from ray.job_submission import JobStatus
 
 from raypipe.errors import ConfigError
 
+#: a step of a connection whose other side went away without a word
+SILENCE = ""
 Step = str | Exception
 
 
@@ -36,6 +39,8 @@ class Dashboard:
         for step in next(self._logs):
             if isinstance(step, Exception):
                 raise step
+            if step == SILENCE:
+                await asyncio.sleep(3600)
             yield step
 
     def get_job_info(self, job: str) -> SimpleNamespace:
@@ -85,6 +90,16 @@ def test_a_connection_that_breaks_is_made_anew_and_no_line_comes_twice(sent):
         "the connection to the job broke (closed); trying again",
         "the connection to the job broke (refused); trying again",
     ]
+
+
+def test_a_connection_that_is_silent_is_made_anew(sent, module, monkeypatch):
+    """Neither the job's silence nor the end of the job while nobody listened loses a line."""
+    monkeypatch.setattr(module, "_SILENCE_S", 0.05)
+    logs = [[SILENCE], ["one\n", SILENCE], ["one\ntwo\n", SILENCE], ["one\ntwo\n", "three\n"]]
+    ends = [JobStatus.PENDING, JobStatus.RUNNING, JobStatus.SUCCEEDED, JobStatus.SUCCEEDED]
+    status, said = sent(Dashboard(logs, ends))
+    assert status == 0
+    assert said[1:] == ["one", "two", "three"]
 
 
 def test_a_connection_that_stays_away_is_given_up_and_the_job_is_not(sent, module, monkeypatch):
