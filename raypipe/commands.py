@@ -257,7 +257,7 @@ def stages_of(
 def _check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
     """Refuse before anything starts what the hardware lacks."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
-    capability = gpus[0].compute_capability if gpus else None
+    capability = hardware.lowest_compute_capability(nodes)
     for name, section in configuration.settings:
         training = getattr(section, "training", None)
         if training is None:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 
 from raypipe.errors import ConfigError
 from raypipe.experiment import Experiment, Stage
-from raypipe.hardware import Hardware, pick_profile
+from raypipe.hardware import PROFILE_CONDITIONS, Hardware, pick_profile
 from raypipe.redaction import hidden_override
 from raypipe.settings import Settings
 from raypipe.sweep.settings import SweepSettings
@@ -39,7 +39,6 @@ from raypipe.validation import (
 from raypipe.yaml_text import MAX_DEPTH, check_keys, load_yaml
 
 _RESERVED = ("experiment", "profiles")
-_MIN_MEMORY = "min_gpu_memory_gb"
 _MAX_LENGTH = 2**20
 
 
@@ -133,13 +132,14 @@ def parse(text: str, origin: str) -> Document:
     if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
         raise ConfigError(f"{origin}: profiles: must map each profile's name to its overrides")
     for name, profile in profiles.items():
-        memory = profile.get(_MIN_MEMORY, 0)
-        if isinstance(memory, bool) or not (
-            isinstance(memory, int | float) and math.isfinite(memory)
-        ):
-            raise ConfigError(
-                f"{origin}: profiles.{name}.{_MIN_MEMORY} = {shown(memory)}: must be a number of GB"
-            )
+        for key, kind in PROFILE_CONDITIONS.items():
+            least = profile.get(key, 0)
+            if isinstance(least, bool) or not (
+                isinstance(least, int | float) and math.isfinite(least)
+            ):
+                raise ConfigError(
+                    f"{origin}: profiles.{name}.{key} = {shown(least)}: must be {kind}"
+                )
     values = {key: value for key, value in content.items() if key not in _RESERVED}
     return Document(origin, module, values, profiles)
 
@@ -164,7 +164,8 @@ def resolve(
     """
     experiment = load_experiment(document.experiment, document.origin)
     name = _profile_name(document, profile, nodes)
-    chosen = {k: v for k, v in document.profiles.get(name, {}).items() if k != _MIN_MEMORY}
+    profile_values = document.profiles.get(name, {}).items()
+    chosen = {key: value for key, value in profile_values if key not in PROFILE_CONDITIONS}
     levels = [
         Level("command line", _parse_overrides(overrides)),
         Level(f"{document.origin}, profile {name}", chosen),

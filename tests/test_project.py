@@ -15,9 +15,12 @@ CPU = Hardware("a", 2, 2**34)
 GPU = Hardware("b", 16, 2**37, (Gpu(0, "GPU-0", "card", 24 * 2**30, "8.6"),))
 
 
-@pytest.mark.parametrize(
+each_configuration = pytest.mark.parametrize(
     "path", sorted((PROJECT / "configs").rglob("*.yaml")), ids=lambda p: p.stem
 )
+
+
+@each_configuration
 @pytest.mark.parametrize(("node", "profile"), [(CPU, "cpu"), (GPU, "gpu")])
 def test_every_configuration_is_valid_on_every_kind_of_machine(path, node, profile, monkeypatch):
     monkeypatch.chdir(PROJECT)
@@ -25,6 +28,18 @@ def test_every_configuration_is_valid_on_every_kind_of_machine(path, node, profi
     assert found.profile.startswith(profile)
     again = config.parse(yaml.safe_dump(found.resolved()), "resolved")
     assert config.resolve(again, (), "auto", [CPU]).settings == found.settings
+
+
+@each_configuration
+@pytest.mark.parametrize("gb", [8, 11, 16, 24, 48])
+def test_no_profile_takes_an_arithmetic_that_older_cards_lack(path, gb, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    node = Hardware("c", 16, 2**37, (Gpu(0, "GPU-0", "card", gb * 10**9, "7.5"),))
+    settings = config.resolve(config.read(path), (), "auto", [node]).settings
+    sections = [section for _, section in settings]
+    sections += [training for section in sections if (training := getattr(section, "training", 0))]
+    taken = {getattr(section, "precision", None) for section in sections}
+    assert taken.isdisjoint({"tf32", "bf16"})
 
 
 def test_the_main_configuration_has_the_published_sizes(monkeypatch):

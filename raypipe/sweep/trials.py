@@ -224,7 +224,7 @@ def lacking(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> str | No
     """Why this hardware cannot train so; None where it can."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
     each = settings.scaling.gpus_per_worker
-    on_gpu = gpus[0].compute_capability if gpus and each != 0 else None
+    on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
     allowed = hardware.supported_precisions(on_gpu)
     if reason := settings.unusable.get(settings.training.precision):
         return reason

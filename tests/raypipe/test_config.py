@@ -166,6 +166,7 @@ def test_settings_that_contradict_each_other() -> None:
         ("profiles: 0", "profiles: must map"),
         ("profiles: {cpu: }", "profiles: must map"),
         ("profiles: {gpu: {min_gpu_memory_gb: much}}", "profiles.gpu.min_gpu_memory_gb = 'much'"),
+        ("profiles: {gpu: {min_compute_capability: sm_80}}", "must be a number, such as 8.0"),
     ],
 )
 def test_files_that_are_no_configuration(text: str, told: str) -> None:

@@ -7,7 +7,14 @@ import pynvml
 import pytest
 
 from raypipe import hardware
-from raypipe.hardware import Hardware, detect, pick_profile, supported_precisions
+from raypipe.hardware import (
+    Gpu,
+    Hardware,
+    detect,
+    lowest_compute_capability,
+    pick_profile,
+    supported_precisions,
+)
 
 UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
 
@@ -105,6 +112,23 @@ def test_the_profile_looks_at_the_smallest_gpu_of_all_nodes(three_gpus: SimpleNa
     assert pick_profile({"gpu": {}, "x": {}}, [mixed]) == "gpu"
     assert pick_profile({}, [mixed]) == "gpu"
     assert pick_profile(profiles, [none]) == pick_profile(profiles, []) == "cpu"
+
+
+def test_the_profile_looks_at_the_oldest_gpu_too() -> None:
+    volta, ada, hopper = (
+        Hardware(capability, 1, 1, gpus=(Gpu(0, capability, "card", 24 * 10**9, capability),))
+        for capability in ("7.0", "8.9", "10.0")
+    )
+    profiles = {
+        "gpu": {},
+        "gpu_16": {"min_gpu_memory_gb": 16},
+        "gpu_16_bf16": {"min_gpu_memory_gb": 16, "min_compute_capability": 8},
+        "gpu_24": {"min_gpu_memory_gb": 24, "min_compute_capability": 9},
+    }
+    found = [pick_profile(profiles, nodes) for nodes in ([volta], [ada], [hopper], [hopper, ada])]
+    assert found == ["gpu_16", "gpu_16_bf16", "gpu_24", "gpu_16_bf16"]
+    assert lowest_compute_capability([hopper, ada]) == "8.9"
+    assert lowest_compute_capability([]) is None
 
 
 def test_precisions_by_generation() -> None:
