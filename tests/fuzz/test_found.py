@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.errors import ConfigError
-from tests.fuzz.readers import JSONL, LEDGER, UCI, WORDS, readers
+from tests.fuzz.readers import JSONL, LEDGER, PARQUET, UCI, WORDS, readers
 
 READERS = readers()
 HEAD = b"experiment: example_experiment\n"
@@ -56,6 +56,15 @@ def test_it_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         READERS[name].check(content, tmp_path)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["column.parquet", "documents.parquet", "rows.parquet"])
+def test_parquet_that_declares_other_rows_than_it_has(name: str, tmp_path: Path) -> None:
+    declared = b"\x16\x06\x19\x1c"  # in the footer: of type i64, 3, then a list of row groups
+    assert PARQUET.count(declared) == 1
+    content = PARQUET.replace(declared, b"\x16\x08\x19\x1c")
+    with pytest.raises(ConfigError, match="declares 4 rows and holds 3"):
+        READERS[name].check(content, tmp_path)
 
 
 @pytest.mark.parametrize(
