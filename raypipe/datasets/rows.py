@@ -85,7 +85,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """
     with reading(path, "arrays"), np.load(path, allow_pickle=False) as stored:
         arrays = {name: stored[name] for name in stored.files}
-    lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
+        lengths = {name: len(array) if array.ndim else None for name, array in arrays.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise CorpusError(f"{path}: the arrays must have rows, equally many; they have {lengths}")
     return arrays

@@ -50,7 +50,7 @@ def _verified(
 ) -> tuple[bytes, tuple[dict[str, Tensor], dict[str, str]]]:
     try:
         content = run.read(path)
-        return content, parse_weights(content)
+        return content, parse_weights(content, own=True)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: a training's weights are missing or damaged ({error}); train them in another "
@@ -58,15 +58,26 @@ def _verified(
         ) from error
 
 
-def parse_weights(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and what was stored beside them. Raises ValueError: they are damaged."""
+def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and what was stored beside them.
+
+    Args:
+        content: of a safetensors file.
+        own: whether :func:`write_weights` wrote it; files of others have no checksum.
+
+    Raises:
+        ValueError: they are damaged.
+
+    """
     try:
         tensors: dict[str, Tensor] = load(content)
         header, values = _split(content)
         metadata: dict[str, str] = header.pop("__metadata__", {})
-        digest = metadata.pop(_SHA256, None)  # which files of others lack
+        digest = metadata.pop(_SHA256, None)
     except Exception as error:  # the parser raises anything on foreign bytes
         raise ValueError(f"no safetensors file: {type(error).__name__}: {error}") from error
+    if digest is None and own:
+        raise ValueError("its checksum is missing")
     if digest is not None and digest != _digest(header, values, metadata):
         raise ValueError("its content has another checksum")
     return tensors, metadata

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from raypipe.errors import ConfigError
 from tests.fuzz.readers import JSONL, LEDGER, PARQUET, UCI, WORDS, readers
 
 READERS = readers()
+WEIGHTS = READERS["weights"].seeds[0]
 HEAD = b"experiment: example_experiment\n"
 LAUGHS = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
     b"%c: &%c [%s]\n" % (name, name, b",".join([b"*%c" % before] * 9))
@@ -18,6 +21,9 @@ LAUGHS = b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
 MERGES = (
     LAUGHS.replace(b"[x,x,x,x,x,x,x,x,x]", b"{k: 1}").replace(b"[", b"{<<: [").replace(b"]", b"]}")
 )
+NO_ARRAY = io.BytesIO()
+with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
+    _zip.writestr("x.npy", b"some text")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,12 @@ MERGES = (
         ("rows.jsonl", b"null" + JSONL.encode(), "line 1: not JSON"),
         ("rows.jsonl", b"null\n" + JSONL.encode(), "line 1: expected an object"),
         ("rows.csv", b"\x80id,text\n1,2\n", "cannot be read"),
+        ("rows.npz", NO_ARRAY.getvalue(), "cannot be read as arrays"),
+        (
+            "weights",
+            WEIGHTS.replace(b"sha256", b"sha257"),
+            "checksum is missing",
+        ),
     ],
 )
 def test_it_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
