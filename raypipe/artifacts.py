@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from raypipe import parquet
 from raypipe.errors import ConfigError
 from raypipe.paths import RunDirectory
 
 
 def write_parquet(run: RunDirectory, path: str, table: pa.Table) -> None:
     """Write a table, all or nothing."""
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    run.write(path, sink.getvalue().to_pybytes())
+    run.write(path, parquet.to_bytes(table))
 
 
 def read_parquet(run: RunDirectory, path: str) -> pa.Table:
@@ -24,8 +22,7 @@ def read_parquet(run: RunDirectory, path: str) -> pa.Table:
 
     """
     try:
-        content = pa.BufferReader(run.read(path))
-        return pq.read_table(content, page_checksum_verification=True)
+        return parquet.from_bytes(run.read(path))
     except Exception as error:  # on foreign bytes Arrow raises anything
         raise ConfigError(
             f"{path}: a stage's result is missing or damaged ({error}); run the configuration in "

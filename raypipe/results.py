@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from raypipe import parquet
 from raypipe.errors import ConfigError
 from raypipe.ledger import Ledger, Row
 from raypipe.paths import RunDirectory
@@ -116,10 +116,7 @@ def write_table(
     run: RunDirectory, table: str, rows: Sequence[Row], run_id: str, partition: str = "data"
 ) -> None:
     """Replace one file of a table by these rows, atomically."""
-    sink = pa.BufferOutputStream()
-    content = _to_arrow(table, rows, run_id)
-    pq.write_table(content, sink, compression="zstd", write_page_checksum=True)
-    run.write(run.partition(table, partition), sink.getvalue().to_pybytes())
+    run.write(run.partition(table, partition), parquet.to_bytes(_to_arrow(table, rows, run_id)))
 
 
 def single_tables(ledger: Ledger) -> list[str]:
@@ -191,8 +188,7 @@ def _read_frame(path: str, run: RunDirectory) -> pd.DataFrame:
 
 def _read_file(path: str, run: RunDirectory) -> pa.Table:
     with _reading(path):
-        content = pa.BufferReader(run.read(path))
-        return pq.read_table(content, page_checksum_verification=True)
+        return parquet.from_bytes(run.read(path))
 
 
 @contextmanager

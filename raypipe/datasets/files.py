@@ -63,14 +63,6 @@ def check_known(what: str, name: str, known: Sequence[str], source: str) -> None
         raise CorpusError(f"{source}: there is no {what} {name!r}; {_offer(name, known, what)}")
 
 
-def check_rows(path: Path, found: int, declared: int) -> None:
-    """Refuse a file with other rows than it declares. Raises CorpusError."""
-    if found != declared:
-        raise CorpusError(
-            f"{path}: declares {declared} rows and holds {found}; it is damaged: copy it anew"
-        )
-
-
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
     """Turn whatever a parser raises on a damaged file into a :class:`CorpusError` naming it."""

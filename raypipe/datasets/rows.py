@@ -13,8 +13,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from raypipe import parquet
 from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import check_known, check_rows, json_objects, reading
+from raypipe.datasets.files import check_known, json_objects, reading
 
 #: bytes parsed at a time; no row may be longer
 _BLOCK = 2**26
@@ -48,7 +49,7 @@ def read_rows(path: Path) -> pa.Table:
         if path.name.endswith(".parquet"):
             with pq.ParquetFile(path) as file:  # read_table would look columns up by name
                 table = file.read()
-                check_rows(path, len(table), file.metadata.num_rows)
+                parquet.check_rows(file, len(table))
         elif name.endswith(".csv"):
             table = pa.csv.read_csv(
                 path,

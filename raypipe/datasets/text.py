@@ -12,11 +12,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
+from raypipe import parquet
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.files import (
     check_known,
     check_name,
-    check_rows,
     find_file,
     json_objects,
     open_text,
@@ -175,7 +175,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
             for value in batch.column(0).to_pylist():
                 yield _text(value, column, f"{path}, row {row}")
                 row += 1
-        check_rows(path, row, file.metadata.num_rows)
+        parquet.check_rows(file, row)
 
 
 def _text(value: object, column: str, place: str) -> str:

@@ -32,7 +32,7 @@ from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.documents import read_documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
-from raypipe import artifacts, config, results
+from raypipe import artifacts, config, parquet, results
 from raypipe import cache as caches
 from raypipe.datasets import builtin
 from raypipe.datasets.bow import load_bow, load_uci
@@ -390,12 +390,6 @@ LEDGER = _ledger_file()
 TABLE = {"n": list(range(50)), "text": [f"row {i}" for i in range(50)], "x": [0.5] * 50}
 
 
-def _parquet_bytes(table: Mapping[str, list[object]] = TABLE) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(table), sink, compression="zstd", write_page_checksum=True)
-    return sink.getvalue().to_pybytes()
-
-
 def _table(content: bytes, folder: Path) -> bool:
     run = _run(folder)
     run.write(run.partition("evaluations"), content)
@@ -504,7 +498,7 @@ JSONL = "".join(
 )
 CSV = pd.DataFrame({"id": range(3), "text": TEXTS, "labels": "1 2"}).to_csv(index=False)
 TXT = "".join(f"d{i}\t{text}\n" for i, text in enumerate(TEXTS))
-PARQUET = _parquet_bytes({"id": [0, 1, 2], "text": TEXTS, "labels": [["1"], [], None]})
+PARQUET = parquet.to_bytes(pa.table({"id": [0, 1, 2], "text": TEXTS, "labels": [["1"], [], None]}))
 MY_YAML = b"""experiment: example_experiment
 study: &s {runs: 7, start: [1, 2], share: 1e-3, options: {a: {b: [1, x]}}}
 fit: {training: {steps: 10, micro_batch: 4, seed: 1}, scaling: {workers: 2}}
@@ -530,8 +524,8 @@ def readers() -> dict[str, Reader]:
         "gold": Reader((b"a\t1,2\nb\t0 3\n",), _gold),
         "weights": Reader((_weights_file(),), _weights),
         "ledger": Reader((LEDGER,), _ledger),
-        "table": Reader((_parquet_bytes(),), _table),
-        "artifact": Reader((_parquet_bytes(),), _artifact),
+        "table": Reader((parquet.to_bytes(pa.table(TABLE)),), _table),
+        "artifact": Reader((parquet.to_bytes(pa.table(TABLE)),), _artifact),
         "cache": Reader((_cache_file(),), _cache),
         "measurements": Reader((_measurements_file(),), _measurements),
         "lease": Reader((b'{"owner": "a", "host": "h", "pid": 3, "beat": 2}',), _lease),

@@ -72,11 +72,19 @@ def test_it_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["column.parquet", "documents.parquet", "rows.parquet"])
 def test_parquet_that_declares_other_rows_than_it_has(name: str, tmp_path: Path) -> None:
-    declared = b"\x16\x06\x19\x1c"  # in the footer: of type i64, 3, then a list of row groups
-    assert PARQUET.count(declared) == 1
-    content = PARQUET.replace(declared, b"\x16\x08\x19\x1c")
+    before_row_groups = b"\x16\x06\x19\x1c"  # in the footer, after 3 as an i64: a list
+    assert PARQUET.count(before_row_groups) == 1
+    content = PARQUET.replace(before_row_groups, b"\x16\x08\x19\x1c")
     with pytest.raises(ConfigError, match="declares 4 rows and holds 3"):
         READERS[name].check(content, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["table", "artifact"])
+def test_a_row_group_that_declares_fewer_rows_than_it_has(name: str, tmp_path: Path) -> None:
+    content, rows = READERS[name].seeds[0], b"\x16\x64\x26"  # in the footer: 50 as an i64
+    assert content.count(rows) == 1
+    with pytest.raises(ConfigError, match="declares 50 rows and holds 19"):
+        READERS[name].check(content.replace(rows, b"\x16\x26\x26"), tmp_path)
 
 
 @pytest.mark.parametrize(

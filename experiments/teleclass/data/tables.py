@@ -25,8 +25,9 @@ from experiments.teleclass.data.blocks import (
     join_texts,
 )
 from experiments.teleclass.data.line_files import malformed, numbered_lines
+from raypipe import parquet
 from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import check_known, check_rows, reading
+from raypipe.datasets.files import check_known, reading
 
 #: Bytes of CSV parsed at a time; no document may be longer.
 CSV_BLOCK = 2**24
@@ -197,7 +198,7 @@ def _parquet_blocks(path: Path, columns: Columns) -> Iterator[Block]:
                 labels = _list_labels(path, columns.labels, batch[columns.labels])
             yield _table_block(path, batch, start, columns, labels)
             start += len(batch)
-        check_rows(path, start, file.metadata.num_rows)
+        parquet.check_rows(file, start)
 
 
 def _wanted(path: Path, columns: Columns, names: Sequence[str]) -> list[str]:
