@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe import parquet
@@ -47,7 +46,7 @@ def read_rows(path: Path) -> pa.Table:
     name = path.name.removesuffix(".gz")
     with reading(path, "a table"):
         if path.name.endswith(".parquet"):
-            with pq.ParquetFile(path) as file:  # read_table would look columns up by name
+            with parquet.opened(path) as file:  # read_table would look columns up by name
                 table = file.read()
                 parquet.check_rows(file, len(table))
         elif name.endswith(".csv"):
