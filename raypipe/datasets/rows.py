@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from raypipe import parquet
@@ -46,9 +47,8 @@ def read_rows(path: Path) -> pa.Table:
     name = path.name.removesuffix(".gz")
     with reading(path, "a table"):
         if path.name.endswith(".parquet"):
-            with parquet.opened(path) as file:  # read_table would look columns up by name
-                table = file.read()
-                parquet.check_rows(file, len(table))
+            with pq.ParquetFile(path) as file:  # read_table would look columns up by name
+                table = parquet.read(file)
         elif name.endswith(".csv"):
             table = pa.csv.read_csv(
                 path,

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
 from raypipe import parquet
@@ -167,7 +168,7 @@ def _csv_texts(path: Path, column: str) -> Iterator[str]:
 
 
 def _parquet_texts(path: Path, column: str) -> Iterator[str]:
-    with reading(path, "Parquet"), parquet.opened(path) as file:
+    with reading(path, "Parquet"), pq.ParquetFile(path) as file:
         check_known("column", column, file.schema_arrow.names, str(path))
         row = 0
         for batch in file.iter_batches(columns=[column]):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from experiments.teleclass.data.blocks import (
@@ -189,7 +190,7 @@ def _csv_blocks(path: Path, columns: Columns) -> Iterator[Block]:
 
 def _parquet_blocks(path: Path, columns: Columns) -> Iterator[Block]:
     start = 0
-    with reading(path, "Parquet"), parquet.opened(path) as file:
+    with reading(path, "Parquet"), pq.ParquetFile(path) as file:
         wanted = _wanted(path, columns, file.schema_arrow.names)
         for batch in file.iter_batches(BLOCK, columns=wanted):
             labels = flat_labels([None] * len(batch))
