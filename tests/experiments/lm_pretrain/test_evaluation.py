@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
 
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import held_out_loss, unigram_loss
@@ -17,6 +16,7 @@ from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import write_weights
 
 MODEL = LmSettings(vocabulary=11, width=12, heads=3, layers=2, feed_forward=10, context=5)
 GREEDY = SampleSettings(temperature=0, tokens=12)
@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
         writer.add(generator.integers(0, 9, sizes[split]).astype(np.uint32))
         writer.close()
     run_folder(run).write_index(Index("bytes", 11, "<u2", 8, sizes, sizes, {}))
-    run.write(run.model("train"), save(lively().state_dict()))
+    write_weights(run, run.model("train"), lively().state_dict(), {})
     return run
 
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
@@ -23,6 +22,7 @@ from raypipe.commands import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import write_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
@@ -42,7 +42,7 @@ def stored(run: RunDirectory, settings: LmSettings, tokenizer: TextTokenizer) ->
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.2)
-    run.write(run.model("train"), save(model.state_dict()))
+    write_weights(run, run.model("train"), model.state_dict(), {})
     folder, sizes = run_folder(run), {"train": 1, "held_out": 1}
     for split in SPLITS:
         writer = ShardWriter(folder, split, "<u2")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
 from scipy import sparse
 
 from experiments.teleclass import inference
@@ -22,6 +21,7 @@ from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.tokens import make_tokenizer, tokenizer_path
 from raypipe.datasets.bpe import token_lists
 from raypipe.paths import RunDirectory
+from raypipe.training.weights import write_weights
 
 #: 0 over 1 over 2, 3 over 2; 4 alone
 TAXONOMY = make_taxonomy(
@@ -44,10 +44,8 @@ def trained(request, tmp_path):
     model = build_classifier(settings, 5, width).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    content = save(
-        {k: v.contiguous() for k, v in model.state_dict().items()}, metadata_of(settings, 5, width)
-    )
-    run.write(run.model("train"), content)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    write_weights(run, run.model("train"), weights, metadata_of(settings, 5, width))
     tokenizer = make_tokenizer(["a bee sees the sea"] * 9, settings)
     run.write(tokenizer_path(run), tokenizer.encode())
     return run, model, tokenizer, width
