@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -31,6 +32,8 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
+_START_S = 300.0
+_STDERR = 2  # as a file descriptor: a notebook's has none
 _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
@@ -65,7 +68,7 @@ class RayLauncher:
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
         try:
-            with _terminated_as_before():
+            with _terminated_as_before(), _ended_if_stuck():
                 ray.init(**options)
         except Exception as error:  # Ray raises anything, a plain Exception too
             if self._local:
@@ -137,6 +140,20 @@ def _terminated_as_before() -> Iterator[None]:
         raise KeyboardInterrupt from error
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _ended_if_stuck() -> Iterator[None]:
+    """End the process with status 1, and say where it stood, if this takes minutes.
+
+    ``ray.init`` may never return (seen where the clock was set in the second in which it connects)
+    and holds the interpreter, so that no thread or signal handler of Python could end it.
+    """
+    faulthandler.dump_traceback_later(_START_S, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _check_reachable(address: str) -> None:
