@@ -76,9 +76,10 @@ def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tenso
         digest = metadata.pop(_SHA256, None)
     except Exception as error:  # the parser raises anything on foreign bytes
         raise ValueError(f"no safetensors file: {type(error).__name__}: {error}") from error
-    if digest is None and own:
-        raise ValueError("its checksum is missing")
-    if digest is not None and digest != _digest(header, values, metadata):
+    if digest is None:
+        if own:
+            raise ValueError("its checksum is missing")
+    elif digest != _digest(header, values, metadata):
         raise ValueError("its content has another checksum")
     return tensors, metadata
 

@@ -57,11 +57,7 @@ with zipfile.ZipFile(NO_ARRAY, "w") as _zip:
         ("rows.jsonl", b"null\n" + JSONL.encode(), "line 1: expected an object"),
         ("rows.csv", b"\x80id,text\n1,2\n", "cannot be read"),
         ("rows.npz", NO_ARRAY.getvalue(), "cannot be read as arrays"),
-        (
-            "weights",
-            WEIGHTS.replace(b"sha256", b"sha257"),
-            "checksum is missing",
-        ),
+        ("weights", WEIGHTS.replace(b"sha256", b"sha257"), "checksum is missing"),
     ],
 )
 def test_it_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
