@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from raypipe.errors import UnitError
 from raypipe.training.job import TrainingJob
@@ -36,6 +37,12 @@ def check_alive(unit: str) -> None:
         )
 
 
+def bundle(cpus: float, gpus: float, custom: str | None = None) -> dict[str, float]:
+    """What a process takes of a node; with ``custom`` as much of that resource as CPUs."""
+    asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
+    return {name: amount for name, amount in asked.items() if amount}
+
+
 def room(
     cpus: float,
     gpus: float,
@@ -44,10 +51,9 @@ def room(
 ) -> int:
     """How many processes of so many CPUs and GPUs each the nodes run at the same time.
 
-    With ``custom`` each takes as much of that resource as CPUs; by default the nodes are those
-    that are alive.
+    By default the nodes are those that are alive.
     """
-    asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
+    asked = bundle(cpus, gpus, custom)
     return sum(_on(node, asked) for node in _or_living(nodes))
 
 
@@ -61,7 +67,21 @@ def _or_living(nodes: Iterable[Mapping[str, float]] | None) -> Iterable[Mapping[
 
 
 def _on(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
-    return min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items() if amount)
+    return min(int(node.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items())
+
+
+@contextmanager
+def requested(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
+    """Ask the autoscaler, where the cluster has one, for nodes with room for all of these.
+
+    It counts a placement group that waits as demand. One goes with its process and leaves what
+    others ask for; ``ray.autoscaler.sdk.request_resources`` would do neither.
+    """
+    group = placement_group([dict(each) for each in bundles])
+    try:
+        yield
+    finally:
+        remove_placement_group(group)
 
 
 def of_a_worker(job: TrainingJob) -> tuple[float, float]:
@@ -146,9 +166,13 @@ class Shared:
         return _all_cpus() - wanted if wanted else None
 
     def await_nodes(
-        self, unit: str, enough: Callable[[], bool], say: Callable[[str], None]
+        self,
+        unit: str,
+        bundles: Sequence[Mapping[str, float]],
+        enough: Callable[[], bool],
+        say: Callable[[str], None],
     ) -> None:
-        """Wait until the nodes are enough again, ten minutes at most.
+        """Wait until the nodes are enough for these again, ten minutes at most.
 
         Raises:
             UnitError: no node is left.
@@ -157,9 +181,10 @@ class Shared:
         """
         deadline = time.monotonic() + WAIT_FOR_NODES_S
         say(f"nodes were lost; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
-        while not enough() and time.monotonic() < deadline:
-            check_alive(unit)
-            self.pause(_POLL_S)
+        with requested(bundles):
+            while not enough() and time.monotonic() < deadline:
+                check_alive(unit)
+                self.pause(_POLL_S)
 
     def interrupt(self) -> None:
         """Make every thread end that waits here, or comes to."""

@@ -19,7 +19,7 @@ from ray.exceptions import (
 
 from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch import fault_environment
-from raypipe.launch.capacity import Shared, check_alive, for_tasks, living_nodes, room
+from raypipe.launch.capacity import Shared, bundle, check_alive, for_tasks, living_nodes, room
 from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.launch.task import run_task
 
@@ -51,17 +51,20 @@ def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None])
         KeyboardInterrupt: the run is interrupted.
 
     """
+    cpus, gpus = options.cpus, options.gpus
+
+    def custom(nodes: Collection[Mapping[str, float]]) -> str | None:
+        return None if gpus else for_tasks(nodes)
 
     def fits(nodes: Collection[Mapping[str, float]]) -> bool:
-        custom = None if options.gpus else for_tasks(nodes)
-        return room(options.cpus, options.gpus, custom, nodes) > 0
+        return room(cpus, gpus, custom(nodes), nodes) > 0
 
     def enough() -> bool:
         return fits(living_nodes().values())
 
     check_alive("pool")
     if not enough() and fits(shared.nodes):
-        shared.await_nodes("pool", enough, say)
+        shared.await_nodes("pool", [bundle(cpus, gpus, custom(shared.nodes))], enough, say)
 
 
 class RayPool:

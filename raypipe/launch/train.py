@@ -7,7 +7,7 @@ from typing import Any
 import ray
 
 from raypipe.errors import FailureKind, UnitError
-from raypipe.launch.capacity import Shared, check_alive, living_nodes, room
+from raypipe.launch.capacity import Shared, bundle, check_alive, living_nodes, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import WorkerGroup, follow
 from raypipe.training.job import Report, TrainingJob
@@ -49,7 +49,7 @@ def _await_room(job: TrainingJob, report: Report, shared: Shared) -> None:
         return room(cpus, gpus) >= wanted
 
     if lost and not enough():
-        shared.await_nodes(job.trial_id, enough, report)
+        shared.await_nodes(job.trial_id, [bundle(cpus, gpus)] * wanted, enough, report)
     check_alive(job.trial_id)
     if (has := room(cpus, gpus)) < wanted:
         kind: FailureKind = "node_lost" if lost else "error"

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,10 @@ from raypipe.faults import VARIABLE
 from raypipe.launch.capacity import (
     WAIT_FOR_NODES_S,
     Shared,
+    bundle,
     living_nodes,
     of_a_worker,
+    requested,
     room,
 )
 from raypipe.launch.failures import group_failure
@@ -97,6 +100,7 @@ class _Order(Searcher):
         self._cpus = 0.0
         self._held: TrainingJob | None = None
         self._lacking_at: float | None = None
+        self._request = ExitStack()
         self._groups = Groups()
         self._group_of: dict[str, WorkerGroup] = {}
         self.running: dict[str, TrainingJob] = {}
@@ -111,6 +115,7 @@ class _Order(Searcher):
             self._trials.ended(job.trial_id, UnitError(job.trial_id, "error", lack))
             job = self._trials.next()
         self._held, self._lacking_at = job, None
+        self._request.close()
         if job is None:
             return Searcher.FINISHED if self._trials.is_over else None
         if not (self._has_room(job) and self._may_start(job)):
@@ -135,11 +140,15 @@ class _Order(Searcher):
         """Whether lost nodes, on which there was room for a trial, may still come back."""
         if _lacking_room(job, self._shared.nodes) is not None:
             return False
-        self._lacking_at = self._lacking_at or time.monotonic()
+        if self._lacking_at is None:
+            self._lacking_at = time.monotonic()
+            workers = job.settings.scaling.fewest_workers
+            self._request.enter_context(requested([bundle(*of_a_worker(job))] * workers))
         return time.monotonic() < self._lacking_at + WAIT_FOR_NODES_S
 
     def close(self) -> None:
-        """End all worker groups."""
+        """End all worker groups, and what is asked for."""
+        self._request.close()
         for group in self._group_of.values():
             group.close()
         self._groups.close()

@@ -22,6 +22,12 @@ class Machines(NodeProvider):
         self._file = Path(provider_config["state"])
         self._lock = FileLock(f"{self._file}.lock")
 
+    def offer(self, address: str, kind: str) -> None:
+        """One more machine that runs already."""
+        with self._lock:
+            machines = self._read() | {address: {"type": kind, "running": False, "tags": {}}}
+            self._file.write_text(json.dumps(machines))
+
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         return [
             address

@@ -21,9 +21,12 @@ from ray.autoscaler._private.providers import _get_default_config
 from tests.clusters import main_job, namespaces
 from tests.clusters.main_job import PROJECT, WAIT_S, wait_until
 from tests.clusters.namespaces import Host
+from tests.clusters.provider import Machines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+TASK = {"raypipe_tasks": 1}
+MODULE = "tests.clusters.provider.Machines"
 TOKEN = "0123456789abcdef" * 4
 SSHD = """
 Port 22
@@ -41,17 +44,15 @@ class Launcher:
 
     def __init__(self, net: namespaces.Network, folder: Path) -> None:
         self.folder = folder
-        self._key = folder / "key"
+        self._net, self._key = net, folder / "key"
         _keygen(self._key)
-        self.machines = {kind: net.host() for kind in ("head", "cpu-1", "cpu-2")}
-        state = {
-            host.address: {"type": kind.partition("-")[0], "running": False, "tags": {}}
-            for kind, host in self.machines.items()
-        }
-        self.state = folder / "machines.json"
-        self.state.write_text(json.dumps(state))
-        for host in self.machines.values():
-            self._serve(host)
+        self._state = folder / "machines.json"
+        self._state.write_text("{}")
+        self.provider = {"type": "external", "module": MODULE, "state": str(self._state)}
+        self._cloud = Machines(self.provider, "raypipe")
+        self.machines: dict[str, Host] = {}
+        for name in ("head", "cpu-1", "cpu-2"):
+            self.offer(name)
         (folder / "home/.ray").mkdir(parents=True)
         (folder / "home/.ray/auth_token").write_text(TOKEN)
         self._environment = {
@@ -66,6 +67,12 @@ class Launcher:
     @property
     def head(self) -> Host:
         return self.machines["head"]
+
+    def offer(self, name: str) -> None:
+        """One more machine that can be had."""
+        host = self.machines[name] = self._net.host({"RAY_AUTH_MODE": "token"})
+        self._serve(host)
+        self._cloud.offer(host.address, name.partition("-")[0])
 
     def _serve(self, host: Host) -> None:
         _keygen(host.folder / "host_key")
@@ -83,13 +90,13 @@ class Launcher:
         """``cluster.yaml`` for these machines."""
         cluster = yaml.safe_load((PROJECT / "cluster.yaml").read_text())
         cluster = _get_default_config({"type": "aws"}) | cluster  # a provider of ours has none
-        module = "tests.clusters.provider.Machines"
-        cluster["provider"] = {"type": "external", "module": module, "state": str(self.state)}
+        cluster["provider"] = self.provider
         cluster["auth"] = {"ssh_user": "root", "ssh_private_key": str(self._key)}
         for name, kind in cluster["available_node_types"].items():
             kind["node_config"] = {"type": name}
             kind["resources"] = {"CPU": 1} | dict.fromkeys(kind["resources"], 1)
-        cluster["available_node_types"]["gpu"] |= {"min_workers": 0}
+        gpu = cluster["available_node_types"]["gpu"]
+        gpu |= {"min_workers": 0, "resources": {"CPU": 1, "GPU": 1}}
         environment = Path(sys.executable).parents[1]
         last = cluster["setup_commands"][-1]
         cluster["setup_commands"] = [f"ln -sfn {environment} ~/raypipe-env", last]
@@ -98,20 +105,37 @@ class Launcher:
         path.write_text(yaml.safe_dump(cluster))
         return path
 
-    def run(self, *words: str | Path, folder: Path = PROJECT, wait_s: float = 600) -> str:
-        """What a command of the user prints; it has to succeed."""
-        done = subprocess.run(
+    def start(self, *words: str | Path) -> subprocess.Popen[str]:
+        """A command of the user."""
+        return subprocess.Popen(
             list(map(str, words)),
-            cwd=folder,
+            cwd=PROJECT,
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            check=False,
-            timeout=wait_s,
         )
-        assert done.returncode == 0, f"{words}: {done.stdout}\n{self._logs()}"
-        return done.stdout
+
+    def end(self, process: subprocess.Popen[str]) -> str:
+        """What it printed; it has to succeed."""
+        output, _ = process.communicate(timeout=WAIT_S)
+        print(output)
+        assert process.returncode == 0, f"{process.args}: {output}\n{self._logs()}"
+        return output
+
+    def run(self, *words: str | Path) -> str:
+        """What a command of the user prints."""
+        return self.end(self.start(*words))
+
+    def running(self) -> int:
+        """How many machines are paid for."""
+        return len(self._cloud.non_terminated_nodes({}))
+
+    def take_away(self, name: str) -> None:
+        """What happens to a spot machine."""
+        host = self.machines[name]
+        host.power_off()
+        self._cloud.terminate_node(host.address)
 
     def _logs(self) -> str:
         logs = sorted(self.head.folder.glob("ray/session_2*/logs/monitor*"))
@@ -133,36 +157,85 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         yield Launcher(net, tmp_path_factory.mktemp("launcher"))
 
 
-def test_the_main_job_on_a_cluster_that_grows(launcher: Launcher, tmp_path: Path) -> None:
-    cluster = launcher.configuration()
-    shown = launcher.run("ray", "up", "--yes", "--no-config-cache", cluster)
-    print(shown)
+@pytest.fixture(scope="module")
+def cluster(launcher: Launcher) -> Iterator[Path]:
+    """The file of a cluster that is up, with the least of its nodes."""
+    file = launcher.configuration()
+    shown = launcher.run("ray", "up", "--yes", "--no-config-cache", file)
     assert "Ray runtime started" in shown, shown
-    wait_until(lambda: len(_running(launcher)) == 2, "the least of the cpu nodes runs")
-    work = tmp_path / "work"
-    work.mkdir()
-    main_job.write(work)
+    wait_until(lambda: launcher.running() == 2, "the least of the cpu nodes runs")
+    yield file
+    launcher.run("ray", "down", "--yes", file)
+    assert not launcher.running()
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of which a job gets a copy."""
+    folder = tmp_path_factory.mktemp("work")
+    main_job.write(folder)
+    return folder
+
+
+def submit(cluster: Path, work: Path, run: str, faults: str = "") -> list[str | Path]:
+    """On the head, since the dashboard listens on its own address 127.0.0.1 alone."""
+    variables = json.dumps({"env_vars": {"RAYPIPE_FAULTS": faults}})
+    job = f"ray job submit --working-dir {work} --runtime-env-json '{variables}' -- {run}"
+    return ["ray", "exec", "--no-config-cache", cluster, job]
+
+
+def test_the_main_job_on_a_cluster_that_grows(
+    launcher: Launcher, cluster: Path, work: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    # as `ray exec` does it: the dashboard listens on the head's own address 127.0.0.1 alone
-    submit = ("ray", "job", "submit", "--working-dir", str(work), "--runtime-env-json")
-    faults = json.dumps({"env_vars": {"RAYPIPE_FAULTS": "delay_task:s=2"}})
     command = f"raypipe run tiny.yaml --run-dir {folder}"
-    words = " ".join([*submit, f"'{faults}'", "--", command])
-    shown = launcher.run("ray", "exec", "--no-config-cache", cluster, words, wait_s=WAIT_S)
-    print(shown)
+    shown = launcher.run(*submit(cluster, work, command, "delay_task:s=2"))
     assert "done: " in shown, shown
     main_job.assert_whole(folder)
     evaluated = main_job.table(folder, "evaluations")["worker"]
     workers = {name.partition(":")[0] for name in evaluated}
     # on the nodes for tasks alone, on the one that came because of them too
-    assert workers == {launcher.machines[kind].name for kind in ("cpu-1", "cpu-2")}
+    assert workers == {launcher.machines[name].name for name in ("cpu-1", "cpu-2")}
     (log,) = launcher.head.folder.glob("ray/session_2*/logs/monitor.log")
     assert "nodes of type cpu" in log.read_text()
     assert "nodes of type gpu" not in log.read_text()
-    launcher.run("ray", "down", "--yes", cluster)
-    assert not _running(launcher)
 
 
-def _running(launcher: Launcher) -> list[str]:
-    machines = json.loads(launcher.state.read_text())
-    return [address for address, machine in machines.items() if machine["running"]]
+def test_a_node_that_was_taken_away_is_asked_for_again(
+    launcher: Launcher, cluster: Path, work: Path, tmp_path: Path
+) -> None:
+    """A training on all three nodes; without it the autoscaler is content with two."""
+    _ask(launcher, 2)
+    wait_until(lambda: len(_nodes(launcher)) == 3, "a second cpu node is there")
+    _ask(launcher, 0)
+    folder = tmp_path / "run"
+    keys = ("steps=300", "log_every=1", "checkpoint_every=20", "scaling.workers=3")
+    overrides = " ".join(f"train_small.training.{each}" for each in keys)
+    command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
+    process = launcher.start(*submit(cluster, work, command))
+    wait_until(lambda: main_job.stored(folder, "steps") > 30, "it trains", process)
+    launcher.take_away("cpu-2")
+    launcher.offer("cpu-3")
+    shown = launcher.end(process)
+    assert "nodes were lost; waiting" in shown
+    assert list(main_job.table(folder, "failures")["kind"]) == ["node_lost"]
+    assert sorted(main_job.table(folder, "steps")["step"]) == list(range(1, 301))
+    names = {launcher.machines[name].name for name in ("head", "cpu-1", "cpu-3")}
+    assert _nodes(launcher) == names
+
+
+def _ask(launcher: Launcher, nodes: int) -> None:
+    """The autoscaler for so many cpu nodes."""
+    _by_ray(launcher, f"ray.autoscaler.sdk.request_resources(bundles={[TASK] * nodes})")
+
+
+def _nodes(launcher: Launcher) -> set[str]:
+    """The names of the machines on which Ray runs."""
+    statement = "print(*(node['NodeManagerHostname'] for node in ray.nodes() if node['Alive']))"
+    return set(_by_ray(launcher, statement).splitlines()[-1].split())
+
+
+def _by_ray(launcher: Launcher, statement: str) -> str:
+    """What a statement prints on the head."""
+    text = f"import ray.autoscaler.sdk; ray.init(logging_level='ERROR'); {statement}"
+    return launcher.head.run(sys.executable, "-c", text)

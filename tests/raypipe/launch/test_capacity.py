@@ -1,13 +1,14 @@
-"""Nodes that are lost between two stages are waited for; those that never were are not."""
+"""Nodes that are lost between two stages are waited for and asked for; others are not."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from raypipe.errors import ConfigError, UnitError
-from raypipe.launch import capacity, pool, train
+from raypipe.launch import capacity, pool, train, tune
 from raypipe.launch.capacity import TASKS, Shared
 from raypipe.launch.launcher import PoolOptions
 from raypipe.launch.pool import RayPool, await_room
@@ -31,10 +32,26 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
         nodes = looks.pop(0) if len(looks) > 1 else looks[0]
         return {str(number): node for number, node in enumerate(nodes)}
 
-    for module in (capacity, pool, train):
+    for module in (capacity, pool, train, tune):
         monkeypatch.setattr(module, "living_nodes", living_nodes)
     monkeypatch.setattr(capacity, "_POLL_S", 0.0)
     return looks
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[dict[str, float]]]]:
+    """What an autoscaler was asked for; each request is withdrawn in the end."""
+    requests: list[list[dict[str, float]]] = []
+    withdrawn: list[int] = []
+
+    def placement_group(bundles: list[dict[str, float]]) -> int:
+        requests.append(bundles)
+        return len(requests)
+
+    monkeypatch.setattr(capacity, "placement_group", placement_group)
+    monkeypatch.setattr(capacity, "remove_placement_group", withdrawn.append)
+    yield requests
+    assert withdrawn == list(range(1, len(requests) + 1))
 
 
 @pytest.mark.parametrize(
@@ -42,11 +59,12 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
     [(PoolOptions(gpus=1.0), GPU), (PoolOptions(cpus=4.0), WORKER)],
     ids=["gpu", "tasks"],
 )
-def test_a_pool_waits_for_a_node_that_was_there(there, options, lost):
+def test_a_pool_waits_for_a_node_that_was_there(there, asked, options, lost):
     said: list[str] = []
     there[:] = [*[[HEAD]] * 6, [HEAD, lost]]
     await_room(options, Shared([HEAD, lost]), said.append)
     assert said == ["nodes were lost; waiting up to 10 minutes for others"]
+    assert asked == [[{"CPU": 1.0, "GPU": 1.0} if options.gpus else WORKER]]
     RayPool(options, Shared())
 
 
@@ -63,19 +81,45 @@ def test_a_pool_does_not_wait_for_what_never_was(there, monkeypatch):
     assert len(said) == 1
 
 
-def test_a_first_training_waits_too_and_an_interrupt_ends_that(there, tmp_path):
-    settings = TrainStageSettings.model_validate({"scaling": {"cpus_per_worker": 4.0}})
-    plan, run = BatchPlan(1, 1, 1, workers=1), RunDirectory.at(tmp_path)
-    job = TrainingJob("t", "run", None, settings, plan, run)  # type: ignore[arg-type]
+def a_job(folder: Path, scaling: dict[str, float]) -> TrainingJob:
+    settings = TrainStageSettings.model_validate({"scaling": scaling})
+    workers = settings.scaling.most_workers
+    plan, run = BatchPlan(1, 1, 1, workers=workers), RunDirectory.at(folder)
+    return TrainingJob("t", "run", None, settings, plan, run)  # type: ignore[arg-type]
+
+
+def test_a_first_training_waits_too_and_an_interrupt_ends_that(there, asked, tmp_path):
+    job = a_job(tmp_path, {"cpus_per_worker": 2.0, "workers": 3})
     said: list[str] = []
     there[:] = [*[[HEAD]] * 5, [HEAD, GPU]]
     train._await_room(job, said.append, Shared([HEAD, GPU]))
     assert said == ["nodes were lost; waiting up to 10 minutes for others"]
+    assert asked == [[{"CPU": 2.0}] * 3]
     there[:] = [[HEAD]]
-    with pytest.raises(UnitError, match="has room for 0; lower one of the three") as refused:
+    with pytest.raises(UnitError, match="has room for 1; lower one of the three") as refused:
         train._await_room(job, said.append, Shared([HEAD]))
     assert refused.value.kind == "error"
     shared = Shared([HEAD, GPU])
     shared.interrupt()
     with pytest.raises(KeyboardInterrupt):
         train._await_room(job, said.append, shared)
+
+
+def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
+    jobs = [a_job(tmp_path, {"gpus_per_worker": 1.0})]
+
+    class Trials:
+        is_over = True
+
+        def next(self) -> TrainingJob | None:
+            return jobs.pop() if jobs else None
+
+    order = tune._Order(Trials(), None, Shared([HEAD, GPU]))  # type: ignore[arg-type]
+    there[:] = [[HEAD]]
+    assert order.suggest("1") is None
+    assert order.suggest("1") is None
+    assert asked == [[{"CPU": 1.0, "GPU": 1.0}]]
+    there[:] = [[HEAD, GPU]]
+    assert order.suggest("1")["relay"] is None
+    assert order.suggest("2") == tune.Searcher.FINISHED
+    order.close()
