@@ -209,8 +209,8 @@ def test_a_node_that_was_taken_away_is_asked_for_again(
     wait_until(lambda: len(_nodes(launcher)) == 3, "a second cpu node is there")
     _ask(launcher, 0)
     folder = tmp_path / "run"
-    keys = ("steps=300", "log_every=1", "checkpoint_every=20", "scaling.workers=3")
-    overrides = " ".join(f"train_small.training.{each}" for each in keys)
+    keys = ("training.steps=300", "training.log_every=1", "training.checkpoint_every=20")
+    overrides = " ".join(f"train_small.{each}" for each in (*keys, "scaling.workers=3"))
     command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
     process = launcher.start(*submit(cluster, work, command))
     wait_until(lambda: main_job.stored(folder, "steps") > 30, "it trains", process)
