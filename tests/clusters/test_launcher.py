@@ -209,8 +209,9 @@ def test_a_node_that_was_taken_away_is_asked_for_again(
     wait_until(lambda: len(_nodes(launcher)) == 3, "a second cpu node is there")
     _ask(launcher, 0)
     folder = tmp_path / "run"
-    keys = ("training.steps=300", "training.log_every=1", "training.checkpoint_every=20")
-    overrides = " ".join(f"train_small.{each}" for each in (*keys, "scaling.workers=3"))
+    keys = ["training.steps=300", "training.log_every=1", "training.checkpoint_every=20"]
+    keys += ["scaling.workers=3", "pabbo.policy_batch=3"]
+    overrides = " ".join(f"train_small.{each}" for each in keys)
     command = f"raypipe run tiny.yaml --only train_small --run-dir {folder} {overrides}"
     process = launcher.start(*submit(cluster, work, command))
     wait_until(lambda: main_job.stored(folder, "steps") > 30, "it trains", process)
