@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import main_job, namespaces
-from tests.clusters.main_job import WAIT_S, stored, table, wait_until
+from tests.clusters.main_job import WAIT_S, stored_evaluations, table, wait_until
 from tests.clusters.namespaces import Host, Network
 from tests.clusters.tunnel import Tunnel
 
@@ -130,9 +130,9 @@ def test_a_node_goes_away(
     folder = tmp_path / "run"
     try:
         process = cluster.ray_job_submit(folder, SLOWLY)
-        wait_until(lambda: stored(folder) >= 6, "values are stored", process)
+        wait_until(lambda: stored_evaluations(folder) >= 6, "values are stored", process)
         remove(others[0])
-        removed_at = stored(folder)
+        removed_at = stored_evaluations(folder)
         output, _ = process.communicate(timeout=WAIT_S)
     finally:
         for host in others:
@@ -160,7 +160,7 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     assert process.stdout is not None
     job = re.search(r"^job (\S+) on ", process.stdout.readline())
     assert job is not None
-    wait_until(lambda: stored(folder) >= 2, "values are stored", process)
+    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
     cluster.stop(job[1])
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, output
@@ -178,9 +178,9 @@ def test_the_log_goes_on_after_the_tunnel_broke(cluster: Cluster, tmp_path: Path
     quick = ("lda.optimizers=[tpe]", "--only", "lda")
     tunnel = Tunnel(cluster.head.address, 8265)
     process = cluster.raypipe_submit(folder, SLOWLY, *quick, by=tunnel.address)
-    wait_until(lambda: stored(folder) >= 2, "values are stored", process)
+    wait_until(lambda: stored_evaluations(folder) >= 2, "values are stored", process)
     tunnel.close()
-    wait_until(lambda: stored(folder) >= 4, "more are stored", process)
+    wait_until(lambda: stored_evaluations(folder) >= 4, "more are stored", process)
     tunnel.open()
     output, _ = process.communicate(timeout=WAIT_S)
     tunnel.close()
