@@ -209,8 +209,11 @@ def _train(job: TrainingJob, relay: Any) -> dict[str, Any]:
     import torch
     from ray.train.torch import get_device
 
+    posted: list[Any] = []
+
     def post(told: dict[str, Any] | str) -> None:
-        relay.post.remote(told)
+        ray.get(posted)  # one at a time: calls of an asynchronous actor may overtake each other
+        posted[:] = [relay.post.remote(told)]
 
     context = ray.train.get_context()
     torch.set_num_threads(max(1, int(job.settings.scaling.cpus_per_worker)))
@@ -221,10 +224,12 @@ def _train(job: TrainingJob, relay: Any) -> dict[str, Any]:
         context.get_local_world_size(),
     )
     try:
-        return train(job, worker, post)
+        outcome = train(job, worker, post)
+        ray.get(posted)
     except Exception as error:
         logging.getLogger(__name__).exception("%s failed", job.trial_id)
         raise worker_failure(job.trial_id, error) from error
+    return outcome
 
 
 def _name(job: TrainingJob) -> str:
