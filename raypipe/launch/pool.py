@@ -53,18 +53,24 @@ def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None])
     """
     cpus, gpus = options.cpus, options.gpus
 
-    def custom(nodes: Collection[Mapping[str, float]]) -> str | None:
-        return None if gpus else for_tasks(nodes)
-
     def fits(nodes: Collection[Mapping[str, float]]) -> bool:
-        return room(cpus, gpus, custom(nodes), nodes) > 0
+        return room(cpus, gpus, _custom(options, nodes), nodes) > 0
 
     def enough() -> bool:
         return fits(living_nodes().values())
 
     check_alive("pool")
     if not enough() and fits(shared.nodes):
-        shared.await_nodes("pool", [bundle(cpus, gpus, custom(shared.nodes))], enough, say)
+        shared.await_nodes(
+            "pool", [bundle(cpus, gpus, _custom(options, shared.nodes))], enough, say
+        )
+
+
+def _custom(
+    options: PoolOptions, nodes: Collection[Mapping[str, float]] | None = None
+) -> str | None:
+    """The custom resource that tasks on these nodes, by default the living, ask for, if any."""
+    return None if options.gpus else for_tasks(nodes)
 
 
 class RayPool:
@@ -81,7 +87,7 @@ class RayPool:
 
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
         cpus, gpus = options.cpus, options.gpus
-        self._custom = None if gpus else for_tasks()
+        self._custom = _custom(options)
         if not room(cpus, gpus, self._custom):
             largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
             raise ConfigError(
