@@ -40,12 +40,12 @@ from experiments.teleclass.settings import (
     RefineSettings,
 )
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
-from raypipe.context import Session, StageContext
-from raypipe.experiment import Stage
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"

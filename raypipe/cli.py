@@ -86,7 +86,7 @@ def run(
     address: Address = None,
 ) -> None:
     """Run an experiment; finished work is kept, and never done twice."""
-    from raypipe import commands
+    from raypipe.commands import run as commands
 
     request = commands.Request(
         "run", config, overrides or [], run_dir, profile, only or [], address
@@ -114,7 +114,7 @@ def submit(
     follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
 ) -> None:
     """Run an experiment as a job of a Ray cluster, with a copy of this directory."""
-    from raypipe import commands
+    from raypipe.commands import run as commands
 
     request = commands.Request("run", config, overrides or [], run_dir, profile, only or [])
     raise typer.Exit(commands.submit(request, address, follow=follow))
@@ -133,7 +133,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Measure the points of the section `sweep` and say which to use on this machine."""
-    from raypipe import commands
+    from raypipe.commands import run as commands
 
     request = commands.Request(
         "sweep", config, overrides or [], run_dir, profile, address=address, write=write
@@ -158,7 +158,7 @@ def fit(
     """
     import pandas as pd
 
-    from raypipe import commands
+    from raypipe.commands import run as commands
 
     request = commands.Request("fit", config, overrides or [], None, profile, address=address)
     rows = pd.DataFrame(commands.fit(request, stage))
@@ -174,7 +174,7 @@ def plan(
     profile: Profile = "auto",
 ) -> None:
     """Show what would run, what is already done and what it should cost; start nothing."""
-    from raypipe import inspection
+    from raypipe.commands import inspection
 
     _show(inspection.plan(config, overrides or [], run_dir=run_dir, profile=profile))
 
@@ -184,7 +184,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster."""
-    from raypipe import inspection
+    from raypipe.commands import inspection
 
     found = inspection.doctor()
     if as_json:
@@ -213,7 +213,7 @@ def results(
     ] = None,
 ) -> None:
     """Print a results table, or without TABLE the tables there are."""
-    from raypipe import inspection
+    from raypipe.commands import inspection
 
     _show(inspection.table(run_dir, table))
 
@@ -221,7 +221,7 @@ def results(
 @app.command()
 def report(run_dir: Existing) -> None:
     """Write report/index.html (one self-contained page) and the figures again."""
-    from raypipe import inspection
+    from raypipe.commands import inspection
 
     typer.echo(inspection.report(run_dir))
 

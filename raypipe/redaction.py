@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.yaml_text import load_yaml
 
 HIDDEN = "***"
 # a key with a slash in it that should have been written %2F is a secret nevertheless

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from raypipe import cli, commands
+from raypipe import cli
+from raypipe.commands import run as commands
 
 if TYPE_CHECKING:
     from raypipe.launch.cluster import RayLauncher

@@ -7,10 +7,10 @@ from statistics import fmean
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from benchmarks.scaling.units import Kind, unit
-from raypipe.context import StageContext
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
 
 
 class Work(Settings):

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.packed import PackedTokens
 from experiments.lm_pretrain.shards import Split, TokenFolder, run_folder
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 #: tokens a forward; on a GPU its logits of 50,000 tokens take 1.6 GB

@@ -12,11 +12,11 @@ from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.text import text_identity
 from experiments.lm_pretrain.tokenise import tokenise
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.context import StageContext
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.run_directory import RunDirectory
 
 #: part of every unit's identity; raised when results change
 VERSION = 1

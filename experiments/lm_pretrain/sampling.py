@@ -12,8 +12,8 @@ from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
 
 
 def sample(

@@ -26,11 +26,11 @@ from experiments.lm_pretrain.tokenizer import (
     encode_chunk,
     make_tokenizer,
 )
-from raypipe.context import Call, StageContext
 from raypipe.datasets.corpus import CorpusError
-from raypipe.identity import fingerprint
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory, cache_directory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.run_directory import RunDirectory, cache_directory
 
 if TYPE_CHECKING:  # the settings import torch
     from experiments.lm_pretrain.settings import DataSettings

@@ -20,11 +20,11 @@ from experiments.pabbo_lda.settings import (
 )
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.training import ModelTask, PabboTask
-from raypipe.context import StageContext
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.training.weights import read_verified
 
 #: part of every unit's identity; raised when results change

@@ -18,11 +18,11 @@ from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import Study
-from raypipe.cache import Cache
-from raypipe.context import StageContext
 from raypipe.errors import UnitError
-from raypipe.experiment import Unit
-from raypipe.launch.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.storage.cache import Cache
 
 #: studies are opened until so many evaluations wait, for each CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64

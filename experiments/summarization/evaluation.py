@@ -18,11 +18,11 @@ from experiments.summarization.rouge import MEASURES, lead, score
 from experiments.summarization.settings import ModelSettings
 from experiments.summarization.tokenise import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
-from raypipe.artifacts import read_arrow
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 MODEL = "summarizer"

@@ -15,11 +15,11 @@ from experiments.summarization.tokens import (
     encode_pairs,
     make_tokenizer,
 )
-from raypipe.artifacts import write_arrow
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # the settings import torch
     from experiments.summarization.settings import DataSettings, ModelSettings

@@ -10,6 +10,6 @@ def __getattr__(name: str) -> Any:
     from experiments.teleclass.figures import figures
     from experiments.teleclass.pipeline import VERSION, stages
     from experiments.teleclass.settings import TeleclassSettings
-    from raypipe.experiment import Experiment
+    from raypipe.pipeline.experiment import Experiment
 
     return Experiment("teleclass", VERSION, TeleclassSettings, stages, figures)

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.measures import Counts, summarise
-from raypipe.context import StageContext
+from raypipe.pipeline.context import StageContext
 
 
 def vector_lists(vectors: NDArray[np.float32]) -> pa.FixedSizeListArray:

@@ -19,10 +19,10 @@ from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from experiments.teleclass.tasks import pool_options
-from raypipe.artifacts import read_parquet
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.ledger import Row
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.storage.artifacts import read_parquet
+from raypipe.storage.ledger import Row
 
 _EXAMPLES = 3
 

@@ -21,7 +21,7 @@ from experiments.teleclass.encoding import embeddings_of
 from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import similarities
 from experiments.teleclass.settings import EncodeSettings
-from raypipe.context import StageContext
+from raypipe.pipeline.context import StageContext
 
 _BLOCK = 4096
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments.teleclass.artifacts import vector_lists
-from raypipe.artifacts import read_arrow, write_arrow
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import read_arrow, write_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
 _COLUMN, _FINGERPRINT, _CHECKSUM = "embedding", b"fingerprint", b"crc32"

@@ -26,8 +26,8 @@ from sklearn.preprocessing import normalize
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
 

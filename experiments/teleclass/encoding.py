@@ -20,12 +20,12 @@ from experiments.teleclass.encoders import (
 )
 from experiments.teleclass.settings import EncodeSettings
 from experiments.teleclass.tasks import pool_options
-from raypipe.cache import Cache
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.identity import fingerprint
-from raypipe.ledger import Row
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

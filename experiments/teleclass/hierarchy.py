@@ -10,9 +10,9 @@ from experiments.teleclass.artifacts import label_lists, label_matrix
 from experiments.teleclass.augmentation import generated_documents
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.refine import pseudo_labels_path
-from raypipe.artifacts import read_parquet, write_parquet
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.storage.run_directory import RunDirectory
 
 
 def training_set_path(run: RunDirectory) -> str:

@@ -27,10 +27,10 @@ from experiments.teleclass.settings import InferSettings
 from experiments.teleclass.tasks import pool_options
 from experiments.teleclass.tokens import tokenizer_path
 from experiments.teleclass.training import NOTHING, Collate
-from raypipe.artifacts import read_parquet, write_parquet
-from raypipe.context import Call, StageContext
 from raypipe.datasets.bpe import token_lists
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training import precision
 from raypipe.training.weights import read_weights
 

@@ -18,14 +18,14 @@ from experiments.teleclass.refine import refine
 from experiments.teleclass.settings import TeleclassSettings
 from experiments.teleclass.tokens import pretrained_tokenizer, tokenise
 from experiments.teleclass.training import TeleclassTask, build_task
-from raypipe.context import StageContext
+from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, Unit
 from raypipe.hardware import supported_precisions
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
-from raypipe.settings import Settings
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.run_directory import RunDirectory
 
 #: part of every unit's identity; raised when results change
 VERSION = 1

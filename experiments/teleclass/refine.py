@@ -22,10 +22,10 @@ from experiments.teleclass.measures import Counts, count
 from experiments.teleclass.refinement import TopDocuments
 from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
 from experiments.teleclass.tasks import groups, pool_options
-from raypipe.artifacts import write_parquet
-from raypipe.context import StageContext
-from raypipe.launch.launcher import TaskPool
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.launcher import TaskPool
+from raypipe.storage.artifacts import write_parquet
+from raypipe.storage.run_directory import RunDirectory
 
 #: labels of documents, bool ``[N, C]``; how sure they are ``[N]``; measures
 Labelled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]

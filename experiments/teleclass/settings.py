@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from raypipe.config.settings import Settings
 from raypipe.hardware import Precision
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 

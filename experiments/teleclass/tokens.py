@@ -18,12 +18,12 @@ from experiments.teleclass.embeddings import Embeddings, Vectors
 from experiments.teleclass.encoding import embeddings_of, encode_texts
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
-from raypipe.artifacts import read_arrow, read_parquet, write_arrow
-from raypipe.context import Call, StageContext
 from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.errors import ConfigError
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import read_arrow, read_parquet, write_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 #: documents a block
 BLOCK = 4096

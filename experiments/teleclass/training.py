@@ -24,8 +24,8 @@ from experiments.teleclass.classifier import (
 from experiments.teleclass.hierarchy import training_set_path
 from experiments.teleclass.settings import ClassifierSettings, TeleclassSettings
 from experiments.teleclass.tokens import BLOCK, read_tokens
-from raypipe.artifacts import read_parquet
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import read_parquet
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 #: token ids, class indices, the vector of phase 1 (empty where it is no input)

@@ -10,6 +10,6 @@ def __getattr__(name: str) -> Any:
     from experiments.transformer.figures import figures
     from experiments.transformer.pipeline import VERSION, stages
     from experiments.transformer.settings import TrainerSettings
-    from raypipe.experiment import Experiment
+    from raypipe.pipeline.experiment import Experiment
 
     return Experiment("transformer", VERSION, TrainerSettings, stages, figures)

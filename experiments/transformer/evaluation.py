@@ -21,8 +21,8 @@ from experiments.transformer.data import Data, Target
 from experiments.transformer.model import Transformer, TransformerSettings
 from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 _BATCH = 64

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 PADDING = 0
 _HEAD_WIDTH = 64

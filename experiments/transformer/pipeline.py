@@ -11,11 +11,11 @@ from experiments.transformer.settings import DataSettings, TrainerSettings
 from experiments.transformer.stored import StoredSamples
 from experiments.transformer.tables import load_table
 from experiments.transformer.training import RandomSamples, TransformerTask
-from raypipe.context import StageContext
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.run_directory import RunDirectory
 
 #: part of every unit's identity; raised when results change
 VERSION = 1

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from experiments.transformer.data import Data, SplitName
 from experiments.transformer.tables import Column, encode_rows
-from raypipe.artifacts import write_arrow
-from raypipe.context import Call, StageContext
 from raypipe.datasets.bpe import token_lists, train_bpe
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 #: rows a task
 _BLOCK = 4096

@@ -25,7 +25,7 @@ from raypipe.datasets.rows import (
     read_rows,
     text_hashes,
 )
-from raypipe.identity import fingerprint
+from raypipe.pipeline.identity import fingerprint
 
 _TARGET = "target"
 

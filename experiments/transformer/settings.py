@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
 from experiments.transformer.model import EncoderSettings, TransformerSettings
+from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 #: the keys that decide what is read, beside the files' content

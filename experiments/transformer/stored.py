@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from experiments.transformer.data import SplitName
 from experiments.transformer.prepare import split_path
-from raypipe.artifacts import read_arrow
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 Sample = tuple[Tensor, ...]
 

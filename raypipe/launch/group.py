@@ -22,7 +22,7 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
-from raypipe.launch.relay import Relay, Told
+from raypipe.launch.job_mailbox import Relay, Told
 from raypipe.redaction import LogFormatter
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train

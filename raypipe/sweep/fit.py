@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from raypipe.config import Configuration
-from raypipe.context import Session, StageContext, first_line
+from raypipe.config.configuration import Configuration
 from raypipe.errors import ConfigError, UnitError
-from raypipe.experiment import Stage
 from raypipe.hardware import Hardware, Precision
-from raypipe.ledger import Row
+from raypipe.pipeline.context import Session, StageContext, first_line
+from raypipe.pipeline.experiment import Stage
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.memory_model import bytes_text
 from raypipe.sweep.pareto import peak_bytes

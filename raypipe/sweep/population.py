@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from raypipe.errors import ConfigError
-from raypipe.experiment import Training, Unit
-from raypipe.ledger import Row
+from raypipe.pipeline.experiment import Training, Unit
+from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings, Value
 from raypipe.sweep.space import Point, place, points
 from raypipe.sweep.trials import Trial, TrialMaker, shown, slot_of

@@ -16,7 +16,7 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState, create_trial
 
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.trials import Trial, TrialMaker
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe import results
-from raypipe.config import Configuration
-from raypipe.context import StageContext
+from raypipe.config.configuration import Configuration
 from raypipe.errors import ConfigError, UnitError
-from raypipe.experiment import Stage, Unit
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
-from raypipe.ledger import Row
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.population import Population, check_changeable, lineage

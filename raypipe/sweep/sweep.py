@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raypipe import results
-from raypipe.context import StageContext, first_line, is_done, status_of
 from raypipe.errors import UnitError
-from raypipe.ledger import Row
+from raypipe.pipeline.context import StageContext, first_line, is_done, status_of
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.search import Search

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypipe import hardware
-from raypipe.config import Configuration
+from raypipe.config.configuration import Configuration
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, Training, Unit
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.experiment import Stage, Training, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.settings import MonitorSettings
 from raypipe.training.throughput import Interval

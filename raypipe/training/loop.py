@@ -17,17 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raypipe import faults, results
+from raypipe import faults
 from raypipe.errors import BatchLimit
-from raypipe.training import (
-    bottleneck,
-    evaluation,
-    loader,
-    memory,
-    parallel,
-    precision,
-    telemetry,
-)
+from raypipe.storage import tables as results
+from raypipe.training import bottleneck, evaluation, loader, parallel, precision, telemetry
+from raypipe.training import oom as memory
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu

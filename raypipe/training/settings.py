@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from raypipe.config.settings import Settings
 from raypipe.hardware import Precision
-from raypipe.settings import Settings
 
 _WITHOUT_EFFECT = {
     "micro_batch",

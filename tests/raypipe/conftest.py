@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as arrow_fs
 
-from raypipe import commands
+from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))

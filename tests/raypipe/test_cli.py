@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import ray
 
-from raypipe import commands, inspection, lock
+from raypipe.commands import inspection
+from raypipe.commands import run as commands
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage import lock
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests.raypipe.toy import TOY, raypipe
 
 

@@ -19,12 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypipe import cache, commands, results
+from raypipe.commands import run as commands
 from raypipe.datasets import CorpusError, load_corpus
 from raypipe.datasets.rows import read_arrays
 from raypipe.errors import ConfigError, UnitError
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
 from raypipe.redaction import (
     LogFormatter,
     hidden_override,
@@ -32,7 +30,11 @@ from raypipe.redaction import (
     without_credentials,
     without_secrets,
 )
-from raypipe.report.figures import slug
+from raypipe.report.plots import slug
+from raypipe.storage import cache
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from tests.raypipe.toy import TOY, raypipe
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from raypipe import cli
 
 TOY = """
 from pydantic import Field, PositiveInt
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.stages import hardware_stage
-from raypipe.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.stages import hardware_stage
+from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainStageSettings
 
 

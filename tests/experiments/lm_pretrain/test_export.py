@@ -17,11 +17,12 @@ from experiments.lm_pretrain.export import export, library_tokenizer
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
-from raypipe import commands, config
-from raypipe.commands import Request
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
+from raypipe.config import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")

@@ -13,10 +13,11 @@ import pytest
 from experiments.lm_pretrain import tokenise
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.text import read_texts
-from raypipe import commands, results
-from raypipe.commands import Request
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = str(PROJECT / "configs/lm_pretrain.yaml")

@@ -20,8 +20,8 @@ from experiments.lm_pretrain.model import (
     tiny,
 )
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train

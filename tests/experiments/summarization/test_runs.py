@@ -17,17 +17,18 @@ from experiments.summarization import pipeline
 from experiments.summarization.evaluation import load_model
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
-from raypipe import commands, config
-from raypipe.artifacts import read_arrow
-from raypipe.commands import Request
-from raypipe.config import Configuration
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
+from raypipe.config import configuration as config
+from raypipe.config.configuration import Configuration
 from raypipe.errors import ConfigError
-from raypipe.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = PROJECT / "configs/summarization.yaml"

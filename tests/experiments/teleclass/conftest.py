@@ -19,13 +19,13 @@ from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
-from raypipe.artifacts import write_parquet
-from raypipe.context import Session, StageContext
-from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.progress import Display
+from raypipe.storage.artifacts import write_parquet
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import Target, Trackers
 
 

@@ -26,8 +26,8 @@ from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.refine import pseudo_labels_path
 from experiments.teleclass.settings import AugmentSettings, DataSettings
-from raypipe.artifacts import write_parquet
 from raypipe.errors import ConfigError, UnitError
+from raypipe.storage.artifacts import write_parquet
 
 #: 0 over 1 and 2, 2 over 3; 4 alone
 TAXONOMY = make_taxonomy(

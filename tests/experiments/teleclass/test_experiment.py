@@ -16,12 +16,12 @@ from experiments.teleclass import encoders
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.taxonomy import read_taxonomy
 from experiments.teleclass.embeddings import Embeddings
-from raypipe import commands
-from raypipe.commands import Request
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests.command import Ended, in_process
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ from scipy import sparse
 from experiments.teleclass.artifacts import label_lists, label_matrix
 from experiments.teleclass.hierarchy import add_ancestors, training_set_path
 from experiments.teleclass.refine import pseudo_labels_path
-from raypipe.artifacts import read_parquet, write_parquet
+from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
 @pytest.mark.parametrize("written", [0, 3])

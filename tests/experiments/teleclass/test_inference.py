@@ -20,7 +20,7 @@ from experiments.teleclass.measures import count, summarise
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.tokens import make_tokenizer, tokenizer_path
 from raypipe.datasets.bpe import token_lists
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 #: 0 over 1 over 2, 3 over 2; 4 alone

@@ -30,8 +30,8 @@ from experiments.teleclass.training import (
     TokenisedDocuments,
     build_task,
 )
-from raypipe.artifacts import write_parquet
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import write_parquet
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Phase, StepContext
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=10, hidden=8, layers=1, heads=1, dropout=0)

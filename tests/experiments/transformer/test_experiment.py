@@ -6,14 +6,16 @@ from typing import Any
 import pytest
 
 from experiments.transformer.pipeline import stages
-from raypipe import commands, config, results
-from raypipe.commands import Request
-from raypipe.config import Configuration
-from raypipe.experiment import Unit
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
+from raypipe.config import configuration as config
+from raypipe.config.configuration import Configuration
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -19,16 +19,17 @@ from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
 from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
-from raypipe import commands, config
-from raypipe.commands import Request
+from raypipe.commands import run as commands
+from raypipe.commands.run import Request
+from raypipe.config import configuration as config
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.training.task import Phase, StepContext
 from tests.experiments.transformer.samples import frame, lines, write
 

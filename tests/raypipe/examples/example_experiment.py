@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe import config
-from raypipe.context import Session, is_done
+from raypipe.config import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.results import read_table, write_table
+from raypipe.pipeline.context import Session, is_done
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
 from tests.raypipe.examples import sweeping

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from raypipe.launch.cluster import RayLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests import command
 from tests.command import EXAMPLES, Ended
 from tests.raypipe.examples.example_sweep import HELD

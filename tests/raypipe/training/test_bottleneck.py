@@ -12,7 +12,7 @@ from example_tasks import Regression, job
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training import bottleneck
 from raypipe.training.bottleneck import Diagnosis, candidates, diagnose, needed
 from raypipe.training.job import TrainingJob, Worker

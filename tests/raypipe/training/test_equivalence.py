@@ -22,7 +22,7 @@ from torch.optim import AdamW
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.task import TrainTask

@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Sequence
 
-from raypipe.context import StageContext
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
 
 
 class TaskSettings(Settings):
