@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.trials.plan import Plan
 from raypipe import hardware
-from raypipe.config import configuration as config
+from raypipe.commands import configuration as config
 from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import with_needs
 from raypipe.pipeline.launcher import Launcher

@@ -23,12 +23,12 @@ _AT_ONCE = 8192
 
 def evaluate(context: StageContext, model: LmSettings, trial_id: str, *, on_gpu: bool) -> None:
     """Rows of ``measures``: of the language model, and of the baseline on the same tokens."""
-    folder = run_folder(context.run)
+    folder = run_folder(context.run_dir)
     index = folder.index()
     predicted = len(PackedTokens(folder, "held_out", model.context)) * model.context
     losses = {
         "language model": context.call(
-            "evaluate", held_out_loss, context.run, model, trial_id, on_gpu=on_gpu
+            "evaluate", held_out_loss, context.run_dir, model, trial_id, on_gpu=on_gpu
         ),
         "unigram": unigram_loss(folder, predicted, model.vocabulary),
     }

@@ -74,18 +74,18 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
         context.finish(tokenising)
 
     def run_evaluate(context: StageContext) -> None:
-        evaluate(context, _of_run(context.run, settings), training.name, on_gpu=on_gpu)
+        evaluate(context, _of_run(context.run_dir, settings), training.name, on_gpu=on_gpu)
         context.finish(measuring)
 
     def run_sample(context: StageContext) -> None:
-        found = _of_run(context.run, settings)
+        found = _of_run(context.run_dir, settings)
         sample(context, found, training.name, settings.sample, on_gpu=on_gpu)
         context.finish(sampling)
 
     def run_export(context: StageContext) -> None:
-        folder = context.run.artifact("export", "hf")
-        found = _of_run(context.run, settings)
-        context.call("export", export, context.run, found, training.name, folder)
+        folder = context.run_dir.artifact("export", "hf")
+        found = _of_run(context.run_dir, settings)
+        context.call("export", export, context.run_dir, found, training.name, folder)
         context.say(f"for AutoModelForCausalLM.from_pretrained: {folder}")
         context.finish(exporting)
 

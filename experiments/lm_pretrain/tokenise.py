@@ -64,7 +64,7 @@ def tokenise(
         UnitError: a character of the held-out text that the training text does not have.
 
     """
-    target, cached = run_folder(context.run), _cache_folder(identity)
+    target, cached = run_folder(context.run_dir), _cache_folder(identity)
     try:
         cached.copy_to(target)
         context.say(f"the tokens are those of an earlier run: {cached.folder}")

@@ -46,7 +46,7 @@ def evaluate(
     on_gpu: bool,
 ) -> None:
     """Rows of ``measures``, of the model and of the baselines, and of ``summaries``."""
-    run = context.run
+    run = context.run_dir
     documents = read_documents(run)
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
     baselines = {
@@ -156,7 +156,7 @@ def _written(
     on_gpu: bool,
 ) -> list[str]:
     """The summaries in the order of the documents: a GPU takes all, CPU tasks a block each."""
-    arguments = (context.run, model, generation, trial_id)
+    arguments = (context.run_dir, model, generation, trial_id)
     if on_gpu and any(node.gpus for node in context.session.nodes):
         found: list[str] = context.call(
             "evaluate", summarise, *arguments, slice(0, number), on_gpu=True

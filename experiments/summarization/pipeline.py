@@ -64,8 +64,8 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         context.finish(measuring)
 
     def run_export(context: StageContext) -> None:
-        context.call("export", export_model, context.run, model, training.name)
-        context.say(f"the model and its tokenizer: {context.run.artifact('export')}")
+        context.call("export", export_model, context.run_dir, model, training.name)
+        context.say(f"the model and its tokenizer: {context.run_dir.artifact('export')}")
         context.finish(exporting)
 
     exporting = Unit("export", {"train": trained})

@@ -99,7 +99,7 @@ def augment(
 
     """
     taxonomy = corpus.taxonomy
-    stored = read_parquet(context.run, pseudo_labels_path(context.run))
+    stored = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
     direct = label_matrix(stored.column("labels"), len(taxonomy.ids))
     labels = taxonomy.closure(direct).tocsc()
     sizes = np.diff(labels.indptr)

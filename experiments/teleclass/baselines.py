@@ -36,9 +36,9 @@ def measure_baselines(context: StageContext, corpus: Corpus, encoding: EncodeSet
     if documents.gold is None:
         context.say("there are no gold labels to measure the baselines by")
         return
-    names = embeddings_of(context.run, corpus, encoding, "names")
+    names = embeddings_of(context.run_dir, corpus, encoding, "names")
     vectors = normalize(np.concatenate([block for _, block in names.blocks()]))
-    stored = embeddings_of(context.run, corpus, encoding, corpus.predicted)
+    stored = embeddings_of(context.run_dir, corpus, encoding, corpus.predicted)
     nearest = _measured(
         corpus, ((start, similarities(block, vectors)) for start, block in stored.blocks())
     )

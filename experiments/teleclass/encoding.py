@@ -73,7 +73,7 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
 
     """
     encoder = _encoder(context, corpus, settings)
-    every = [embeddings_of(context.run, corpus, settings, name) for name in text_sets(corpus)]
+    every = [embeddings_of(context.run_dir, corpus, settings, name) for name in text_sets(corpus)]
     total = sum(embeddings.rows for embeddings in every)
     done = taken_over = 0
     waiting: dict[str, _Block] = {}
@@ -124,11 +124,11 @@ def encode_texts(
     """
     if settings.model is not None:
         encoder: Encoder = sentence_encoder(settings)
-    elif fitted_lsa(context.run, _lsa_identity(corpus, settings)):
-        encoder = LsaEncoder.stored(context.run)
+    elif fitted_lsa(context.run_dir, _lsa_identity(corpus, settings)):
+        encoder = LsaEncoder.stored(context.run_dir)
     else:  # another fit would have other axes
         raise ConfigError(
-            f"{LsaEncoder.path(context.run)}: the encoder of the stored vectors is missing or "
+            f"{LsaEncoder.path(context.run_dir)}: the encoder of the stored vectors is missing or "
             "damaged; run the configuration in another run directory"
         )
     name = f"{context.stage.name}/vectors"
@@ -143,14 +143,14 @@ def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) ->
     if settings.model is not None:
         return sentence_encoder(settings)
     identity = _lsa_identity(corpus, settings)
-    if not fitted_lsa(context.run, identity):
+    if not fitted_lsa(context.run_dir, identity):
         count = min(settings.fit_documents, len(corpus.train))
         rows = np.unique(np.linspace(0, len(corpus.train) - 1, count).astype(np.int64))
         texts = corpus.train.take(rows).text_list(0, len(rows)) + corpus.taxonomy.descriptions()
-        arguments = (texts, settings, identity, context.run)
+        arguments = (texts, settings, identity, context.run_dir)
         dimensions = context.call("encode/fit", fit_lsa, *arguments)
         context.say(f"lsa of {len(texts)} texts: {dimensions} dimensions")
-    return LsaEncoder.stored(context.run)
+    return LsaEncoder.stored(context.run_dir)
 
 
 def _lsa_identity(corpus: Corpus, settings: EncodeSettings) -> str:

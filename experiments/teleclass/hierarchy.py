@@ -27,7 +27,7 @@ def add_ancestors(context: StageContext, corpus: Corpus) -> None:
         ValueError: no document has a label.
 
     """
-    taxonomy, run = corpus.taxonomy, context.run
+    taxonomy, run = corpus.taxonomy, context.run_dir
     stored = read_parquet(run, pseudo_labels_path(run))
     found = label_matrix(stored.column("labels"), len(taxonomy))
     rows = np.flatnonzero(np.diff(found.indptr))

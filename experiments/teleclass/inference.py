@@ -110,7 +110,7 @@ def infer(
         UnitError: a task failed for good; the blocks of the others are stored.
 
     """
-    run, taxonomy = context.run, corpus.taxonomy
+    run, taxonomy = context.run_dir, corpus.taxonomy
     documents = corpus.documents(corpus.predicted)
     starts = range(0, len(documents), settings.block)
     context.begin(len(documents))
@@ -165,7 +165,7 @@ def _part(
 
 def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None:
     """One table and one CSV file of all blocks, and the measures."""
-    run = context.run
+    run = context.run_dir
     parts = [read_parquet(run, path) for path in paths]
     table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
     ids = pa.array([context.session.run_id] * len(table), pa.string())

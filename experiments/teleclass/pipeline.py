@@ -108,7 +108,7 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
     def run_infer(context: StageContext) -> None:
         vectors = None
         if classifier.takes_vectors:
-            vectors = embeddings_of(context.run, corpus, s.encode, corpus.predicted)
+            vectors = embeddings_of(context.run_dir, corpus, s.encode, corpus.predicted)
         identity = fingerprint(inference.units[0].identity)
         infer(context, corpus, s.infer, vectors, training.name, identity)
 

@@ -55,7 +55,7 @@ def refine(
     table = pa.table(
         {"id": corpus.train.ids, "labels": label_lists(labels), "confidence": confidence}
     )
-    write_parquet(context.run, pseudo_labels_path(context.run), table)
+    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     number = int((np.diff(labels.indptr) > 0).sum())
     mean = labels.sum() / max(1, number)
     context.say(f"{number} of {len(table)} documents have labels, {mean:.2f} on average")
@@ -85,8 +85,8 @@ def _refined(
     context: StageContext, corpus: Corpus, encoding: EncodeSettings, settings: RefineSettings
 ) -> Labelled:
     """Make the classes of documents, then label the documents."""
-    documents = embeddings_of(context.run, corpus, encoding, "train")
-    classes = embeddings_of(context.run, corpus, encoding, "classes")
+    documents = embeddings_of(context.run_dir, corpus, encoding, "train")
+    classes = embeddings_of(context.run_dir, corpus, encoding, "classes")
     described = normalize(np.concatenate([vectors for _, vectors in classes.blocks()]))
     context.begin(settings.rounds + 1)
     with context.pool(pool_options(context, settings, neural=False)) as pool:

@@ -49,7 +49,7 @@ def tokenise(
     context: StageContext, corpus: Corpus, encoding: EncodeSettings, settings: ClassifierSettings
 ) -> None:
     """Make the tokenizer, and store the training set as the classifier takes it, block by block."""
-    run = context.run
+    run = context.run_dir
     table = read_parquet(run, training_set_path(run))
     starts = range(0, len(table), BLOCK)
     parts = (table.slice(start, BLOCK) for start in islice(starts, -(-_TRAINED_ON // BLOCK)))

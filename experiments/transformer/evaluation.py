@@ -35,7 +35,7 @@ def evaluate(
     context: StageContext, data: Data, model: TransformerSettings, trial_id: str, *, on_gpu: bool
 ) -> None:
     """Rows of ``measures``, of the model and of the baseline, and of ``confusion``."""
-    outputs = context.call("evaluate", predict, context.run, model, trial_id, on_gpu=on_gpu)
+    outputs = context.call("evaluate", predict, context.run_dir, model, trial_id, on_gpu=on_gpu)
     target, gold = data.target, data.test.target
     if target.kind == "classification":
         predicted = outputs.argmax(1)

@@ -29,7 +29,7 @@ def split_path(run: RunDirectory, name: SplitName) -> str:
 
 def prepare(context: StageContext, data: Data, length: int) -> None:
     """Train the tokenizer on the training texts, encode both splits block by block, store them."""
-    run, tokenizer = context.run, None
+    run, tokenizer = context.run_dir, None
     for note in data.notes:
         context.say(note)
     if "text" in data.train.inputs.column_names:

@@ -1,28 +1,20 @@
-"""Merged values against a settings model: every mistake is worded with its key and its origin."""
+"""Validation of merged values against a settings model, with the key and origin of each error."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from raypipe.config.settings import Level
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_secrets
 
 _MAX_MISTAKES = 50
 _MAX_SHOWN = 300
-
-
-@dataclass(frozen=True)
-class Level:
-    """Values given in one place; ``origin`` names it in messages."""
-
-    origin: str
-    values: Mapping[str, Any]
 
 
 def validate(

@@ -38,9 +38,9 @@ class InlineLauncher:
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
 
-    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+    def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
         """Run the trials one after the other. A scheduler ends none of them."""
-        del settings, run
+        del settings, run_dir
         while (job := trials.next()) is not None:
 
             def report(told: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:

@@ -1,17 +1,22 @@
-"""What a stage works with: what is left of it, where it runs, where its results go."""
+"""Stage context: the settings, units, launcher and ledger that a running stage works with."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import BaseModel
+
+from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.identity import fingerprint
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.storage.ledger import Ledger, Row
@@ -25,37 +30,53 @@ if TYPE_CHECKING:
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
 
-#: a name, a function and its arguments
-Call = tuple[Any, ...]
+K = TypeVar("K")
+#: results that wait for an earlier call's before no further call is drawn
+_MOST_BUFFERED = 1000
+#: the ledger's table of the shared parts of identities, by their hash
+IDENTITIES = "identities"
 
 
 @dataclass(frozen=True)
 class Session:
-    """What every stage of a command works with; ``writing`` is for one thread at a time."""
+    """One command's run: what all of its stages share.
 
-    run: RunDirectory
+    ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
+    fingerprint of the experiment's source. ``writing`` serializes writers of tables.
+    """
+
+    run_dir: RunDirectory
     run_id: str
     ledger: Ledger
     launcher: Launcher
     display: Display
     nodes: Sequence[Hardware]
     trackers: Trackers
+    settings: BaseModel = field(default_factory=Settings)
+    command_id: str = ""
+    code: str = ""
     writing: Lock = field(default_factory=Lock)
 
 
 class StageContext:
-    """What a stage's ``run`` may do: see what is left, launch it, record it."""
+    """The interface of a stage's ``run``: read settings, launch units, record results."""
 
     def __init__(self, stage: Stage, session: Session) -> None:
         self.stage = stage
         self.session = session
         self.device = "cpu"
         self.gpu_peak_bytes: int | None = None
+        self._units = {unit.key: unit for unit in stage.units}
+
+    @cached_property
+    def settings(self) -> SettingsView:
+        """The settings that the stage reads (:class:`~raypipe.pipeline.experiment.Stage`)."""
+        return view(self.session.settings, self.stage.reads or (), self.stage.name)
 
     @property
-    def run(self) -> RunDirectory:
+    def run_dir(self) -> RunDirectory:
         """The run directory."""
-        return self.session.run
+        return self.session.run_dir
 
     @property
     def ledger(self) -> Ledger:
@@ -63,23 +84,38 @@ class StageContext:
         return self.session.ledger
 
     def todo(self) -> list[Unit]:
-        """The units that are not finished, in order."""
+        """Return the units that are not finished, in order."""
         return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
 
-    def finish(self, unit: Unit, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
-        """Record that a unit is finished, and durably with it its rows by table and key.
+    def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
+        """Record that a unit is finished, durably together with its rows.
 
-        Rows that were put before are not given again; one wait for the disk is less than two.
+        A stage with one unit need not call it: the framework does when ``run`` returns.
+
+        Args:
+            unit: a unit of the stage, or its key.
+            rows: rows by table and row key. Rows that were put before need not be repeated; one
+                wait for the disk is less than two.
+
         """
+        if isinstance(unit, str):
+            unit = self._units[unit]
+        unit = self._units.get(unit.key, unit)
+        identity = unit.identity
+        if identity is None:
+            raise ValueError(f"unit {unit.key}: its identity was not composed")
         record = {
-            "identity": dict(unit.identity),
-            "fingerprint": fingerprint(unit.identity),
+            **identity.record(),
             "status": "succeeded",
-            "extent": unit.extent,
+            "budget": unit.budget,
             "stage": self.stage.name,
+            "code": self.session.code,
             "finished_at": now(),
         }
-        self.ledger.put_tables({**(rows or {}), "units": {unit.slot: record}})
+        tables = {**(rows or {}), "units": {unit.key: record}}
+        if self.ledger.get(IDENTITIES, identity.shared_fingerprint) is None:
+            tables[IDENTITIES] = {identity.shared_fingerprint: dict(identity.shared)}
+        self.ledger.put_tables(tables)
 
     def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
         """Record a failed attempt."""
@@ -126,32 +162,46 @@ class StageContext:
                 return final
         return []
 
-    def map(self, pool: TaskPool, calls: Iterable[Call]) -> Iterator[tuple[str, Any]]:
-        """Run calls as tasks; each name with its value as it comes, in no certain order.
+    def map(
+        self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]
+    ) -> Iterator[tuple[K, Any]]:
+        """Run calls as tasks; yield each call's key with its value, in the order of the calls.
 
-        Calls are drawn as the pool has room, so that there may be very many of them. One that
-        fails does not keep the others from running.
+        Calls are drawn from the iterable as the pool has room, so there may be very many. A call
+        that fails does not keep the others from running.
+
+        Args:
+            pool: the task pool.
+            calls: tuples of a key, a function and its arguments; the key is any object whose text
+                (``str``) is unique, and comes back as it is.
 
         Raises:
-            UnitError: after all others: a call failed for good.
+            UnitError: a call failed for good; after all others have run.
 
         """
         broken: TaskResult | None = None
-        waiting, under_way = iter(calls), 0
+        waiting = iter(calls)
+        keys: deque[K] = deque()
+        ended: dict[str, TaskResult] = {}
+        running = 0
         while True:
-            # one waits in the pool where others hold all CPUs, or nothing would be waited for
-            while pool.has_room or not under_way:
+            # always keep one task queued; otherwise `finished()` would return immediately
+            while (pool.has_room and len(ended) < _MOST_BUFFERED) or not running:
                 if (call := next(waiting, None)) is None:
                     break
-                name, function, *arguments = call
-                pool.submit(name, function, *arguments)
-                under_way += 1
+                key, function, *arguments = call
+                pool.submit(str(key), function, *arguments)
+                keys.append(key)
+                running += 1
             if not (results := self.finished(pool)):
                 break
-            under_way -= len(results)
-            for result in results:
+            running -= len(results)
+            ended |= {result.key: result for result in results}
+            while keys and str(keys[0]) in ended:
+                key = keys.popleft()
+                result = ended.pop(str(key))
                 if result.error is None:
-                    yield result.key, result.value
+                    yield key, result.value
                 else:
                     broken = broken or result
         if broken is not None:
@@ -175,7 +225,7 @@ class StageContext:
             return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
 
     def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
-        """Train to the end and record the trial; the weights lie at ``run.model(slot)``.
+        """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
 
         Raises:
             UnitError: the last attempt failed; the trial and its failures are recorded.
@@ -184,7 +234,7 @@ class StageContext:
         from raypipe.training.recovery import train_to_the_end
 
         job = self.job(unit, task, settings)
-        resumed = self.run.list(self.run.checkpoints(unit.slot))
+        resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
         trial = 0 if resumed else min(settings.memory_trial, job.steps)
         self.begin(job.steps)
 
@@ -192,7 +242,7 @@ class StageContext:
             if isinstance(row, str):
                 self.say(row)
                 return
-            self.session.trackers.log(unit.slot, row)
+            self.session.trackers.log(unit.key, row)
             note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
             self.advance(row["step"], note)
 
@@ -201,7 +251,7 @@ class StageContext:
                 self.say(row)
 
         def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-            self.fail(unit.slot, job.attempt, error.kind, error.message, outcome)
+            self.fail(unit.key, job.attempt, error.kind, error.message, outcome)
             self.record_trial(job, status_of(error), {})
             self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
 
@@ -229,7 +279,7 @@ class StageContext:
 
         training = settings.training
         if training.micro_batch is None or training.accumulation is None:
-            raise ValueError(f"{unit.slot}: the batch sizes were not resolved")
+            raise ValueError(f"{unit.key}: the batch sizes were not resolved")
         plan = BatchPlan(
             training.micro_batch,
             training.accumulation,
@@ -239,7 +289,7 @@ class StageContext:
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
         settings = settings.with_gpus(len(gpus))
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
-        return TrainingJob(unit.slot, self.session.run_id, task, settings, plan, self.run)
+        return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir)
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """The trial's row, as its last attempt left it."""
@@ -265,21 +315,21 @@ class StageContext:
 
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:
-    """Whether a unit's result, to its whole extent, is stored."""
-    stored = ledger.get("units", unit.slot)
+    """Whether a unit's result is stored, to its whole budget."""
+    stored = ledger.get("units", unit.key)
     return (
         stored is not None
         and stored["status"] == "succeeded"
-        and stored["fingerprint"] == fingerprint(unit.identity)
-        and stored["extent"] >= unit.extent
+        and stored["fingerprint"] == unit.fingerprint
+        and stored.get("budget", 0) >= unit.budget
     )
 
 
 def status_of(error: UnitError) -> str:
-    """The status of a unit that ended so."""
+    """Return the status of a unit that ended with this error."""
     return "out_of_memory" if error.kind == "out_of_memory" else "failed"
 
 
 def first_line(text: str) -> str:
-    """What fits on a line of the display."""
+    """Return the first line of a text, cut to what fits on a line of the display."""
     return text.strip().partition("\n")[0][:200]

@@ -11,7 +11,6 @@ from raypipe.errors import FailureKind, UnitError
 
 if TYPE_CHECKING:  # a CPU task's process imports this module, and torch takes seconds
     from raypipe.storage.run_directory import RunDirectory
-    from raypipe.sweep.settings import SweepSettings
     from raypipe.training.job import Report, TrainingJob
 
 R = TypeVar("R")
@@ -145,8 +144,8 @@ class Launcher(Protocol):
         """
         ...
 
-    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
-        """Run the trials of a sweep until there are no more, as many at a time as have room."""
+    def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
+        """Run the trials of a sweep (the section ``settings``) as the cluster has room."""
         ...
 
     def pool(

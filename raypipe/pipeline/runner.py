@@ -1,4 +1,4 @@
-"""Plan, skip, launch, record: the stages of a configuration."""
+"""Run the stages of a configuration: skip what is stored, launch the rest, record outcomes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 
 from raypipe.errors import ConfigError, UnitError
-from raypipe.pipeline.context import Session, StageContext, is_done, status_of
+from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
 from raypipe.pipeline.experiment import Stage, in_order
-from raypipe.pipeline.identity import differences
 from raypipe.pipeline.scheduler import in_lanes
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
-from raypipe.storage import tables as results
+from raypipe.storage import tables
 from raypipe.storage.ledger import Ledger, Row
 
 log = logging.getLogger(__name__)
@@ -23,41 +22,52 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
     """Refuse a configuration that would alter stored results.
 
     Raises:
-        ConfigError: the keys that differ, with the stored and the asked value.
+        ConfigError: the keys that differ, with the stored and the new value; or results of an
+            earlier raypipe, whose identities cannot be compared.
 
     """
     for stage in stages:
-        if stage.derived:
+        if stage.always_rerun:
             continue
         for unit in stage.units:
-            stored = ledger.get("units", unit.slot)
-            if stored is None:
+            stored = ledger.get("units", unit.key)
+            if stored is None or unit.identity is None:
                 continue
-            found = differences(stored["identity"], unit.identity)
-            if stored["extent"] > unit.extent:
-                found[unit.extent_key] = (stored["extent"], unit.extent)
-            if found:
+            if "shared" not in stored:
+                raise ConfigError(
+                    f"{where}: was made by raypipe 0.1, whose identities this version cannot "
+                    "compare; use another --run-dir, or continue it with raypipe 0.1 "
+                    "(`raypipe results` and `raypipe report` read it)"
+                )
+            shared = ledger.get(IDENTITIES, stored["shared"]) or {}
+            changes = (
+                {}
+                if stored["fingerprint"] == unit.fingerprint
+                else unit.identity.differences(stored, shared)
+            )
+            if stored["budget"] > unit.budget:
+                changes[unit.budget_key] = (stored["budget"], unit.budget)
+            if changes:
                 lines = [
-                    f"  {key}: stored {left!r}, now {right!r}"
-                    for key, (left, right) in found.items()
+                    f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
                 raise ConfigError(
-                    f"{where}: holds {unit.slot} with other settings, which this command would "
+                    f"{where}: holds {unit.key} with other settings, which this command would "
                     "alter; use another --run-dir, or take back:\n" + "\n".join(lines)
                 )
 
 
 def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
-    """Run what is not done; a failure stops only the stages that need it.
+    """Run the stages that are not finished; a failure stops only the stages that need it.
 
-    Where there are GPUs, stages that work on them and the others run beside each other, in
-    threads; else one stage runs after the other, in this one.
+    Where there are GPUs, stages that work on them run concurrently with the others, in threads;
+    otherwise one stage runs after the other, in this thread.
 
     Returns:
-        None when all is done, else what failed: the stage's or the unit's name and why.
+        None when all stages are finished, otherwise the first failure: its stage or unit and why.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; what was under way is recorded as interrupted.
+        KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
 
     """
     broken: dict[str, str] = {}
@@ -71,7 +81,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
             _record_stage(session, stage, "skipped", now(), 0.0, None)
             session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
             return
-        fresh = stage.derived and any(need in ran for need in stage.needs)
+        fresh = stage.always_rerun and any(need in ran for need in stage.needs)
         if not fresh and all_stored([stage], session.ledger):
             if (session.ledger.get("stages", stage.name) or {}).get("status") != "succeeded":
                 _record_stage(session, stage, "succeeded", now(), 0.0, None)
@@ -85,7 +95,9 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
         _write_tables(session)
-    open_lanes = {s.on_gpu for s in ordered if s.derived or not all_stored([s], session.ledger)}
+    open_lanes = {
+        s.on_gpu for s in ordered if s.always_rerun or not all_stored([s], session.ledger)
+    }
     if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
         in_lanes(ordered, run, session.launcher.interrupt)
     else:
@@ -96,7 +108,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
 
 def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
-    """Whether every unit of these stages is done."""
+    """Whether every unit of these stages is finished."""
     return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
 
 
@@ -107,6 +119,8 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
 
     try:
         stage.run(context)
+        if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
+            context.finish(stage.units[0].key)
         status = "succeeded"
     except UnitError as error:
         status, message = status_of(error), str(error)
@@ -134,6 +148,11 @@ def _record_stage(
     duration_s: float,
     context: StageContext | None,
 ) -> None:
+    """Record a stage's outcome; its duration includes earlier commands that did not finish it."""
+    earlier = session.ledger.get("stages", stage.name)
+    if earlier is not None and earlier["status"] != "succeeded":
+        duration_s += earlier["duration_s"]
+        started_at = earlier["started_at"]
     row: Row = {
         "stage": stage.name,
         "status": status,
@@ -146,6 +165,6 @@ def _record_stage(
 
 
 def _write_tables(session: Session) -> None:
-    with session.writing:  # or an older table might replace a newer one
-        tables = results.single_tables(session.ledger)
-        results.write_tables(session.run, session.ledger, tables, session.run_id)
+    with session.writing:  # otherwise an older table could replace a newer one
+        names = tables.single_tables(session.ledger)
+        tables.write_tables(session.run_dir, session.ledger, names, session.run_id)

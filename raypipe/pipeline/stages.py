@@ -1,4 +1,4 @@
-"""Stages that every experiment has a use for: the hardware check, and a training run."""
+"""Stages common to all experiments: the hardware check and the training run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raypipe.pipeline.experiment import Stage, Training, Unit
-from raypipe.provenance import environment_row, git_commit
 from raypipe.training.settings import TrainStageSettings
 
 if TYPE_CHECKING:
@@ -16,52 +15,59 @@ if TYPE_CHECKING:
 
 
 def hardware_stage() -> Stage:
-    """Look at every node and record it in ``environment``; no GPU is a remark, no failure."""
+    """Return the stage that reports the hardware of every node; no GPU is a note, not a failure."""
+    return Stage("hardware", _report_hardware, reads=(), workload="one look at every node")
 
-    def run(context: StageContext) -> None:
-        commit = git_commit()
-        rows = context.session.launcher.on_every_node(environment_row)
-        for row in rows:
-            found = f"{row['gpu_count']} x {row['gpus']}" if row["gpus"] else "no GPU"
-            context.say(
-                f"{row['hostname']}: {found}, {row['cpus']} CPUs, "
-                f"{row['memory_bytes'] / 2**30:.0f} GiB, torch {row['torch']}, "
-                f"CUDA {row['cuda'] or 'none'}"
-            )
-        keyed = {f"{row['hostname']}/{commit}": {**row, "git_commit": commit} for row in rows}
-        context.ledger.put("environment", keyed)
-        context.device = next((row["gpus"] for row in rows if row["gpus"]), "cpu")
-        context.finish(unit)
 
-    unit = Unit("hardware", {})
-    return Stage("hardware", run, [unit], cost="a look at every node")
+def _report_hardware(context: StageContext) -> None:
+    for row in context.ledger.rows("environment"):
+        if row["command_id"] != context.session.command_id:
+            continue
+        gpus = f"{row['gpu_count']} x {row['gpus']}" if row["gpus"] else "no GPU"
+        context.say(
+            f"{row['hostname']}: {gpus}, {row['cpus']} CPUs, "
+            f"{row['memory_bytes'] / 2**30:.0f} GiB, torch {row['torch']}, "
+            f"CUDA {row['cuda'] or 'none'}"
+        )
+        if row["gpus"]:
+            context.device = row["gpus"]
 
 
 def train_stage(
     name: str,
     settings: TrainStageSettings,
-    build_task: Callable[[RunDirectory | None], TrainTask],
-    identity: Mapping[str, Any],
+    build_task: Callable[[Any, RunDirectory | None], TrainTask],
     needs: tuple[str, ...] = (),
+    reads: tuple[str, ...] | None = None,
+    literals: Mapping[str, Any] | None = None,
 ) -> Stage:
-    """A training run; its weights lie at ``run.model(name)`` when it is done.
+    """Return a training stage; its weights are at ``run_dir.model(name)`` when it has run.
 
     Args:
         name: the stage, and the section of the configuration that holds its settings.
         settings: that section.
-        build_task: as of :class:`~raypipe.pipeline.experiment.Training`.
-        identity: what decides the result beside ``settings.training``.
+        build_task: as in :class:`~raypipe.pipeline.experiment.Training`.
         needs: the stages before it.
+        reads: as in :class:`~raypipe.pipeline.experiment.Stage`.
+        literals: as in :class:`~raypipe.pipeline.experiment.Unit`.
 
     """
-    unit = Unit(name, {**identity, name: {"training": settings.training.identity()}})
-
-    def run(context: StageContext) -> None:
-        context.train(unit, build_task(context.run), settings)
-
     trained = settings.training
     length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"
-    cost = f"{length} of {trained.effective_batch} samples"
-    training = Training(settings, build_task, identity)
-    on_gpu = settings.scaling.gpus_per_worker != 0
-    return Stage(name, run, [unit], needs, cost, training=training, on_gpu=on_gpu)
+    return Stage(
+        name,
+        _train,
+        [Unit(name, literals or {})],
+        needs,
+        reads,
+        workload=f"{length} of {trained.effective_batch} samples",
+        training=Training(settings, build_task),
+        on_gpu=settings.scaling.gpus_per_worker != 0,
+    )
+
+
+def _train(context: StageContext) -> None:
+    (unit,), training = context.stage.units, context.stage.training
+    if training is None:
+        raise ValueError(f"{context.stage.name} is not a training stage")
+    context.train(unit, training.task(context.run_dir), training.settings)

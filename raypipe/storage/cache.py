@@ -1,8 +1,7 @@
-"""Results that are kept between runs: rows by the fingerprint of what decides them.
+"""Cache of results across run directories: rows by the fingerprint of what decides them.
 
-One SQLite file a kind of result, in :func:`~raypipe.storage.run_directory.cache_directory`. The ledger of a run is
-its record; this only saves computing the same thing again, in another run directory too, so that
-whatever is wrong with it costs time and nothing else.
+One SQLite file per kind of result, in the cache directory. A run's ledger is its record; the cache
+only saves computation, so damage to it costs time and nothing else.
 """
 
 from __future__ import annotations

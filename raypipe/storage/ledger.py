@@ -35,8 +35,10 @@ _MAX_SEGMENTS = 32
 _READINGS, _PAUSE_S = 6, 0.5
 _CRC = b', "crc": '
 
-#: the table of what is finished
+#: the table of finished units
 _UNITS = "units"
+#: the runner's own records, which are not results: they carry no stamp and become no table
+INTERNAL = frozenset({_UNITS, "runs", "identities", "code"})
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Ledger:
     off. A damaged or missing line inside is reported; since nothing tells whose result it was,
     every unit counts as not done then, and is done again from what is stored of it. With
     ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another command
-    has become the writer.
+    has become the writer. ``stamp`` holds columns that every row written from now on gets.
 
     Raises:
         ConfigError: what is there cannot be read, or is merged by its writer again and again.
@@ -61,8 +63,10 @@ class Ledger:
         *,
         writable: bool = True,
         before_writing: Callable[[], None] = lambda: None,
+        stamp: Row | None = None,
     ) -> None:
         self._run, self._before_writing = run, before_writing
+        self._stamp = stamp or {}
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
@@ -80,6 +84,12 @@ class Ledger:
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one wait for the disk."""
+        if self._stamp:
+            tables = {
+                table: {key: {**row, **self._stamp} for key, row in rows.items()}
+                for table, rows in tables.items()
+                if table not in INTERNAL
+            } | {table: rows for table, rows in tables.items() if table in INTERNAL}
         with self._lock:
             self._append(
                 [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]

@@ -9,18 +9,43 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
 
 from raypipe.errors import ConfigError
 from raypipe.storage import parquet
-from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
 _TEXT, _INT, _REAL, _TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a results table: its type, the unit of its values, and a line of meaning."""
+
+    name: str
+    type: Literal["text", "integer", "real", "boolean", "time"]
+    meaning: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of a results table, at the place that produces it.
+
+    ``row`` says what one row is. A ``partitioned`` table has one file per training run.
+    """
+
+    name: str
+    row: str
+    columns: tuple[Column, ...]
+    partitioned: bool = False
+
 
 #: the columns a table always has, in this order; further ones follow with inferred types
 SCHEMAS: Mapping[str, Mapping[str, pa.DataType]] = {
@@ -106,8 +131,6 @@ SCHEMAS: Mapping[str, Mapping[str, pa.DataType]] = {
     },
 }
 
-#: kept in the ledger for the runner's own use, not a result
-INTERNAL = frozenset({"units", "runs"})
 #: written by the training runs themselves, a file each
 PARTITIONED = frozenset({"steps", "gpu_samples"})
 

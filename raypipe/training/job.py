@@ -32,7 +32,7 @@ class TrainingJob:
     task: TrainTask
     settings: TrainStageSettings
     plan: BatchPlan
-    run: RunDirectory
+    run_dir: RunDirectory
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False

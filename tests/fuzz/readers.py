@@ -32,7 +32,7 @@ from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.documents import read_documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
-from raypipe.config import configuration as config
+from raypipe.commands import configuration as config
 from raypipe.datasets import builtin
 from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.corpus import make_corpus

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import ray
 
-from raypipe.commands import inspection
+from raypipe.commands import cluster
+from raypipe.commands import report as inspection
 from raypipe.commands import run as commands
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
@@ -273,7 +274,7 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", never)
         patch.setattr(ray, "shutdown", lambda: None)  # of other tests' cluster
-        patch.setattr(commands, "_start", lambda stack: RayLauncher())
+        patch.setattr(cluster, "start", lambda stack: RayLauncher())
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
     shown = capsys.readouterr().out
     assert "Ray does not start on this machine: The current node timed out" in shown
@@ -310,7 +311,7 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", slowly)
         patch.setattr("raypipe.launch.cluster.living_nodes", dict)
-        patch.setattr(commands, "_start", start)
+        patch.setattr(cluster, "start", start)
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
     assert "interrupted; what is finished is kept" in capsys.readouterr().out
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
@@ -394,7 +395,7 @@ def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
     run = RunDirectory("bucket://key:S3cr3t@run")
     run.__dict__["_opened"] = remote.fs, remote.path()
     run.write(run.config, (work / "toy.yaml").read_bytes())
-    monkeypatch.setattr(inspection, "_existing", lambda run_dir: run)
+    monkeypatch.setattr(inspection, "existing", lambda run_dir: run)
     monkeypatch.setattr("raypipe.report.build.build", lambda run, experiment, command: command)
     command = inspection.report(run.location)
     assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

@@ -17,9 +17,10 @@ from experiments.lm_pretrain.export import export, library_tokenizer
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
-from raypipe.commands.run import Request
-from raypipe.config import configuration as config
+from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
@@ -169,7 +170,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     overrides: list[str],
     architecture: str,
 ) -> None:
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("".join(TEXTS), encoding="utf-8")
     given = [

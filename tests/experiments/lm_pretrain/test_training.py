@@ -209,7 +209,7 @@ def test_the_loop_trains_it_alike_however_it_is_computed(
         outcome = train(job, Worker(0, torch.device("cpu")))
         assert outcome["eval_loss"] > 0
         assert outcome["tokens_per_s"] > 0
-        return list(read_table(job.run, "steps")["loss"])
+        return list(read_table(job.run_dir, "steps")["loss"])
 
     plain, other = losses("plain"), losses("other", **changed)
     rel = 1e-2 if "precision" in changed else 1e-5

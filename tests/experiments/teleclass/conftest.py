@@ -77,8 +77,8 @@ def labelled(context: StageContext) -> Callable[[int], Labelled]:
         ids = pa.array([f"d{i}" for i in range(10)], pa.large_string())
         table = {"id": ids, "labels": label_lists(sparse.csr_matrix(direct))}
         write_parquet(
-            context.run,
-            pseudo_labels_path(context.run),
+            context.run_dir,
+            pseudo_labels_path(context.run_dir),
             pa.table({**table, "confidence": [1.0] * 10}),
         )
         about = {"class_index": 2, "class": "c2", "name": "name 2"}

@@ -47,7 +47,7 @@ def corpus(context):
     confidence = np.array([0.1, 0.3, 0.2, 0.5, 0.4, 0], np.float32)
     labels = label_lists(sparse.csr_matrix(DIRECT))
     table = pa.table({"id": ids, "labels": labels, "confidence": confidence})
-    write_parquet(context.run, pseudo_labels_path(context.run), table)
+    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     return Corpus(TAXONOMY, Documents(ids, texts, None, {}), None)
 
 

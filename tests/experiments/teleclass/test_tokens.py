@@ -51,7 +51,7 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
 ):
     monkeypatch.setattr(tokens, "BLOCK", 4)  # the second has both kinds, the third written ones
     corpus, expected = labelled(written)
-    run = context.run
+    run = context.run_dir
     if vectors:  # or phase 1 is not asked
         encode(context, corpus, ENCODING)
     add_ancestors(context, corpus)
@@ -81,12 +81,12 @@ def test_written_documents_are_not_encoded_by_another_fit(context, labelled):
     corpus, _ = labelled(3)
     encode(context, corpus, ENCODING)
     add_ancestors(context, corpus)
-    path = LsaEncoder.path(context.run)
-    content = context.run.read(path)
-    context.run.write(path, content[:-50])
+    path = LsaEncoder.path(context.run_dir)
+    content = context.run_dir.read(path)
+    context.run_dir.write(path, content[:-50])
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
         tokenise(context, corpus, ENCODING, SETTINGS)
-    context.run.write(path, content)
+    context.run_dir.write(path, content)
     other = ENCODING.model_copy(update={"seed": 1})
     with pytest.raises(ConfigError, match="in another run directory"):
         tokenise(context, corpus, other, SETTINGS)

@@ -79,21 +79,21 @@ def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatc
     settings = settings_of(vectors=vectors)
     tokenise(context, corpus, ENCODING, settings.train.classifier)
     rows = np.array([*reversed(range(len(expected))), 0, 5])
-    stored = TokenisedDocuments(context.run, rows)
+    stored = TokenisedDocuments(context.run_dir, rows)
     for data in (stored, pickle.loads(pickle.dumps(stored))):
         assert len(data) == len(rows)
         assert data.width == (WIDTH if vectors else 0)
         for index, row in enumerate(rows):
             tokens, classes, vector = data[index]
-            block = read_tokens(context.run, row // 4).slice(row % 4, 1)
+            block = read_tokens(context.run_dir, row // 4).slice(row % 4, 1)
             assert tokens.tolist() == block.column("tokens")[0].as_py()
             assert set(classes.tolist()) == expected[row][1]
             assert vector.dtype == np.float32
             assert vector.tolist() == (block.column("vector")[0].as_py() if vectors else [])
     # the mapped blocks do not travel
-    assert len(pickle.dumps(stored)) == len(pickle.dumps(TokenisedDocuments(context.run, rows)))
+    assert len(pickle.dumps(stored)) == len(pickle.dumps(TokenisedDocuments(context.run_dir, rows)))
 
-    made = build_task(context.run, settings, 4)
+    made = build_task(context.run_dir, settings, 4)
     batch = made.collate()([made.build_dataset()[i] for i in range(9)])
     assert batch[2].shape == (9, WIDTH if vectors else 0)
     model = made.build_model()
@@ -109,7 +109,7 @@ def test_the_classifier_is_as_wide_as_the_vectors_are(context, labelled):
     encode(context, corpus, settings.encode)
     add_ancestors(context, corpus)
     tokenise(context, corpus, settings.encode, settings.train.classifier)
-    made = build_task(context.run, settings, 4)
+    made = build_task(context.run_dir, settings, 4)
     width = len(made.build_dataset()[0][2])
     assert 2 < width < 14
     assert made.build_model().wide.weight.shape == (4, width)

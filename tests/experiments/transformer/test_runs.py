@@ -19,9 +19,11 @@ from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
 from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
-from raypipe.commands.run import Request
-from raypipe.config import configuration as config
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
@@ -48,7 +50,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -256,7 +258,7 @@ def test_what_trains_on_data_can_be_swept(tmp_path):
     path = PROJECT / "configs/sweeps/transformer.yaml"
     given = [*SMALL, *of_table(tmp_path)]
     request = Request("sweep", str(path), given, str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = found(tmp_path, "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

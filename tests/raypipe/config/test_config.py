@@ -11,12 +11,12 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from raypipe.commands import configuration as config
 from raypipe.commands.run import _check_training
-from raypipe.config import configuration as config
-from raypipe.config.configuration import Configuration
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
+from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Experiment
 from raypipe.training.settings import TrainStageSettings
 

@@ -53,9 +53,7 @@ class SweptSettings(Settings):
 
 
 def stages(settings: SweptSettings) -> Sequence[Stage]:
-    task = Line(settings.width, settings.fail)
-    identity = {"width": settings.width, "fail": settings.fail}
-    return [train_stage("train", settings.train, lambda _: task, identity)]
+    return [train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
 
 
 EXPERIMENT = Experiment("swept", 1, SweptSettings, stages)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raypipe.config import configuration as config
+from raypipe.commands import configuration as config
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session

@@ -51,11 +51,11 @@ def stages(settings):
     units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
 
     def run(context):
-        calls = ((u.slot, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
+        calls = ((u.key, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
         with context.pool(PoolOptions(1.0)) as pool:
-            for slot, value in context.map(pool, calls):
+            for key, value in context.map(pool, calls):
                 row = {"dataset": "many", "value": float(value)}
-                context.finish(units[slot], {"evaluations": {slot: row}})
+                context.finish(units[key], {"evaluations": {key: row}})
 
     return [hardware_stage(), Stage("units", run, list(units.values()), ("hardware",))]
 

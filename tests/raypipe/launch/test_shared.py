@@ -21,12 +21,12 @@ from raypipe.pipeline.context import Session, StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
+from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_train import Regression, ignore, job
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
 

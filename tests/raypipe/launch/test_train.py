@@ -60,8 +60,8 @@ def job(folder: Path, micro: int, accumulation: int, workers: int, steps: int = 
 
 
 def outcome(job: TrainingJob) -> tuple[pd.Series, dict[str, torch.Tensor]]:
-    steps = read_table(job.run, "steps").sort_values("step").set_index("step")
-    return steps["loss"], load(job.run.read(job.run.model("t")))
+    steps = read_table(job.run_dir, "steps").sort_values("step").set_index("step")
+    return steps["loss"], load(job.run_dir.read(job.run_dir.model("t")))
 
 
 def ignore(*_: object) -> None:

@@ -15,7 +15,6 @@ from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order, with_needs
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import refuse_changes, run_stages
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
@@ -23,18 +22,19 @@ from raypipe.storage.tables import SCHEMAS, read_table
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
+from tests.raypipe.composed import refuse_changes, run_stages
 
 Do = Callable[[StageContext], None]
 
 
 def finish_all(context: StageContext) -> None:
     for unit in context.todo():
-        context.ledger.put("evaluations", {unit.slot: {"dataset": unit.slot, "value": 1.0}})
+        context.ledger.put("evaluations", {unit.key: {"dataset": unit.key, "value": 1.0}})
         context.finish(unit)
 
 
 def stage(name: str, *needs: str, do: Do = finish_all, derived: bool = False, **identity) -> Stage:
-    return Stage(name, do, [Unit(name, {"of": name, **identity})], needs, derived=derived)
+    return Stage(name, do, [Unit(name, {"of": name, **identity})], needs, always_rerun=derived)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def open_session(folder: Path) -> Session:
 
 
 def statuses(session: Session) -> dict[str, str]:
-    table = read_table(session.run, "stages")
+    table = read_table(session.run_dir, "stages")
     return dict(zip(table["stage"], table["status"], strict=True))
 
 
@@ -78,7 +78,7 @@ def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
     ran: list[str] = []
 
     def do(context: StageContext) -> None:
-        ran.extend(unit.slot for unit in context.todo())
+        ran.extend(unit.key for unit in context.todo())
         finish_all(context)
 
     def units(count: int) -> Stage:
@@ -120,7 +120,7 @@ def test_a_failure_stops_only_what_needs_it_and_is_a_row(session):
     assert failed is not None
     assert failed.startswith("bad: RuntimeError: no luck")
     assert statuses(session) == {"bad": "failed", "after": "skipped", "other": "succeeded"}
-    row = read_table(session.run, "failures").iloc[0]
+    row = read_table(session.run_dir, "failures").iloc[0]
     assert (row["stage"], row["attempt"], row["kind"]) == ("bad", 1, "error")
     assert "no luck" in row["message"]
     # mended, the run goes on where it stopped
@@ -145,16 +145,16 @@ def test_an_interruption_keeps_what_is_finished(session):
     with pytest.raises(KeyboardInterrupt):
         run_stages([Stage("s", interrupt, units)], session)
     assert statuses(session) == {"s": "interrupted"}
-    ledger = Ledger(session.run)
+    ledger = Ledger(session.run_dir)
     assert [is_done(ledger, unit) for unit in units] == [True, False]
 
 
 def test_every_table_of_the_contract_is_written_even_empty(session):
     run_stages([stage("a")], session)
-    written = set(session.run.list(session.run.path("results")))
+    written = set(session.run_dir.list(session.run_dir.path("results")))
     assert set(SCHEMAS) - {"steps", "gpu_samples"} <= written
     for table in written:
-        assert "run_id" in read_table(session.run, table)
+        assert "run_id" in read_table(session.run_dir, table)
 
 
 def test_a_change_of_stored_results_is_refused_with_its_keys(session):
@@ -184,7 +184,7 @@ def test_a_failed_task_is_recorded_and_told(session):
     failed = run_stages([stage("s", do=do)], session)
     assert failed is not None
     assert "ZeroDivisionError" in failed
-    row = read_table(session.run, "failures").iloc[0]
+    row = read_table(session.run_dir, "failures").iloc[0]
     assert (row["unit"], row["kind"], row["outcome"]) == ("broken", "error", "gave up")
 
 
@@ -215,21 +215,21 @@ def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypa
         micro_batch=16, accumulation=1, effective_batch=16, steps=5, log_every=1, eval_every=5
     )
     settings = TrainStageSettings(training=training, memory_trial=2)
-    run_stages([train_stage("train", settings, lambda _: Uneven(), {})], session)
+    run_stages([train_stage("train", settings, lambda s, _: Uneven())], session)
     assert said[1].endswith("again with micro-batch 4 x accumulation 4")
     assert said[2].startswith("2 steps on the longest samples fit: micro-batch 4 x accumulation 4")
     assert OPENED[0] == (0, [3, 17, 0, 1])
-    steps = read_table(session.run, "steps")
+    steps = read_table(session.run_dir, "steps")
     assert list(steps["step"]) == [1, 2, 3, 4, 5]
-    (trial,) = read_table(session.run, "trials").to_dict("records")
+    (trial,) = read_table(session.run_dir, "trials").to_dict("records")
     assert (trial["status"], trial["micro_batch"], trial["attempts"]) == ("succeeded", 4, 3)
-    assert list(read_table(session.run, "failures")["kind"]) == ["out_of_memory"] * 2
-    undisturbed = open_session(Path(session.run.location) / "plain")
+    assert list(read_table(session.run_dir, "failures")["kind"]) == ["out_of_memory"] * 2
+    undisturbed = open_session(Path(session.run_dir.location) / "plain")
     plain = settings.model_copy(
         update={
             "memory_trial": 0,
             "training": training.model_copy(update={"micro_batch": 4, "accumulation": 4}),
         }
     )
-    run_stages([train_stage("train", plain, lambda _: Uneven(), {})], undisturbed)
+    run_stages([train_stage("train", plain, lambda s, _: Uneven())], undisturbed)
     assert list(read_table(undisturbed.run, "steps")["loss"]) == list(steps["loss"])

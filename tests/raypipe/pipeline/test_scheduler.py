@@ -19,7 +19,6 @@ from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.scheduler import in_lanes
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage import tables as results
@@ -28,6 +27,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_tables
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
+from tests.raypipe.composed import run_stages
 
 WAIT_S = 400
 CPU_NODE = Hardware("here", 2, 2**30)
@@ -42,7 +42,7 @@ def finish(context: StageContext) -> None:
 
 
 def stage(name: str, *needs: str, gpu: bool = False, do: Do = finish, derived=False) -> Stage:
-    return Stage(name, do, [Unit(name, {"of": name})], needs, derived=derived, on_gpu=gpu)
+    return Stage(name, do, [Unit(name, {"of": name})], needs, always_rerun=derived, on_gpu=gpu)
 
 
 def open_session(folder: Path, node: Hardware = GPU_NODE) -> Session:
@@ -57,7 +57,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def statuses(session: Session) -> dict[str, str]:
-    rows = read_table(session.run, "stages")
+    rows = read_table(session.run_dir, "stages")
     return dict(zip(rows["stage"], rows["status"], strict=True))
 
 
@@ -207,7 +207,7 @@ def test_an_interruption_ends_both_and_keeps_what_is_finished(session, interrupt
     with pytest.raises(KeyboardInterrupt):
         run_stages(stages, session)
     assert statuses(session) == {"a": "interrupted", "b": "interrupted"}
-    ledger = Ledger(session.run)
+    ledger = Ledger(session.run_dir)
     for pair in units.values():
         assert [is_done(ledger, unit) for unit in pair] == [True, False]
 
@@ -237,26 +237,26 @@ def test_what_both_record_at_the_same_time_is_all_there(session):
 
     def record(context: StageContext) -> None:
         for unit in context.stage.units:
-            context.fail(unit.slot, 1, "error", "rehearsed")
-            context.ledger.put("evaluations", {unit.slot: {"dataset": unit.slot, "value": 1.0}})
-            context.ledger.put("passing", {unit.slot: {"x": 1}})
-            context.say(unit.slot)
+            context.fail(unit.key, 1, "error", "rehearsed")
+            context.ledger.put("evaluations", {unit.key: {"dataset": unit.key, "value": 1.0}})
+            context.ledger.put("passing", {unit.key: {"x": 1}})
+            context.say(unit.key)
             context.finish(unit)
-            context.ledger.remove("passing", [unit.slot])
+            context.ledger.remove("passing", [unit.key])
 
     stages = [
         Stage(name, record, [Unit(f"{name}/{i}", {"i": i}) for i in range(number)], on_gpu=gpu)
         for name, gpu in (("a", True), ("b", False), ("c", True), ("d", False))
     ]
     assert run_stages(stages, session) is None
-    read = Ledger(session.run, writable=False)
+    read = Ledger(session.run_dir, writable=False)
     for table in ("units", "failures", "evaluations", "stages"):
         assert sorted(map(str, read.rows(table))) == sorted(map(str, session.ledger.rows(table)))
     assert all(is_done(read, unit) for each in stages for unit in each.units)
     assert read.rows("passing") == []
-    slots = sorted(unit.slot for each in stages for unit in each.units)
-    assert sorted(read_table(session.run, "failures")["unit"]) == slots
-    assert sorted(read_table(session.run, "evaluations")["dataset"]) == slots
+    slots = sorted(unit.key for each in stages for unit in each.units)
+    assert sorted(read_table(session.run_dir, "failures")["unit"]) == slots
+    assert sorted(read_table(session.run_dir, "evaluations")["dataset"]) == slots
 
 
 def test_the_tables_are_written_by_one_at_a_time(session, monkeypatch):
@@ -290,7 +290,7 @@ def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session)
     stages = [stage("a")]
     session.ledger.put("evaluations", {"e": {"dataset": "d", "value": 1.0}})
     StageContext(stages[0], session).finish(stages[0].units[0])  # and here it is killed
-    assert read_table(session.run, "evaluations").empty
+    assert read_table(session.run_dir, "evaluations").empty
     assert run_stages(stages, session) is None
-    assert read_table(session.run, "evaluations")["value"].tolist() == [1.0]
+    assert read_table(session.run_dir, "evaluations")["value"].tolist() == [1.0]
     assert statuses(session) == {"a": "succeeded"}

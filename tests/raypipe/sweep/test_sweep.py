@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe.config import configuration as config
+from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
@@ -310,8 +310,8 @@ def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
     stage = stages_of("sweep.axes.training.micro_batch=[4,8,16,64]", node=node)[0]
     devices = {unit.identity.get("device") for unit in stage.units[:-1]}
     assert devices == {"Card"}
-    assert {unit.slot for unit in stage.units[:-1]}.isdisjoint(
-        unit.slot for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
+    assert {unit.key for unit in stage.units[:-1]}.isdisjoint(
+        unit.key for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
     )
 
 

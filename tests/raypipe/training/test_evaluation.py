@@ -51,7 +51,7 @@ def curve(folder: Path, monitor: dict[str, Any], **given: Any) -> TrainingJob:
 
 
 def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
 
 
 def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:

@@ -37,13 +37,13 @@ def run(
 
 
 def losses(job: TrainingJob) -> list[float]:
-    steps = results.read_table(job.run, "steps")
+    steps = results.read_table(job.run_dir, "steps")
     assert list(steps["step"]) == list(range(1, len(steps) + 1))
     return list(steps["loss"])
 
 
 def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], rel: float) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.summarization.presets import PRESETS
-from raypipe.sweep.presets import published
+from raypipe.training.presets import published
 
 
 @pytest.mark.parametrize(
