@@ -54,7 +54,7 @@ def test_modules_can_be_read_in_a_sitting(folder: str) -> None:
         "from raypipe.cli import main\n"
         "try: main()\n"
         "except SystemExit as done: assert not done.code",
-        "import raypipe.launch.relay, raypipe.launch.task  # in processes that may need none",
+        "import raypipe.launch.job_mailbox, raypipe.launch.task  # in processes that may need none",
     ],
 )
 def test_help_and_small_processes_are_quick(code: str) -> None:

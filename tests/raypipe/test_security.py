@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from raypipe.commands import run as commands
+from raypipe.config.overrides import hidden_override
 from raypipe.datasets import CorpusError, load_corpus
 from raypipe.datasets.rows import read_arrays
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import (
     LogFormatter,
-    hidden_override,
     is_secret,
     without_credentials,
     without_secrets,
