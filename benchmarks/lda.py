@@ -34,7 +34,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
 from benchmarks.training import machine
-from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation
+from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation
 from raypipe.datasets import load_corpus
 from raypipe.provenance import git_commit, package_version
 

@@ -39,7 +39,7 @@ import torch
 import typer
 from pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 
-from experiments.pabbo_lda.evaluation import (
+from experiments.pabbo_lda.pabbo.evaluation import (
     EvaluationSettings,
     HeldOut,
     Scorer,
@@ -50,11 +50,11 @@ from experiments.pabbo_lda.evaluation import (
     regret_curve,
     simple_regret,
 )
-from experiments.pabbo_lda.functions import FunctionSettings
-from experiments.pabbo_lda.model import restore_model
-from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.model import restore_model
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.settings import recipe
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker

@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.pabbo_lda.aggregation import MEASURES
-from experiments.pabbo_lda.figures import figures
-from experiments.pabbo_lda.marks import by_optimizer
-from experiments.pabbo_lda.progress import quartiles
+from experiments.pabbo_lda.study.aggregation import MEASURES
+from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.optimizer_styles import by_optimizer
+from experiments.pabbo_lda.study.convergence import quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
 from raypipe.report.page import findings
 from raypipe.report.plots import encode, slug

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from experiments.pabbo_lda.curve_training import CurvePolicySettings
-from experiments.pabbo_lda.evaluation import EvaluationSettings
-from experiments.pabbo_lda.inference import LdaPrecision
-from experiments.pabbo_lda.model import LARGE
+from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings
+from experiments.pabbo_lda.objective.fit_options import LdaPrecision
+from experiments.pabbo_lda.pabbo.model import LARGE
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
-from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.config.settings import Settings
 from raypipe.datasets import Source
 from raypipe.training.settings import TrainingSettings, TrainStageSettings

@@ -19,7 +19,7 @@ from experiments.pabbo_lda.optimizers.space import (
 from raypipe.config.settings import Settings
 
 if TYPE_CHECKING:
-    from experiments.pabbo_lda.model import PabboModel
+    from experiments.pabbo_lda.pabbo.model import PabboModel
 
 Scorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]
@@ -110,7 +110,7 @@ def model_scorer(model: PabboModel) -> Scorer:
     """The acquisition head of a trained model as a scorer, on the model's device."""
     import torch
 
-    from experiments.pabbo_lda.model import score_pairs
+    from experiments.pabbo_lda.pabbo.model import score_pairs
 
     device = next(model.parameters()).device
 

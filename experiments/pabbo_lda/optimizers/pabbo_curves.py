@@ -10,7 +10,7 @@ from experiments.pabbo_lda.optimizers.space import FloatArray, IntegerRange
 #: a log-perplexity is judged in these units; a duel lost by ``DECIDED`` of them or more is clear
 UNIT = 0.01
 DECIDED = 1e4
-#: as in the training (:mod:`experiments.pabbo_lda.curve_training`), which has no budget, a context
+#: as in the training (:mod:`experiments.pabbo_lda.pabbo.curve_training_task`), which has no budget, a context
 #: of at most the longest start and its own steps, and no steps at random but the policy's
 POLICY = PolicySettings(scale="log", exploration=0.0, horizon=1, context=30)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from experiments.pabbo_lda.aggregation import MEASURES, aggregate
-from experiments.pabbo_lda.progress import anytime, convergence, progress
+from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
+from experiments.pabbo_lda.study.convergence import anytime, convergence, progress
 from raypipe.storage.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimiser, a list a run

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.pabbo_lda.duels import Candidates, winners
-from experiments.pabbo_lda.evaluation import (
+from experiments.pabbo_lda.pabbo.duels import Candidates, winners
+from experiments.pabbo_lda.pabbo.evaluation import (
     EvaluationSettings,
     HeldOut,
     evaluate_model,
@@ -19,8 +19,8 @@ from experiments.pabbo_lda.evaluation import (
     regret_curve,
     simple_regret,
 )
-from experiments.pabbo_lda.functions import FunctionSettings, sample_functions
-from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
 FUNCTIONS = FunctionSettings()

@@ -10,9 +10,9 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
-from experiments.pabbo_lda import progress_figures
-from experiments.pabbo_lda.figures import figures
-from experiments.pabbo_lda.marks import NAMES
+from experiments.pabbo_lda.figures import convergence_figures
+from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.optimizer_styles import NAMES
 from raypipe.report.plots import Figure, encode
 
 START = [733, 133, 355, 115]

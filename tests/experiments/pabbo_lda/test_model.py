@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from experiments.pabbo_lda.model import (
+from experiments.pabbo_lda.pabbo.model import (
     LARGE,
     SMALL,
     ModelSettings,
@@ -16,8 +16,8 @@ from experiments.pabbo_lda.model import (
     load_model,
     score_pairs,
 )
-from experiments.pabbo_lda.recipe import PabboSettings
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
 
 
 def _model(settings: ModelSettings = SMALL) -> PabboModel:

@@ -9,10 +9,10 @@ import pytest
 from scipy import sparse
 from sklearn.decomposition import LatentDirichletAllocation
 
-from experiments.pabbo_lda.objectives import NAMES, load_objectives
+from experiments.pabbo_lda.objective.objectives import NAMES, load_objectives
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import DataSettings, LdaSettings
-from experiments.pabbo_lda.topic_model import npmi
+from experiments.pabbo_lda.objective.topic_model import npmi
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.optimizers import (
     IntegerRange,
     Optimizer,
@@ -27,8 +27,8 @@ from experiments.pabbo_lda.optimizers import (
 from experiments.pabbo_lda.optimizers.genetic import cross, mutate
 from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbour
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
-from experiments.pabbo_lda.study import Study
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.study.study import Study
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 
 NAMES: tuple[OptimizerName, ...] = (
     "ga",

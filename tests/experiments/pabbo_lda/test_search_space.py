@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import Objective
 from experiments.pabbo_lda.optimizers import (
     T_ONLY,
     OptimizerName,
@@ -20,9 +20,9 @@ from experiments.pabbo_lda.optimizers import (
 )
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.space import LogRange
-from experiments.pabbo_lda.pipeline import _study
+from experiments.pabbo_lda.experiment import _study
 from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.study.study import Study
 
 SPACE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 #: far from where 1/T leads

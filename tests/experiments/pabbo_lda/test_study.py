@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.study import PATIENCE, Evaluation, Study
+from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, Study
 
 
 def points(*topics: int) -> list[Point]:

@@ -25,7 +25,7 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
 )
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
-from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.study.study import Study
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 

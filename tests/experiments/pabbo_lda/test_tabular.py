@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 
 TABLE = pd.DataFrame(
     [("a", 1, 40, 1e8), ("a", 1, 10, 100.0), ("a", 1, 2, 400.0), ("b", 2, 5, 7.0)],

@@ -10,8 +10,8 @@ from scipy.sparse import csr_matrix
 from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.utils import check_random_state
 
-from experiments.pabbo_lda.inference import LdaFit
-from experiments.pabbo_lda.variational import bound, e_step, m_step
+from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective.variational_bayes import bound, e_step, m_step
 
 if TYPE_CHECKING:
     from experiments.pabbo_lda.optimizers import Point

@@ -7,7 +7,7 @@ import torch
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, Matern
 
-from experiments.pabbo_lda.functions import (
+from experiments.pabbo_lda.pabbo.synthetic_functions import (
     KERNELS,
     FunctionSettings,
     _log_normal,

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.pabbo_lda.evaluations import Evaluations, Request
-from experiments.pabbo_lda.objectives import Objective
+from experiments.pabbo_lda.study.evaluations import Evaluations, Request
+from experiments.pabbo_lda.objective.objectives import Objective
 from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.study.study import Study
 from raypipe.errors import UnitError
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Unit

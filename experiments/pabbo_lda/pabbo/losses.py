@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.pabbo_lda.duels import Candidates, draw_pairs, summed
-from experiments.pabbo_lda.functions import sample_functions
-from experiments.pabbo_lda.model import PabboModel
-from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs, summed
+from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
+from experiments.pabbo_lda.pabbo.model import PabboModel
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss
 

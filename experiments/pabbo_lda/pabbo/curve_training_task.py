@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from experiments.pabbo_lda.curves import Curves, CurveSettings, sample_curves
-from experiments.pabbo_lda.duels import pick, summed
-from experiments.pabbo_lda.evaluation import HELD_OUT
-from experiments.pabbo_lda.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.perplexity_curves import Curves, CurveSettings, sample_curves
+from experiments.pabbo_lda.pabbo.duels import pick, summed
+from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
-from experiments.pabbo_lda.training import ModelTask
+from experiments.pabbo_lda.pabbo.training_task import ModelTask
 from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, StepContext

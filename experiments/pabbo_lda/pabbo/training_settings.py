@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from experiments.pabbo_lda.evaluation import EvaluationSettings, check_pairs
-from experiments.pabbo_lda.functions import FunctionSettings
-from experiments.pabbo_lda.model import ModelSettings
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, check_pairs
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.model import ModelSettings
 from raypipe.config.settings import Settings
 
 

@@ -15,9 +15,9 @@ import torch
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
-from experiments.pabbo_lda.duels import Candidates, draw_pairs, winners
-from experiments.pabbo_lda.functions import FunctionSettings, bowl, sample_functions
-from experiments.pabbo_lda.model import ModelSettings, PabboModel, restore_model
+from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs, winners
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, bowl, sample_functions
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, restore_model
 from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 

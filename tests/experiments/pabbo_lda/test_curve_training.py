@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from experiments.pabbo_lda.curve_training import (
+from experiments.pabbo_lda.pabbo.curve_training_task import (
     CurvePolicySettings,
     CurvePolicyTask,
     degree,
@@ -21,9 +21,9 @@ from experiments.pabbo_lda.curve_training import (
     excess,
     studies,
 )
-from experiments.pabbo_lda.curves import CurveSettings, sample_curves
-from experiments.pabbo_lda.evaluation import HELD_OUT
-from experiments.pabbo_lda.model import ModelSettings, PabboModel, load_model
+from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings, sample_curves
+from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, load_model
 from experiments.pabbo_lda.optimizers import (
     Optimizer,
     Point,
@@ -31,10 +31,10 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
     model_scorer,
 )
-from experiments.pabbo_lda.pipeline import stages
+from experiments.pabbo_lda.experiment import stages
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
-from experiments.pabbo_lda.study import Study
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.study.study import Study
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from experiments.pabbo_lda.marks import LABELLED, by_optimizer, name_of, runs_of
+from experiments.pabbo_lda.figures.optimizer_styles import LABELLED, by_optimizer, name_of, runs_of
 from raypipe.report.formatting import number
 from raypipe.report.plots import (
     HEIGHT,

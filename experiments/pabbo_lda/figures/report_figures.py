@@ -11,15 +11,15 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from experiments.pabbo_lda.marks import (
+from experiments.pabbo_lda.figures.optimizer_styles import (
     LABELLED,
     by_optimizer,
     name_of,
     runs_of,
     strokes_of,
 )
-from experiments.pabbo_lda.progress import progress
-from experiments.pabbo_lda.progress_figures import (
+from experiments.pabbo_lda.study.convergence import progress
+from experiments.pabbo_lda.figures.convergence_figures import (
     BEST,
     EXCESS,
     RESOLUTION,

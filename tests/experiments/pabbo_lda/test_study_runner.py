@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objectives import Objective, tabular_value
+from experiments.pabbo_lda.objective.objectives import Objective, tabular_value
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.studies import StudySpec, run_studies
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.errors import UnitError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext
@@ -270,10 +270,10 @@ def test_an_evaluation_that_fails_for_good_breaks_its_studies_alone(undisturbed,
 
 
 def test_only_some_studies_are_open_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("experiments.pabbo_lda.studies._OPEN_AT_LEAST", 4)
-    monkeypatch.setattr("experiments.pabbo_lda.studies._OPEN_PER_CPU", 1)
+    monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_AT_LEAST", 4)
+    monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_PER_CPU", 1)
     made, most = [], [0]
-    from experiments.pabbo_lda import studies
+    from experiments.pabbo_lda.study import study_runner
 
     class Counted(studies.Study):
         def __init__(self, *arguments, **named) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from sklearn.model_selection import train_test_split
 
-from experiments.pabbo_lda.inference import LdaFit
+from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveName
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.datasets import Corpus, load_corpus, make_corpus
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
@@ -59,7 +59,7 @@ class Objective:
         """``function(data, point, seed, *arguments)``, compiled when this is called."""
         if self.kind == "tabular":
             return tabular_value
-        from experiments.pabbo_lda import topic_model
+        from experiments.pabbo_lda.objective import topic_model
 
         functions = {
             "perplexity": topic_model.lda_perplexity,

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any
 
-from experiments.pabbo_lda.objectives import Objective
+from experiments.pabbo_lda.objective.objectives import Objective
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import TaskPool, TaskResult

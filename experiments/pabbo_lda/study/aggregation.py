@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from experiments.pabbo_lda.progress import TARGETS, anytime, convergence, progress, quartiles
+from experiments.pabbo_lda.study.convergence import TARGETS, anytime, convergence, progress, quartiles
 from raypipe import stats
 from raypipe.storage.ledger import Row
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.pabbo_lda.evaluation import evaluate_model
-from experiments.pabbo_lda.losses import burn_in_loss, policy_loss
-from experiments.pabbo_lda.model import ModelSettings, PabboModel
-from experiments.pabbo_lda.recipe import PabboSettings
+from experiments.pabbo_lda.pabbo.evaluation import evaluate_model
+from experiments.pabbo_lda.pabbo.losses import burn_in_loss, policy_loss
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
@@ -36,7 +36,7 @@ class ModelTask(TrainTask):
         return PabboModel(self._model)
 
     def metadata(self) -> Mapping[str, str]:
-        """The model's size, as :func:`~experiments.pabbo_lda.model.load_model` reads it."""
+        """The model's size, as :func:`~experiments.pabbo_lda.pabbo.model.load_model` reads it."""
         return {"model": self._model.model_dump_json()}
 
     def build_dataset(self) -> Dataset[int]:

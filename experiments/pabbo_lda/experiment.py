@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from experiments.pabbo_lda.aggregation import aggregate
-from experiments.pabbo_lda.curve_training import CurvePolicyTask
-from experiments.pabbo_lda.evaluation import EvaluationSettings, measure
-from experiments.pabbo_lda.model import ModelSettings, restore_model
-from experiments.pabbo_lda.objectives import NAMES, Objective, load_objectives
+from experiments.pabbo_lda.study.aggregation import aggregate
+from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
+from experiments.pabbo_lda.pabbo.evaluation import EvaluationSettings, measure
+from experiments.pabbo_lda.pabbo.model import ModelSettings, restore_model
+from experiments.pabbo_lda.objective.objectives import NAMES, Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
 from experiments.pabbo_lda.optimizers.pabbo_curves import POLICY as CURVE_POLICY
 from experiments.pabbo_lda.settings import (
@@ -18,8 +18,8 @@ from experiments.pabbo_lda.settings import (
     MainSettings,
     PabboStageSettings,
 )
-from experiments.pabbo_lda.studies import StudySpec, run_studies
-from experiments.pabbo_lda.training import ModelTask, PabboTask
+from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
+from experiments.pabbo_lda.pabbo.training_task import ModelTask, PabboTask
 from raypipe.errors import ConfigError
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
