@@ -286,7 +286,7 @@ def pabbo(scorer, **options) -> Optimizer:
         space=Space(2, 1000),
         seed=0,
         scorer=scorer,
-        pabbo=PolicySettings(**options),
+        policy=PolicySettings(**options),
     )
 
 
