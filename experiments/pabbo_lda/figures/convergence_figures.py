@@ -1,4 +1,4 @@
-"""Curves of the topic-number studies: the best so far, and the share of runs that came close."""
+"""Convergence curves of the studies: best value so far, and fraction of runs that came close."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from raypipe.report.plots import (
     label_lines,
 )
 
-#: the column of ``convergence`` whose distribution :func:`solved` draws
+#: column of ``convergence`` whose distribution :func:`solved` draws
 SOLVED = "evaluations_beyond_start_to_1_percent"
-# more than a curve has pixels
+# more points than a curve has pixels
 _POINTS = 2000
-#: the least excess that a figure tells from none, on its logarithmic axis
+#: smallest excess that a figure distinguishes from zero, on its logarithmic axis
 RESOLUTION = 1e-3
 
 
@@ -40,7 +40,7 @@ def _percent(excess: float) -> str:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a curve shows: its column, and how figures speak of it.
+    """A quantity that curves show: its column, and its name in figures.
 
     The axis is logarithmic where the values span more than the factor ``log_from``.
     """
@@ -67,7 +67,7 @@ EXCESS = Quantity(
     column="excess",
     name="excess",
     axis="lowest perplexity so far, above the best known",
-    caption="How far the lowest perplexity lies above the best that any study found for its corpus "
+    caption="Excess of the lowest perplexity over the best one that any study found for the corpus "
     f"and seed (down to {_percent(RESOLUTION)}),",
     group="Distance to the best known",
     log_from=2,
@@ -76,11 +76,11 @@ EXCESS = Quantity(
 
 
 def best_of(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.DataFrame:
-    """The best so far of one optimiser: one row a point of ``at``, one column a run.
+    """Return the best so far of one optimizer: one row per point of ``at``, one column per run.
 
-    A finished run carries its best forward; a run with no finite value at all is left out, and so
-    are the points before every other run has one. Of more points than a figure can tell apart
-    (times differ in every run) some are taken, evenly by rank.
+    A finished run carries its best forward. A run without any finite value is left out, and so are
+    the points before every other run has one. If there are more points than a figure can
+    distinguish (times differ in every run), they are thinned evenly by rank.
     """
     known = table[np.isfinite(table["best_value"].astype(float)) & table[column].notna()]
     known = known.sort_values("evaluation")
@@ -96,7 +96,7 @@ def best_of(table: pd.DataFrame, at: str, column: str = "best_value") -> pd.Data
 
 
 def _start(table: pd.DataFrame) -> int:
-    """How many evaluations make up the start population that all studies share; 0 for none."""
+    """Return the number of evaluations of the start that all studies share; 0 if they do not."""
     studies = [study for _, study in table.groupby(["optimizer", "run"])]
     first = [study[study["batch"] == study["batch"].min()] for study in studies]
     shared = {frozenset(batch["T"]) for batch in first}
@@ -104,7 +104,7 @@ def _start(table: pd.DataFrame) -> int:
 
 
 def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float) -> None:
-    """Median and interquartile band over runs; dotted where all runs are carried forward."""
+    """Draw median and interquartile band over runs; dotted where all runs are carried forward."""
     band = best.quantile([0.25, 0.5, 0.75], axis=1).T
     # A step curve needs only the points where it moves, and its ends.
     moves = band.ne(band.shift()).any(axis=1)
@@ -112,24 +112,25 @@ def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float
     moves.loc[band.index[band.index <= end].max()] = True
     band = band[moves]
     x = band.index.to_numpy(float)
-    look: dict[str, Any] = {"color": stroke.colour, "drawstyle": "steps-post"}
+    color, line = stroke
+    look: dict[str, Any] = {"color": color, "drawstyle": "steps-post"}
     own, rest = band[x <= end], band[x >= x[x <= end].max()]
-    axes.plot(own.index, own[0.5], linestyle=stroke.line, label=name, **look)
+    axes.plot(own.index, own[0.5], linestyle=line, label=name, **look)
     if len(rest) > 1:
         axes.plot(rest.index, rest[0.5], linestyle=":", linewidth=1.1, label="_carried", **look)
     if best.shape[1] > 1:
         axes.fill_between(
-            x, band[0.25], band[0.75], step="post", color=stroke.colour, alpha=0.12, linewidth=0
+            x, band[0.25], band[0.75], step="post", color=color, alpha=0.12, linewidth=0
         )
 
 
 def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
-    """The best-so-far curves of one corpus over the column ``at``; the last is for the caption."""
+    """Draw the curves of one corpus over the column ``at``; the text is for the caption."""
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     start, last = _start(table), float(table[at].max())
     ends: list[tuple[float, str, Stroke]] = []
-    shown: list[float] = []  # what the y axis must show: from the end of the start population on
+    shown: list[float] = []  # values that the y axis must show: from the end of the start on
     most = 0
     for name, group, stroke in by_optimizer(table):
         best = best_of(group, at, quantity.column)
@@ -144,7 +145,7 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, A
         ends.append((final, f"{name_of(name)}  {quantity.text(final)}", stroke))
     axes.set_title(quantity.axis)
     frame_y(axes, shown, ratio=quantity.log_from)
-    if quantity.text is not number:  # powers of ten stay as they are
+    if quantity.text is not number:  # powers of ten are kept
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: quantity.text(value)))
     label_lines(axes, ends)
     note = f", median of {runs_of(most)} with the interquartile band." if most > 1 else "."
@@ -154,7 +155,7 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, A
 
 
 def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
-    """A quantity of one corpus after each evaluation; the start that all share is shaded."""
+    """Draw a quantity of one corpus by evaluation; the shared start is shaded."""
     last, start = int(table["evaluation"].max()), _start(table)
     figure, axes, note = _curves(quantity, table, "evaluation")
     if 0 < start < last:
@@ -168,7 +169,7 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figu
             color=MUTED,
             fontsize=7.5,
         )
-        note += f" The first {start} evaluations (shaded) are the start all optimisers share."
+        note += f" The first {start} evaluations (shaded) are the start of all optimizers."
     axes.set_xlim(1, max(2, last))
     axes.set_xlabel("evaluation (distinct T)")
     if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
@@ -179,7 +180,7 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figu
 
 
 def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
-    """A quantity of one corpus by the summed duration of a study's evaluations."""
+    """Draw a quantity of one corpus by the summed CPU time of a study's evaluations."""
     longest = float(table["cpu_s"].max())
     if longest >= 2 * 3600:
         scale, unit = 3600, "h"
@@ -188,15 +189,15 @@ def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
     figure, axes, note = _curves(quantity, table.assign(elapsed=table["cpu_s"] / scale), "elapsed")
     axes.set_xlim(0, longest / scale or 1)
     axes.set_xlabel(f"CPU time of LDA evaluations, {unit}")
-    caption = f"{quantity.caption} by the summed time of a study's own evaluations{note}"
+    caption = f"{quantity.caption} by the summed CPU time of a study's evaluations{note}"
     name = f"{quantity.name}_by_time-{dataset}"
     return Figure(name, dataset, caption, figure, f"{quantity.group} by time")
 
 
 def solved(dataset: str, table: pd.DataFrame) -> Figure:
-    """The share of runs within 1 % of the best known by evaluations beyond the start.
+    """Draw the fraction of runs within 1 % of the best known value by evaluations after the start.
 
-    An empirical distribution with censored runs, the data profile of Moré and Wild (2009,
+    An empirical distribution with censored runs: the data profile of Moré and Wild (2009,
     doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
     """
     figure = Canvas(figsize=(WIDTH, HEIGHT))
@@ -207,18 +208,18 @@ def solved(dataset: str, table: pd.DataFrame) -> Figure:
         needed = np.sort(finite(group[SOLVED]))
         x = np.concatenate([[0.0], needed, [last]])
         share = np.concatenate([np.arange(needed.size + 1), [needed.size]]) / len(group)
-        axes.plot(x, share, color=stroke.colour, linestyle=stroke.line, label=name,
-                  drawstyle="steps-post")  # fmt: skip
+        color, line = stroke
+        axes.plot(x, share, color=color, linestyle=line, label=name, drawstyle="steps-post")
         label = (float(share[-1]), f"{name_of(name)}  {100 * share[-1]:.0f} %", stroke)
         ends.append((label[0], -float(needed.sum()), label))
     axes.set_xlim(0, last)
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
-    # where the shares are equal, the first to get there is named on top
+    # of equal fractions, the first to get there has the top label
     label_lines(axes, [label for _, _, label in sorted(ends, key=lambda end: end[:2])])
     axes.set_title("runs within 1 % of the best known value")
-    axes.set_xlabel("evaluations beyond the start")
+    axes.set_xlabel("evaluations after the start")
     most = int(table.groupby("optimizer").size().max())
-    caption = f"Share of {runs_of(most)} of each optimiser that had come within 1 % of the best"
-    caption += " known value of its corpus and seed after so many evaluations."
+    caption = f"Fraction of {runs_of(most)} of each optimizer within 1 % of the best known value"
+    caption += " of the corpus and seed, by evaluations after the start."
     return Figure(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")

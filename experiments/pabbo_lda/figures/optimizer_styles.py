@@ -1,4 +1,4 @@
-"""How the optimisers are called and drawn, the same in every figure."""
+"""Names and strokes of the optimizers, the same in every figure."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ NAMES = {
     "golden_section": "golden section",
     "pabbo_curves": "PABBO curves",
 }
-#: axes with room at the right for names and values
+#: place of axes with room on the right for names and values
 LABELLED = (0.115, 0.135, 0.55, 0.78)
 
 
 def strokes_of(present: Sequence[str]) -> dict[str, Stroke]:
-    """The stroke of each optimiser, whichever of them a study has."""
+    """Return the stroke of each optimizer, the same for every selection of optimizers."""
     return strokes([*NAMES, *sorted(set(present) - set(NAMES))])
 
 
 def by_optimizer(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame, Stroke]]:
-    """The optimisers of a table in the fixed order, each with its rows and its stroke."""
+    """Return the optimizers of a table in the fixed order, each with its rows and its stroke."""
     groups = {str(name): group for name, group in table.groupby("optimizer", sort=True)}
     fixed = strokes_of(list(groups))
     return [(name, groups[name], fixed[name]) for name in fixed if name in groups]
 
 
 def name_of(optimizer: str) -> str:
-    """What a figure calls an optimiser."""
+    """Return the name of an optimizer in figures."""
     return NAMES.get(optimizer, optimizer.replace("_", " "))
 
 
 def runs_of(count: int) -> str:
-    """A number of runs in words."""
+    """Return a number of runs in words."""
     return "1 run" if count == 1 else f"{count} runs"

@@ -1,4 +1,4 @@
-"""Figures of the topic-number studies: how fast and how far each optimiser gets."""
+"""All figures of the report, and those of final values, searched T and simple regret."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ import pandas as pd
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from experiments.pabbo_lda.figures.optimizer_styles import (
-    LABELLED,
-    by_optimizer,
-    name_of,
-    runs_of,
-    strokes_of,
-)
-from experiments.pabbo_lda.study.convergence import progress
 from experiments.pabbo_lda.figures.convergence_figures import (
     BEST,
     EXCESS,
@@ -29,6 +21,14 @@ from experiments.pabbo_lda.figures.convergence_figures import (
     by_time,
     solved,
 )
+from experiments.pabbo_lda.figures.optimizer_styles import (
+    LABELLED,
+    by_optimizer,
+    name_of,
+    runs_of,
+    strokes_of,
+)
+from experiments.pabbo_lda.study.convergence import progress
 from raypipe.report.formatting import number, plus_minus
 from raypipe.report.plots import (
     HEIGHT,
@@ -50,58 +50,59 @@ from raypipe.report.plots import (
 _Draw = Callable[[str, pd.DataFrame], Figure]
 
 
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    """All figures the tables allow, by kind and then by corpus.
+#: columns that the figures read
+_COLUMNS = {
+    "study_history": "dataset optimizer run seed evaluation batch T value best_T best_value cpu_s",
+    "convergence": f"dataset optimizer {SOLVED} evaluations start_evaluations",
+    "summary": "dataset optimizer runs mean std min",
+    "studies": "dataset optimizer run best_perplexity",
+    "regret": "trial_id stage method step mean low high",
+}
 
-    Reads ``study_history`` (curves, trajectories), ``convergence`` (shares of runs that came
-    close), ``summary`` (bars), ``studies`` (boxes) and ``regret``. A missing or empty table, or a
-    corpus without a finite value, leaves its figures out; a table that lacks a column is a
-    ValueError.
+
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+    """Return all figures that the tables allow, by kind and then by corpus.
+
+    A missing or empty table, or a corpus without a finite value, leaves its figures out.
+
+    Raises:
+        ValueError: a table lacks a column.
+
     """
     drawn: list[Figure] = []
-    history_columns = ["dataset", "optimizer", "run", "seed", "evaluation", "batch", "T", "value"]
-    history_columns += ["best_T", "best_value", "cpu_s"]
+    history, reached, summary, studies, regret = (
+        rows(tables, name, columns.split()) for name, columns in _COLUMNS.items()
+    )
     with style():
-        history = rows(tables, "study_history", history_columns)
         if history is not None:
             history = progress(history)
             history["excess"] = (history["ratio"] - 1).clip(lower=RESOLUTION)
             for quantity in (BEST, EXCESS):
                 for draw in (by_evaluation, by_time):
                     drawn += _each_dataset(history, quantity.column, partial(draw, quantity))
-        reached = rows(
-            tables,
-            "convergence",
-            ["dataset", "optimizer", SOLVED, "evaluations", "start_evaluations"],
-        )
         if reached is not None:
             drawn += _each_dataset(reached, "evaluations", solved)
             if reached["dataset"].nunique() > 1:
                 drawn.append(solved("all corpora", reached))
-        summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std", "min"])
         if summary is not None:
             drawn += _each_dataset(summary, "mean", _bars)
-        studies = rows(tables, "studies", ["dataset", "optimizer", "run", "best_perplexity"])
         if studies is not None:
             drawn += _each_dataset(studies, "best_perplexity", _boxes)
         if history is not None:
             drawn += _each_dataset(history, "best_value", _trajectory)
-        regret = rows(
-            tables, "regret", ["trial_id", "stage", "method", "step", "mean", "low", "high"]
-        )
         if regret is not None:
             drawn += [_regret(str(stage), t) for stage, t in regret.groupby("stage", sort=False)]
     return drawn
 
 
 def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
-    """One figure a corpus that has a finite value, in the table's order of corpora."""
+    """Return one figure per corpus with a finite value, in the table's order of corpora."""
     groups = table.groupby("dataset", sort=False)
     return [draw(str(name), group) for name, group in groups if finite(group[value]).size]
 
 
 def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
-    """One panel an optimiser: every T it tried, and the median of its best T so far."""
+    """Draw one panel per optimizer: every T it tried, and the median of its best T so far."""
     optimizers = by_optimizer(table)
     columns = min(2, len(optimizers))
     lines = -(-len(optimizers) // columns)
@@ -124,8 +125,9 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
                   markeredgewidth=0, color=MUTED, alpha=0.4, label="T",
                   rasterized=len(table) > 1500)  # fmt: skip
         best = best_of(group, "evaluation", "best_T")
-        axes.plot(best.index, best.median(axis=1), color=stroke.colour, label="best T",
-                  drawstyle="steps-post", linestyle=stroke.line)  # fmt: skip
+        color, line = stroke
+        axes.plot(best.index, best.median(axis=1), color=color, label="best T",
+                  drawstyle="steps-post", linestyle=line)  # fmt: skip
         axes.set_title(name_of(name), pad=3)
     set_log(grid[0, 0].yaxis, float(table["T"].min()), float(table["T"].max()), (1, 3))
     grid[0, 0].set_xlim(1, last)
@@ -135,14 +137,13 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
         axes.set_xlabel("evaluation")
     figure.supylabel("number of topics T", x=0.012, fontsize=8.5, color=MUTED)
     runs = runs_of(int(table["run"].nunique()))
-    caption = f"Grey: every number of topics T evaluated ({runs}). Line: the best T so far"
+    caption = f"Gray: every number of topics T evaluated ({runs}). Line: the best T so far"
     caption += ", median over runs." if table["run"].nunique() > 1 else "."
-    group_title = "Numbers of topics tried"
-    return Figure(f"t_trajectory-{dataset}", dataset, caption, figure, group_title)
+    return Figure(f"t_trajectory-{dataset}", dataset, caption, figure, "Numbers of topics tried")
 
 
 def _bars(dataset: str, table: pd.DataFrame) -> Figure:
-    """Mean and standard deviation of the final best; zero-based bars, or points on a log axis."""
+    """Draw mean and standard deviation of final values: bars from zero, or points on a log axis."""
     known = np.isfinite(table["mean"].astype(float))
     lost = ", ".join(name_of(name) for name in table.loc[~known, "optimizer"])
     table = table[known].sort_values("mean", ascending=False, kind="stable")
@@ -153,20 +154,20 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     mean = table["mean"].to_numpy(float)
     std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)
     y = np.arange(len(table))
-    colours = [fixed[name].colour for name in table["optimizer"]]
+    colors = [fixed[name][0] for name in table["optimizer"]]
     logarithmic = needs_log(mean, 20)
-    # A deviation larger than the mean has no place on a log axis: its bar ends at the best run.
+    # On a log axis, where a deviation can exceed the mean, its bar ends at the best run.
     below = np.minimum(std, mean - table["min"].to_numpy(float)) if logarithmic else std
     errors = np.where(std > 0, [below, std], np.nan)
     bars: dict[str, Any] = {"ecolor": INK, "elinewidth": 1.0, "capsize": 2.5}
     if logarithmic:
         set_log(axes.xaxis, float(mean.min()), float(mean.max()))
-        for i, colour in enumerate(colours):
-            axes.errorbar(mean[i], y[i], xerr=errors[:, [i]], fmt="o", color=colour, **bars)
+        for i, color in enumerate(colors):
+            axes.errorbar(mean[i], y[i], xerr=errors[:, [i]], fmt="o", color=color, **bars)
     else:
-        axes.barh(y, mean, height=0.62, color=colours)
+        axes.barh(y, mean, height=0.62, color=colors)
         axes.errorbar(mean, y, xerr=errors, fmt="none", **bars)
-        # coherence, whose sign is turned, lies below zero
+        # negative coherence is below zero
         least = float(np.nanmin(mean - std)) if np.nanmin(mean) < 0 else 0.0
         axes.set_xlim(1.03 * least, 1.03 * max(0.0, float(np.nanmax(mean + std))))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -180,17 +181,17 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
     axes.spines["left"].set_visible(not logarithmic)
     axes.set_xlabel("final best perplexity")
     most = int(table["runs"].max())
-    caption = f"Final best perplexity of each optimiser, lower is better; {runs_of(most)}"
+    caption = f"Final best perplexity of each optimizer, lower is better; {runs_of(most)}"
     caption += ", mean ± standard deviation." if most > 1 else "."
     caption += (
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
     )
-    caption += f" Left out, without a finite mean: {lost}." if lost else ""
+    caption += f" Left out for lack of a finite mean: {lost}." if lost else ""
     return Figure(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
 
 
 def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
-    """Quartiles over runs with every run as a point, best median at the left."""
+    """Draw quartiles over runs with every run as a point, best median on the left."""
     groups = {}
     for name, group, _ in by_optimizer(table):
         if (known := finite(group["best_perplexity"])).size:
@@ -200,18 +201,18 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
     for place, name in enumerate(names):
-        known, colour = groups[name], fixed[name].colour
+        known, (color, _) = groups[name], fixed[name]
         if known.size > 1:
             axes.boxplot(
                 [known], positions=[place], widths=0.55, showfliers=False, patch_artist=True,
-                boxprops={"facecolor": "none", "edgecolor": colour, "linewidth": 1.3},
-                medianprops={"color": colour, "linewidth": 2.2, "solid_capstyle": "butt"},
-                whiskerprops={"color": colour}, capprops={"color": colour}, manage_ticks=False,
+                boxprops={"facecolor": "none", "edgecolor": color, "linewidth": 1.3},
+                medianprops={"color": color, "linewidth": 2.2, "solid_capstyle": "butt"},
+                whiskerprops={"color": color}, capprops={"color": color}, manage_ticks=False,
             )  # fmt: skip
         # Points side by side in the order of the runs, so that equal values stay visible.
         beside = place + (np.linspace(-0.17, 0.17, known.size) if known.size > 1 else 0.0)
         size = 9 if known.size > 1 else 30
-        axes.scatter(np.broadcast_to(beside, known.shape), known, s=size, color=colour,
+        axes.scatter(np.broadcast_to(beside, known.shape), known, s=size, color=color,
                      edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
     axes.set_xticks(range(len(names)), [name_of(name).replace(" ", "\n") for name in names])
     axes.tick_params(axis="x", length=0)
@@ -221,9 +222,10 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     axes.set_title("final best perplexity")
     most = max(known.size for known in groups.values())
     lost = len(table) - sum(known.size for known in groups.values())
-    caption = "One point a run; the box spans the quartiles, its line is the median, the whiskers"
-    caption += " reach the furthest run within 1.5 box lengths." if most > 1 else ""
-    caption = caption if most > 1 else "The final best perplexity of the one run."
+    caption = "The final best perplexity of the one run."
+    if most > 1:
+        caption = "One point per run. The box spans the quartiles, its line is the median, and the"
+        caption += " whiskers reach the furthest run within 1.5 box lengths."
     caption += " The axis does not start at zero."
     caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
     return Figure(
@@ -232,7 +234,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
 
 
 def _regret(stage: str, table: pd.DataFrame) -> Figure:
-    """Simple regret of the model against random search, with its confidence band."""
+    """Draw the simple regret of the model and of random search, with confidence bands."""
     figure = Canvas(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
@@ -241,12 +243,10 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
     for (_, method), group in table.groupby(["trial_id", "method"], sort=False):
         group = group.sort_values("step")
         name = model if method == "pabbo" else str(method)
-        stroke = fixed.get(name, fixed["random"])
-        axes.plot(
-            group["step"], group["mean"], color=stroke.colour, linestyle=stroke.line, label=name
-        )
-        axes.fill_between(group["step"], group["low"], group["high"], color=stroke.colour,
-                          alpha=0.16, linewidth=0)  # fmt: skip
+        stroke = color, line = fixed.get(name, fixed["random"])
+        axes.plot(group["step"], group["mean"], color=color, linestyle=line, label=name)
+        axes.fill_between(group["step"], group["low"], group["high"], color=color, alpha=0.16,
+                          linewidth=0)  # fmt: skip
         last = float(group["mean"].iloc[-1])
         ends.append((last, f"{name_of(name)}  {number(last)}", stroke))
     frame_y(axes, table[["mean", "low", "high"]].where(table[["mean", "low", "high"]] > 0))
@@ -254,12 +254,7 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
     axes.set_title("simple regret")
     axes.set_xlabel("duels")
     axes.set_xlim(float(table["step"].min()), max(1.0, float(table["step"].max())))
-    caption = "Distance of the best point queried from the optimum, mean over held-out functions"
-    caption += " with its confidence band; the label is the regret after the last duel."
-    return Figure(
-        f"regret-{stage}",
-        f"{name_of(model)} and random search",
-        caption,
-        figure,
-        "Simple regret of the model",
-    )
+    caption = "Utility of the optimum minus that of the best queried point, mean over held-out"
+    caption += " functions with its confidence band. The label is the regret after the last duel."
+    title = f"{name_of(model)} and random search"
+    return Figure(f"regret-{stage}", title, caption, figure, "Simple regret of the model")

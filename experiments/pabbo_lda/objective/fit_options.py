@@ -1,4 +1,4 @@
-"""How a topic model is fitted: what a worker needs of the settings, and nothing else."""
+"""Options of fitting a topic model; apart from the settings, so that LDA workers stay small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LdaPrecision = Literal["float64", "float32"]
 
 
 class LdaFit(NamedTuple):
-    """How a topic model is fitted: passes, documents a step, type of the words' probabilities."""
+    """Passes over the corpus, documents per update, and the type of the word probabilities."""
 
     max_iter: int
     batch_size: int

@@ -1,62 +1,61 @@
-"""What a study minimises over the topics of one corpus, and what decides its values."""
+"""Objective of a study: a function of the topics and priors of one corpus, and its identity."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sklearn.model_selection import train_test_split
 
 from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveName
-from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.datasets import Corpus, load_corpus, make_corpus
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 
-#: named in the identity of an evaluation; changed when its values change
-NAMES: Mapping[ObjectiveName, str] = {
-    "perplexity": "lda_perplexity, compiled",
-    "heldout_perplexity": "lda_heldout_perplexity, compiled",
-    "coherence": "lda_coherence, compiled",
-    "tabular": "recorded",
-}
-#: CPU seconds that a pass over a count takes: so much, and so much a topic (measured on one core)
+if TYPE_CHECKING:  # torch comes with the settings of PABBO
+    from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveName
+
+#: CPU seconds per pass and count: a constant, and a part per topic (measured on one core)
 _PASS_S, _TOPIC_S = 1.3e-7, 2e-9
-#: an evaluation of this length has a whole CPU; about a shorter one the driver and Ray do as much.
-#: Smaller shares make more processes than cores, and each loads what it needs first (1.6 s).
+#: Length of an evaluation, in seconds, that gets a whole CPU; about a shorter one the driver and
+#: Ray do as much. Smaller shares make more processes than cores, and each first loads its
+#: packages (1.6 s).
 _WHOLE_CPU_S = 0.02
 _HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A function of (point, seed), the smaller the better.
+    """A function of (point, seed) on one corpus; smaller is better.
 
     Attributes:
-        dataset: what results call it.
+        dataset: the name of the corpus.
         kind: its name in the configuration.
-        identity: all that decides a value beside the point and the seed, as plain values.
-        data_identity: the fingerprints of its data alone.
+        data_fingerprints: the fingerprints of the data, by role.
         data: the first argument of its function, shared by all tasks.
-        arguments: what follows the point and the seed.
-        counts: entries of the documents that an evaluation passes over, all passes together.
+        fit: the options of fitting; None where values are recorded.
+        counts: nonzero counts of the documents times passes over them.
 
     """
 
     dataset: str
     kind: ObjectiveName
-    identity: Mapping[str, Any]
-    data_identity: Mapping[str, str]
+    data_fingerprints: Mapping[str, str]
     data: Any = field(repr=False)
-    arguments: tuple[Any, ...] = ()
+    fit: LdaFit | None = None
     counts: int = 0
 
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The arguments of its function after the data, the point and the seed."""
+        return (self.dataset,) if self.fit is None else (self.fit,)
+
     def function(self) -> Callable[..., float]:
-        """``function(data, point, seed, *arguments)``, compiled when this is called."""
+        """Return ``function(data, point, seed, *arguments)``; the call compiles it."""
         if self.kind == "tabular":
             return tabular_value
         from experiments.pabbo_lda.objective import topic_model
@@ -69,20 +68,22 @@ class Objective:
         return functions[self.kind]
 
     def key(self, point: Point, seed: int) -> str:
-        """The same for equal evaluations, in every study and every run directory."""
-        return fingerprint({**self.identity, "seed": seed, **point.given})
+        """Return the same key for equal evaluations, in every study and every run directory."""
+        fit = {} if self.fit is None else self.fit._asdict()
+        decisive = {"objective": self.kind, **self.data_fingerprints, **fit}
+        return fingerprint({**decisive, "seed": seed, **point.given})
 
     def cost_s(self, point: Point) -> float:
-        """About the CPU seconds of an evaluation on one core; its order is what counts."""
+        """Return about the CPU seconds of an evaluation; used to order evaluations."""
         return self.counts * (_PASS_S + _TOPIC_S * point.T)
 
     def cpus(self, point: Point) -> float:
-        """The share of a CPU by the cost: a whole one, or for a short evaluation less."""
+        """Return the share of a CPU: a whole one, or less for a short evaluation."""
         return min(1.0, max(0.25, round(4 * self.cost_s(point) / _WHOLE_CPU_S) / 4))
 
 
 def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
-    """The objective on each corpus of the settings.
+    """Return the objective on each corpus of the settings.
 
     Raises:
         ConfigError: a corpus or a table that cannot be used, or a range of T beyond a corpus.
@@ -91,12 +92,6 @@ def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
     if lda.table is not None:
         return _tabular(lda.table, lda)
     return [_of_corpus(name, data, lda) for name in lda.datasets]
-
-
-def tabular_value(table: TabularObjective, point: Point, seed: int, dataset: str) -> float:
-    """The recorded, or interpolated, value."""
-    T, *_ = point
-    return table.value(dataset, seed, T)
 
 
 def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
@@ -109,27 +104,19 @@ def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
             f"lda.t_max = {lda.t_max}: the corpus {name} has only {words} words; "
             "T must lie in [2, words]"
         )
-    how = LdaFit(lda.max_iter, lda.batch_size, lda.precision)
-    contents = {role: corpus.fingerprint for role, corpus in corpora.items()}
-    identity = {
-        "objective": NAMES[lda.objective],
-        **contents,
-        **how._asdict(),
-    }
     fitted, *held_out = (corpus.counts for corpus in corpora.values())
     return Objective(
         name,
         lda.objective,
-        identity,
-        {"fingerprint": contents.pop("corpus"), **contents},
+        {role: corpus.fingerprint for role, corpus in corpora.items()},
         (fitted, *held_out) if held_out else fitted,
-        (how,),
+        LdaFit(lda.max_iter, lda.batch_size, lda.precision),
         fitted.nnz * lda.max_iter,
     )
 
 
 def _split(name: str, data: DataSettings, corpus: Corpus) -> dict[str, Corpus]:
-    """What is trained on and what is held out: the files' own parts, else a random fifth."""
+    """Return the training and held-out documents: the files' parts, else a random fifth."""
     if data.source == "bow":
         options = {**data.options, "split": "train"}
         train = load_corpus(data.source, name, data.dir, **options)
@@ -154,14 +141,10 @@ def _tabular(path: Path, lda: LdaSettings) -> list[Objective]:
     if missing := sorted(needed - {*table.runs}):
         known = ", ".join(sorted({dataset for dataset, _ in table.runs}))
         raise ConfigError(
-            f"lda.table = {path}: holds no values of dataset and seed {missing[0]}; "
+            f"lda.table = {path}: has no values of dataset and seed {missing[0]}; "
             f"its datasets are {known}"
         )
-    objectives = []
-    for name in lda.datasets:
-        content = table.fingerprint(name)
-        identity = {"objective": NAMES["tabular"], "corpus": content}
-        objectives.append(
-            Objective(name, "tabular", identity, {"fingerprint": content}, table, (name,))
-        )
-    return objectives
+    return [
+        Objective(name, "tabular", {"corpus": table.fingerprint(name)}, table)
+        for name in lda.datasets
+    ]

@@ -1,7 +1,8 @@
-"""The objective of the studies looked up: perplexities that were recorded."""
+"""Tabular objective: recorded perplexities instead of fitted topic models."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from raypipe.pipeline.identity import fingerprint
 
 
 class TabularObjective:
-    """Recorded values of the objective in place of training topic models.
+    """Recorded values of the objective, looked up and interpolated.
 
     Between recorded T the logarithm of the value is interpolated linearly in log T (values grow to
     1e44); beyond the largest recorded T the value of that T holds.
@@ -22,7 +23,7 @@ class TabularObjective:
         table: columns dataset, seed, T and perplexity, one row for each recorded value.
 
     Raises:
-        ValueError: a column is missing or holds text, or a perplexity is not positive and finite.
+        ValueError: a column is missing or not numeric, or a perplexity is not positive and finite.
 
     """
 
@@ -32,7 +33,7 @@ class TabularObjective:
             raise ValueError(f"the table of evaluations lacks the columns {sorted(missing)}")
         for name in ("seed", "T", "perplexity"):
             if not is_numeric_dtype(table[name]):
-                raise ValueError(f"the table of evaluations holds a {name} that is no number")
+                raise ValueError(f"the table of evaluations holds a {name} that is not a number")
         if not table["perplexity"].between(0, np.inf, inclusive="neither").all():
             raise ValueError("the table of evaluations holds perplexities that are not positive")
         self._curves: dict[tuple[str, int], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
@@ -45,16 +46,16 @@ class TabularObjective:
 
     @classmethod
     def read(cls, path: Path) -> TabularObjective:
-        """The objective recorded in a CSV file such as ``evaluations.csv.gz``."""
+        """Return the objective recorded in a CSV file such as ``evaluations.csv.gz``."""
         return cls(pd.read_csv(path))
 
     @property
     def runs(self) -> tuple[tuple[str, int], ...]:
-        """The (dataset, seed) that have values, ascending."""
+        """The pairs (dataset, seed) that have values, ascending."""
         return tuple(sorted(self._curves))
 
     def fingerprint(self, dataset: str) -> str:
-        """The hash of all that is recorded of a dataset."""
+        """Return the hash of all recorded values of a dataset."""
         curves = [
             (seed, points.tolist(), values.tolist())
             for (name, seed), (points, values) in sorted(self._curves.items())
@@ -63,20 +64,20 @@ class TabularObjective:
         return fingerprint({"dataset": dataset, "curves": curves})
 
     def value(self, dataset: str, seed: int, T: int) -> float:
-        """The recorded or interpolated perplexity.
+        """Return the recorded or interpolated perplexity.
 
         Raises:
-            ValueError: for a dataset and seed without values.
+            ValueError: a dataset and seed without values.
 
         """
         points, values = self._curve(dataset, seed)
         at = int(np.searchsorted(points, T))
-        if at < len(points) and points[at] == T:  # exactly as recorded, past any logarithm
+        if at < len(points) and points[at] == T:  # exactly as recorded
             return float(values[at])
         return float(np.exp(np.interp(np.log(T), np.log(points), np.log(values))))
 
     def best(self, dataset: str, seed: int) -> tuple[int, float]:
-        """The T of the smallest recorded value, and that value."""
+        """Return the T of the smallest recorded value, and that value."""
         points, values = self._curve(dataset, seed)
         return int(points[values.argmin()]), float(values.min())
 
@@ -85,5 +86,12 @@ class TabularObjective:
             return self._curves[dataset, seed]
         except KeyError:
             raise ValueError(
-                f"no recorded values for dataset {dataset!r}, seed {seed}; there are {self.runs}"
+                f"dataset {dataset!r}, seed {seed}: no recorded values; recorded are {self.runs}"
             ) from None
+
+
+def tabular_value(
+    table: TabularObjective, point: Sequence[float], seed: int, dataset: str
+) -> float:
+    """Return the recorded or interpolated value at a point, whose first coordinate is T."""
+    return table.value(dataset, seed, int(point[0]))

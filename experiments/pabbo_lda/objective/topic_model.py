@@ -1,4 +1,4 @@
-"""The topic model of the studies: scikit-learn's estimator on compiled variational Bayes."""
+"""LDA topic model: scikit-learn's estimator on compiled variational Bayes, and its objectives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ TOP_WORDS = 10
 
 
 class CompiledLatentDirichletAllocation(LatentDirichletAllocation):  # type: ignore[misc]
-    """As scikit-learn's, with the same draws and the same values, several times as fast.
+    """Scikit-learn's estimator with the same draws and values, several times as fast.
 
-    It replaces the private methods that ``fit``, ``transform`` and ``perplexity`` call. One job,
-    since the number of jobs changes the value; documents are a sparse matrix. The parameters of
-    the topics are in ``float64`` whatever the documents are in; the probabilities of the words
-    have the documents' type.
+    It replaces the private methods that ``fit``, ``transform`` and ``perplexity`` call. It uses
+    one job, since the number of jobs changes the value. Documents are a sparse matrix. The topic
+    parameters are ``float64`` in any case; the word probabilities have the documents' type.
     """
 
     def _init_latent_vars(self, n_features: int, dtype: Any = np.float64) -> None:
@@ -78,7 +77,7 @@ class CompiledLatentDirichletAllocation(LatentDirichletAllocation):  # type: ign
     ) -> np.float64:
         if sub_sampling:
             raise ValueError("the bound is of all documents")
-        # its type decides that of the perplexity, which is beyond what float32 holds
+        # the perplexity has the same type and can exceed float32
         return np.float64(
             bound(
                 *_parts(X),
@@ -99,19 +98,19 @@ def _parts(documents: csr_matrix) -> tuple[NDArray[Any], NDArray[np.int32], NDAr
 def fit(
     counts: csr_matrix, point: Point, seed: int, how: LdaFit
 ) -> CompiledLatentDirichletAllocation:
-    """The topic model fitted to ``counts``, as scikit-learn fits it with one job.
+    """Return the topic model fitted to ``counts``, as scikit-learn fits it with one job.
 
-    Online variational Bayes (Hoffman, Blei and Bach 2010). The matrix is only read, so it may lie
+    Online variational Bayes (Hoffman, Blei and Bach 2010). The matrix is only read, so it may be
     in read-only shared memory.
 
     Args:
         counts: documents x words, non-negative counts; empty documents are allowed.
         point: the number of topics, at least 1, and the Dirichlet priors, 1/T where one is None.
-        seed: of the initial topics.
-        how: passes over the documents, documents a step, precision.
+        seed: the seed of the initial topics.
+        how: the options of fitting.
 
     Raises:
-        ValueError: for fewer than one topic, or what scikit-learn refuses.
+        ValueError: fewer than one topic, or arguments that scikit-learn rejects.
 
     """
     T, alpha, eta = point
@@ -132,21 +131,18 @@ def fit(
 
 
 def lda_perplexity(counts: csr_matrix, point: Point, seed: int, how: LdaFit) -> float:
-    """The perplexity of the documents that the topic model was fitted to, see :func:`fit`."""
-    # the bound that fit ends with is the perplexity of these documents
+    """Return the perplexity of the documents that the topic model was fitted to."""
+    # the final bound of fit is the perplexity of these documents
     return float(fit(counts, point, seed, how).bound_)
 
 
 def lda_heldout_perplexity(
-    parts: tuple[csr_matrix, csr_matrix],
-    point: Point,
-    seed: int,
-    how: LdaFit,
+    parts: tuple[csr_matrix, csr_matrix], point: Point, seed: int, how: LdaFit
 ) -> float:
-    """The perplexity of the second documents under the topics fitted to the first.
+    """Return the perplexity of the second documents under the topics fitted to the first.
 
-    It is scikit-learn's: the variational bound of each held-out document with a topic distribution
-    inferred from all of its words.
+    As scikit-learn defines it: the variational bound of each held-out document with a topic
+    distribution inferred from all of its words.
     """
     fitted_to, held_out = parts
     model = fit(fitted_to, point, seed, how)
@@ -154,23 +150,23 @@ def lda_heldout_perplexity(
 
 
 def lda_incoherence(counts: csr_matrix, point: Point, seed: int, how: LdaFit) -> float:
-    """The negative coherence of the fitted topics, so that smaller is better, see :func:`npmi`."""
+    """Return the negative coherence (:func:`npmi`) of the fitted topics; smaller is better."""
     model = fit(counts, point, seed, how)
     return -npmi(counts, model.components_)
 
 
 def npmi(counts: csr_matrix, topics: NDArray[np.float64], words: int = TOP_WORDS) -> float:
-    """The mean coherence of topics by normalised pointwise mutual information, in [-1, 1].
+    """Return the mean coherence of topics by normalized pointwise mutual information, in [-1, 1].
 
     For each pair of a topic's most probable words, log(p(a, b) / (p(a) p(b))) / -log p(a, b)
-    (Bouma 2009), where p counts documents that hold the words; -1 for words that never meet. The
-    mean over the pairs of a topic and over topics (Lau, Newman and Baldwin 2014; they count in
-    sliding windows, which word counts do not have).
+    (Bouma 2009), where p is the fraction of documents that hold the words; -1 for words that never
+    meet. The mean is over the pairs of a topic and over topics (Lau, Newman and Baldwin 2014, who
+    count in sliding windows, which word counts do not have).
 
     Args:
         counts: documents x words.
         topics: topics x words, the weight of each word.
-        words: how many of a topic's words count.
+        words: the number of most probable words per topic.
 
     """
     there = (counts > 0).astype(np.float64)

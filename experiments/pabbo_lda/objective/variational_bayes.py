@@ -2,21 +2,20 @@
 
 The equations are those of Hoffman, Blei and Bach 2010 ("Online Learning for Latent Dirichlet
 Allocation") in the order in which scikit-learn's ``_online_lda`` takes them, its constants too,
-so that the values agree. What makes them fast:
+so that the values agree. They are fast because:
 
-- ``exp(psi(x))``, which every iteration needs for each topic, has an asymptotic series of its own:
-  one exponential, no logarithm, in loops that the compiler turns into vector instructions;
+- ``exp(psi(x))``, which every iteration needs for each topic, has its own asymptotic series: one
+  exponential, no logarithm, in loops that the compiler turns into vector instructions;
 - arrays are word-major, so the topics of a word, or the words of a small document, are contiguous;
-- a topic whose share of a document cannot change anything any more, were it the only one of a word,
-  leaves the document's loop: with a hundred topics or more most do after the first iterations.
+- a topic leaves the document's loop once its share cannot matter even as the only topic of a word:
+  with a hundred topics or more, most leave after the first iterations.
 
 Arrays: ``words`` [V, T] is exp(E[log beta]) (``float32`` halves the time spent in memory), every
 other one ``float64``: ``topics`` [V, T] the parameter lambda of beta, ``gamma`` [N, T] that of
 theta, ``stats`` [V, T] the expected counts over ``words``. Documents are the rows of a CSR matrix:
 ``counts``, ``ids`` (of the words), ``starts``; they are only read.
 
-Importing the module compiles it, or loads what an earlier import compiled: whoever measures a call
-imports first.
+Importing the module compiles it, or loads the cached machine code; import it before measuring.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
 # 1.5 * 2**52: added to a number it leaves the nearest integer in the lowest bits
 _ROUNDING = 6755399441055744.0
 _LEAST_EXPONENT, _BIAS, _FRACTION_BITS = -1021.0, 1023, 52
-# scikit-learn adds it to a word's probability, also where that is computed in float32
+# scikit-learn adds it to a word's probability, in float32 as well
 _EPSILON = 2.220446049250313e-16
 # with fewer topics the loops run over the words of a document
 _FEW = 16
-# a topic leaves if all it could ever be worth is this part of the prior
+# a topic leaves if its largest possible share is this part of the prior
 _NEGLIGIBLE = 1e-10
-# below it the probability of a word is added up in logarithms
+# below it the probability of a word is summed in logarithms
 _UNDERFLOW = 1e-280
 
 
@@ -48,7 +47,7 @@ def _read(kind: Any) -> Any:
 _vector, _matrix, _bits = float64[::1], float64[:, ::1], int64[:, ::1]
 _documents = {kind: (_read(kind), _read(int32), _read(int32)) for kind in (float64, float32)}
 _words = {kind: kind[:, ::1] for kind in (float64, float32)}
-_SUMS = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; infinities stay what they are
+_SUMS = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; infinities are kept
 
 
 @njit(
@@ -58,14 +57,14 @@ _SUMS = {"reassoc", "contract", "nsz", "arcp"}  # sums in any order; infinities 
     fastmath={"contract"},
 )
 def exp_digamma(x: Any, out: Any, work: Any, bits: Any) -> None:
-    """``out = exp(psi(x))`` for ``x > 0``, to 1e-12 relative; 0 where it is below 1e-307.
+    """Compute ``out = exp(psi(x))`` for ``x > 0``, to 1e-12 relative; 0 where it is below 1e-307.
 
     psi(x) = psi(x + 8) - sum_{i<8} 1/(x + i), and exp(psi(y + 1/2)) = y + 1/(24 y) - ... (Bernoulli
     numbers in the series of psi, exponentiated).
 
     Args:
-        x: numbers, as many as ``out`` takes.
-        out: takes the result.
+        x: numbers, as many as ``out`` holds.
+        out: receives the result.
         work: [3, at least as many], overwritten.
         bits: the same memory as integers.
 
@@ -98,7 +97,7 @@ def exp_digamma(x: Any, out: Any, work: Any, bits: Any) -> None:
 
 @njit(float64(float64), cache=True, error_model="numpy")
 def digamma(x: float) -> float:
-    """psi(x) for x > 0, to 1e-12 relative or absolute."""
+    """Return psi(x) for x > 0, to 1e-12 relative or absolute."""
     total = 0.0
     while x < 8.0:
         total += 1.0 / x
@@ -111,7 +110,7 @@ def digamma(x: float) -> float:
 
 @njit(cache=True, error_model="numpy")
 def _shares(now: Any, m: int, transformed: Any, work: Any, bits: Any, theta: Any) -> None:
-    """``theta[k] = exp(psi(now[k]) - psi(now[m]))``, of which ``now[m]`` is the sum."""
+    """Compute ``theta[k] = exp(psi(now[k]) - psi(now[m]))``, where ``now[m]`` is the sum."""
     exp_digamma(now[: m + 1], transformed, work, bits)
     if transformed[m] > 0.0:
         for k in range(m):
@@ -123,7 +122,7 @@ def _shares(now: Any, m: int, transformed: Any, work: Any, bits: Any, theta: Any
 
 @njit(cache=True, error_model="numpy", fastmath=_SUMS)
 def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any) -> None:
-    """``out[k] = sum_j counts[j] / probability[j] * rows[j, k]`` over the words of a document."""
+    """Sum ``out[k] = sum_j counts[j] / probability[j] * rows[j, k]`` over a document's words."""
     for k in range(m):
         out[k] = 0.0
     for j in range(counts.shape[0]):
@@ -138,7 +137,7 @@ def _over_topics(rows: Any, ids: Any, counts: Any, theta: Any, m: int, out: Any)
 
 @njit(cache=True, error_model="numpy", fastmath=_SUMS)
 def _over_words(columns: Any, counts: Any, theta: Any, out: Any, ratio: Any) -> None:
-    """The same from the topics' rows over the words of the document."""
+    """Compute the same sum from the topics' rows over the words of the document."""
     n = counts.shape[0]
     for j in range(n):
         ratio[j] = _EPSILON
@@ -176,7 +175,7 @@ def e_step(
     tolerance: float,
     stats: Any,
 ) -> None:
-    """Fit ``gamma`` to the documents, from the values it has; add to ``stats``, unless it is empty.
+    """Fit ``gamma`` to the documents from its current values; add to ``stats`` unless it is empty.
 
     A document is iterated until the mean change of its ``gamma`` is below the tolerance.
     """
@@ -214,7 +213,7 @@ def e_step(
         length = 0.0
         for j in range(mine.shape[0]):
             length += count[j]
-        settling = 0.0  # what the topics that have left still had to go
+        settling = 0.0  # the remaining change of the topics that have left
         least = _NEGLIGIBLE * alpha * _EPSILON / max(length, 1.0)
         for _ in range(iterations):
             if few:
@@ -280,9 +279,9 @@ def e_step(
     fastmath={"contract"},
 )
 def m_step(topics: Any, words: Any, stats: Any, eta: float, weight: float, scale: float) -> None:
-    """Move ``topics`` towards the expected counts, and make ``words`` anew; ``stats`` is used up.
+    """Move ``topics`` toward the expected counts ``stats``, and recompute ``words``.
 
-    With weight 0 only ``words`` follow from ``topics``.
+    With weight 0, only ``words`` is recomputed from ``topics``.
     """
     V, T = topics.shape
     totals, transformed = np.zeros(T), np.empty(T)
@@ -321,7 +320,7 @@ def bound(
     alpha: float,
     eta: float,
 ) -> float:
-    """The variational bound of the documents' logarithmic likelihood, topics' part included."""
+    """Return the variational bound of the documents' log-likelihood, including the topics' part."""
     documents, T = gamma.shape
     V = topics.shape[0]
     score = 0.0

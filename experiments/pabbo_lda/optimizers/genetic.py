@@ -36,7 +36,7 @@ class GeneticAlgorithm:
         self._losses = np.empty(0)
 
     def ask(self) -> list[Point]:
-        """Return the offspring of this generation; random ones while the population is incomplete."""
+        """Return the next offspring; random ones while the population is incomplete."""
         missing = POPULATION - len(self._population)
         if missing > 0:
             low, high = self._space.t_min, self._space.t_max
@@ -78,7 +78,7 @@ class GeneticAlgorithm:
 
 
 def cross(parents: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
-    """Exchange, with probability 0.9, the bits of neighbours below a point drawn at random."""
+    """Exchange, with probability 0.9, the bits of neighbors below a random position."""
     children = parents.copy()
     for first in range(0, len(parents) - 1, 2):
         if bits > 1 and rng.random() < CROSSOVER:
@@ -88,6 +88,6 @@ def cross(parents: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
 
 
 def mutate(children: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
-    """Flip, with probability 0.2, one of the bits drawn at random."""
+    """Flip, with probability 0.2, one random bit."""
     flips = 1 << rng.integers(bits, size=len(children))
     return children ^ np.where(rng.random(len(children)) < MUTATION, flips, 0)

@@ -17,7 +17,7 @@ MEAN_RATE = 1.0
 
 
 class SABBO:
-    """Natural-gradient descent of a Gaussian N(mu, diag(sigma^2)) on its worst neighbour.
+    """Natural-gradient descent of a Gaussian N(mu, diag(sigma^2)) on its worst neighbor.
 
     Ye et al., "Sharpness-Aware Black-Box Optimization" (arXiv 2410.12457), Algorithm 1, in d
     dimensions. With J(theta) = E[f(x)], x ~ N(mu, diag(sigma^2)), the step minimizes
@@ -57,7 +57,7 @@ class SABBO:
             self._mean = self._space.positions(points)[np.argmin(losses)]
 
     def _step(self, losses: FloatArray) -> None:
-        shift, widening = worst_neighbour(self._noise, losses)
+        shift, widening = worst_neighbor(self._noise, losses)
         z = (self._noise - shift) / widening
         weights = np.exp((self._noise**2 - z**2).sum(axis=1) / 2)
         weights /= weights.sum()
@@ -82,7 +82,7 @@ def natural_gradient(
     return weights @ (column * z), weights @ (column * (z**2 - 1)) / 2
 
 
-def worst_neighbour(
+def worst_neighbor(
     z: FloatArray, losses: FloatArray, radius: float = RADIUS
 ) -> tuple[FloatArray, FloatArray]:
     """Return the Gaussian of the largest expected loss within a divergence of ``radius ** 2``.

@@ -1,17 +1,16 @@
-"""Training of PABBO's transformer as an optimiser of T: on curves, from the start of a study.
+"""Training task of PABBO on perplexity curves, from the start of a study.
 
 The transformer is used in training exactly as in
-:class:`~experiments.pabbo_lda.optimizers.pabbo_curves.CurvePABBO`: its context are the duels of the
-best T so far with all the others, each with the degree of the preference; a candidate is a duel of
-the best with an unknown T, and its score is the mean of both orders.
+:class:`~experiments.pabbo_lda.optimizers.pabbo_curves.CurvePABBO`: its context is the duels of the
+best T so far with all others, each with the degree of the preference; a candidate is a duel of
+the best T with an unknown T, and its score is the mean of both orders.
 
-The score of a candidate is to be minus the expected distance in log T to the nearest T whose
-perplexity is within the tolerance of the curve's least. The smallest expected distance is at the
-median of what is still open, so that taking the best score bisects under noise (Horstein 1963;
-Waeber, Frazier and Henderson 2013: probabilistic bisection). In training the distances of all
-candidates are known, so the scores are fitted to them by least squares on the states that the
-policy itself reaches; a policy gradient on the same distances settled on the smallest T early and
-hardly left them.
+The target of a score is minus the expected distance in log T to the nearest T whose perplexity is
+within the tolerance of the curve's minimum. The smallest expected distance is at the median of the
+remaining T, so that choosing the best score bisects under noise (Horstein 1963; Waeber, Frazier
+and Henderson 2013: probabilistic bisection). In training, the distances of all candidates are
+known, so the scores are fitted to them by least squares on the states that the policy reaches. A
+policy gradient on the same distances settled early on the smallest T.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from experiments.pabbo_lda.pabbo.perplexity_curves import Curves, CurveSettings, sample_curves
-from experiments.pabbo_lda.pabbo.duels import pick, summed
-from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
-from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
+from experiments.pabbo_lda.pabbo.duels import pick, summed
+from experiments.pabbo_lda.pabbo.held_out_functions import HELD_OUT
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.perplexity_curves import Curves, CurveSettings, sample_curves
 from experiments.pabbo_lda.pabbo.training_task import ModelTask
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, StepContext
 
@@ -39,17 +38,25 @@ STREAM_STUDY = 34
 
 
 class CurvePolicySettings(Settings):
-    """What the optimiser of curves trains on."""
+    """Training of PABBO on perplexity curves."""
 
     model: ModelSettings = Field(
-        ModelSettings(layers=2, embedding_depth=3), description="the transformer"
+        ModelSettings(layers=2, embedding_depth=3), description="Size of the transformer."
     )
-    curves: CurveSettings = Field(CurveSettings(), description="training curves")
-    points: PositiveInt = Field(48, description="values of T a curve that can be asked for")
-    steps: PositiveInt = Field(10, description="evaluations after the start")
-    tolerance: PositiveFloat = Field(0.01, description="of a log-perplexity close to the least")
-    temperature: PositiveFloat = Field(0.1, description="of the choices in training, in log T")
-    held_out: PositiveInt = Field(256, description="curves of the measure beside the training")
+    curves: CurveSettings = Field(
+        CurveSettings(), description="Distribution of the training curves."
+    )
+    points: PositiveInt = Field(48, description="Candidate values of T per curve.")
+    steps: PositiveInt = Field(10, description="Evaluations per curve after the start.")
+    tolerance: PositiveFloat = Field(
+        0.01, description="Largest excess over the minimal log-perplexity that counts as close."
+    )
+    temperature: PositiveFloat = Field(
+        0.1, description="Temperature of the choices in training, in units of log T."
+    )
+    held_out: Operational[PositiveInt] = Field(
+        256, description="Number of held-out curves of the evaluation during the training."
+    )
 
     @model_validator(mode="after")
     def _enough_points(self) -> CurvePolicySettings:
@@ -63,14 +70,14 @@ class CurvePolicySettings(Settings):
 
 
 class CurvePolicyTask(ModelTask):
-    """The optimiser of curves as a training problem; a sample is a curve."""
+    """Training of PABBO on perplexity curves; a sample is a curve."""
 
     def __init__(self, settings: CurvePolicySettings) -> None:
         super().__init__(settings.model)
         self.settings = settings
 
     def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:
-        """The loss of the curves ``batch``, an int64 ``[B]``."""
+        """Return the loss of the curves ``batch``, an int64 ``[B]``."""
         s = self.settings
         dtype = next(model.parameters()).dtype
         curves = sample_curves(context.seed, batch, s.points, s.curves, dtype)
@@ -85,7 +92,7 @@ class CurvePolicyTask(ModelTask):
     def evaluate(
         self, model: PabboModel, device: torch.device, batch_size: int
     ) -> Mapping[str, float]:
-        """How fast the policy comes close on held-out curves whose start is not."""
+        """Return how fast the policy comes close on held-out curves whose start is not close."""
         del batch_size
         s = self.settings
         samples = HELD_OUT + torch.arange(s.held_out, device=device)
@@ -93,13 +100,13 @@ class CurvePolicyTask(ModelTask):
             used = evaluations_to_close(model, samples, s)
         used = used[used > 0].double()
         return {
-            "evaluations": used.mean().item(),  # one more than the steps where they were too few
+            "evaluations": used.mean().item(),  # counts steps + 1 where they were too few
             "within_5": (used <= 5).double().mean().item(),
         }
 
 
 def excess(curves: Curves) -> Tensor:
-    """Log-perplexity ``[B, S + N]`` above the least of the curve; infinite where not started."""
+    """Return log-perplexities ``[B, S + N]`` above the minimum; infinite where not started."""
     loss = curves.loss.clone()
     size = curves.started.shape[1]
     loss[:, :size] = loss[:, :size].masked_fill(~curves.started, torch.inf)
@@ -107,7 +114,7 @@ def excess(curves: Curves) -> Tensor:
 
 
 def distance_to_close(curves: Curves, tolerance: float) -> Tensor:
-    """Distance in log T ``[B, S + N]`` to the nearest T with an excess within the tolerance."""
+    """Return distances in log T ``[B, S + N]`` to the nearest T within the tolerance."""
     place = torch.log(curves.T.to(curves.loss.dtype))
     gap = (place[:, :, None] - place[:, None, :]).abs()
     far = excess(curves) > tolerance
@@ -118,9 +125,9 @@ def distance_to_close(curves: Curves, tolerance: float) -> Tensor:
 def evaluations_to_close(
     model: PabboModel, samples: Tensor, settings: CurvePolicySettings
 ) -> Tensor:
-    """Evaluations ``[B]`` beyond the start until one is close, the best score taken each time.
+    """Return the evaluations ``[B]`` after the start until one is close, by best scores.
 
-    0 where the start is close, ``steps + 1`` where nothing came close.
+    0 where the start is close, ``steps + 1`` where no evaluation came close.
     """
     s = settings
     curves = sample_curves(0, samples, s.points, s.curves)
@@ -129,9 +136,9 @@ def evaluations_to_close(
 
 
 def degree(second: Tensor, margin: Tensor) -> Tensor:
-    """How far the second of a duel is preferred, in [0, 1].
+    """Return the degree in [0, 1] to which the second of a duel is preferred.
 
-    ``second`` says whether it has won, ``margin`` by how much the log-perplexities differ.
+    ``second`` is whether it won, ``margin`` the difference of the log-perplexities.
     """
     certainty = torch.log1p(margin / UNIT) / math.log1p(DECIDED)
     certainty = certainty.clamp(max=1)
@@ -141,14 +148,14 @@ def degree(second: Tensor, margin: Tensor) -> Tensor:
 def studies(
     model: PabboModel, curves: Curves, steps: int, noise: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """A study of ``steps`` evaluations after the start on each curve, all together.
+    """Run a study of ``steps`` evaluations after the start on all curves together.
 
-    The candidate with the best score is taken, or with ``noise`` ``[B, steps, N]`` the one with
-    the best sum of both: Gumbel noise draws from the softmax of the scores.
+    Each step chooses the candidate with the best score, or with ``noise`` ``[B, steps, N]`` the
+    one with the best sum of both: Gumbel noise draws from the softmax of the scores.
 
     Returns:
         the scores ``[B, steps, N]`` of the candidates at each step, and the index
-        ``[B, steps + 1]`` into S + N of the best T known before each step and at the end.
+        ``[B, steps + 1]`` into S + N of the best T before each step and at the end.
 
     """
     loss = curves.loss
@@ -162,7 +169,7 @@ def studies(
     targets = model.embed_points(curves.points)
     every, bests = [], [best]
     for step in range(steps):
-        # the best is the first and the second of its duels in turn
+        # the best T alternates between the sides of its duels
         others = known & (order != best)
         second = others.cumsum(1) % 2 == 0
         duels = torch.stack((best.expand_as(order), order), 2)

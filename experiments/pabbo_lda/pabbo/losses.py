@@ -1,7 +1,7 @@
-"""The two losses of PABBO (Zhang et al., ICLR 2025, section 4), summed over functions.
+"""Prediction loss and policy loss of PABBO (Zhang et al., ICLR 2025, section 4), summed.
 
-Each function's loss depends on its own keyed draws alone, so that any split of a batch into
-micro-batches has the same gradient.
+A function's loss depends only on its keyed draws, so that any split of a batch into micro-batches
+has the same gradient.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs, summed
-from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
 from experiments.pabbo_lda.pabbo.model import PabboModel
+from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss
@@ -20,11 +20,11 @@ from raypipe.training.task import Loss
 #: streams of the keyed draws, apart from those of the functions
 STREAM_DUELS, STREAM_SPLITS, STREAM_SIZES, STREAM_CANDIDATES, STREAM_ACTIONS = range(10, 15)
 _PROBIT = torch.pi / 8
-_LEAST_SPREAD = 1e-3  # of utilities, so that a flat function's rounding counts for little
+_LEAST_SPREAD = 1e-3  # of utilities, so that the rounding of a flat function has little weight
 
 
 def burn_in_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
-    """The preference loss on functions ``samples``, an int64 ``[B]``."""
+    """Return the prediction loss on functions ``samples``, an int64 ``[B]``."""
     s = settings
     functions = sample_functions(
         seed, samples, s.prediction_points, s.functions, dtype=_dtype(model)
@@ -35,7 +35,7 @@ def burn_in_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboS
 
 
 def policy_loss(model: PabboModel, samples: Tensor, seed: int, settings: PabboSettings) -> Loss:
-    """The policy gradient's and the preference loss on functions ``samples``, an int64 ``[B]``."""
+    """Return the policy and the prediction loss on functions ``samples``, an int64 ``[B]``."""
     s = settings
     n = s.prediction_points
     functions = sample_functions(
@@ -70,11 +70,11 @@ def _dtype(model: PabboModel) -> torch.dtype:
 def _prediction(
     model: PabboModel, points: Tensor, utility: Tensor, samples: Tensor, seed: int, s: PabboSettings
 ) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy and accuracy of predicted winners, each ``[B]``.
+    """Return binary cross-entropy and accuracy of predicted winners, each ``[B]``.
 
-    In each of the random splits, 1 to ``max_context`` of the duels are context. The model's
-    Gaussian utilities give the probability of a win by MacKay's approximation of the expected
-    sigmoid (Neural Computation 4, 1992), where the published code draws one sample.
+    In each random split, 1 to ``max_context`` of the duels are context. The model's Gaussian
+    utilities give the probability of a win by MacKay's approximation of the expected sigmoid
+    (Neural Computation 4, 1992); the published code draws one sample instead.
     """
     batch, splits, duels = len(samples), s.prediction_splits, s.prediction_duels
     pairs = draw_pairs(seed, STREAM_DUELS, samples, points.shape[1], duels)
@@ -107,7 +107,7 @@ def _prediction(
 def _trajectories(
     model: PabboModel, candidates: Candidates, samples: Tensor, seed: int, s: PabboSettings
 ) -> tuple[Tensor, Tensor]:
-    """R trajectories: log-probabilities ``[B, R, T, P]`` and the duels asked ``[B, R, T]``.
+    """Return R trajectories: log-probabilities ``[B, R, T, P]`` and chosen duels ``[B, R, T]``.
 
     Duels are drawn without replacement from the softmax of the scores (Gumbel-max), starting from
     an empty context.
@@ -132,21 +132,21 @@ def _trajectories(
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows ``[B, R, K, d]`` of each function's table ``[B, P, d]`` at ``index`` ``[B, R, K]``."""
+    """Return rows ``[B, R, K, d]`` of each function's ``[B, P, d]`` at ``index`` ``[B, R, K]``."""
     first = torch.arange(len(table), device=table.device) * table.shape[1]
     flat = (index + first[:, None, None]).flatten()
     return table.flatten(0, 1).index_select(0, flat).view(*index.shape, table.shape[2])
 
 
 def reinforce(log_probs: Tensor, chosen: Tensor, best: Tensor, discount: float) -> Tensor:
-    """The published policy loss ``[B]``: REINFORCE over R trajectories of T steps.
+    """Return the published policy loss ``[B]``: REINFORCE over R trajectories of T steps.
 
-    The discounted rewards ``best`` ``[B, R, T]`` (best utility so far) are standardised over each
-    trajectory and weigh the log-probabilities of its duels.
+    The discounted rewards ``best`` ``[B, R, T]`` (best utility so far) are standardized over each
+    trajectory and weight the log-probabilities of its duels.
     """
     returns = best * discount ** torch.arange(best.shape[2], device=best.device)
-    centred = returns - returns.mean(2, keepdim=True)
-    weight = centred / (returns.std(2, keepdim=True) + torch.finfo(torch.float32).eps)
+    centered = returns - returns.mean(2, keepdim=True)
+    weight = centered / (returns.std(2, keepdim=True) + torch.finfo(torch.float32).eps)
     taken = log_probs.gather(3, chosen[..., None])[..., 0]
     return -(weight * taken).sum(2).mean(1)
 
@@ -154,14 +154,14 @@ def reinforce(log_probs: Tensor, chosen: Tensor, best: Tensor, discount: float) 
 def expected_improvement(
     log_probs: Tensor, utility: Tensor, best: Tensor, discount: float
 ) -> Tensor:
-    """A policy loss ``[B]`` from the known outcome of every candidate, not only the one drawn.
+    """Return a policy loss ``[B]`` from the known outcomes of all candidates, not only the drawn.
 
-    In training the utilities ``[B, P]`` of all candidates are known, so each step's expected
-    improvement of the best utility so far is a sum over the policy, without the noise of the
-    draw (Allen et al.: Mean actor-critic, 2017). An improvement lasts to the end, so it counts
-    with the discounted number of steps that remain. That is the return of REINFORCE except for the
-    effect of a duel on later choices, which is left out: less noise for some bias. Utilities are
-    scaled by their spread over the candidates of the function.
+    In training, the utilities ``[B, P]`` of all candidates are known, so the expected improvement
+    of the best utility at each step is a sum over the policy, without the noise of the draw
+    (Allen et al.: Mean actor-critic, 2017). An improvement lasts to the end, so its weight is the
+    discounted number of remaining steps. This equals the return of REINFORCE without the effect of
+    a duel on later choices: less noise for some bias. Utilities are scaled by their spread over
+    the candidates of the function.
     """
     steps = best.shape[2]
     remaining = torch.arange(steps, 0, -1, device=best.device)

@@ -1,9 +1,9 @@
-"""The PABBO transformer (Zhang et al., ICLR 2025, section 3): duels in, utilities and scores out.
+"""PABBO transformer (Zhang et al., ICLR 2025, section 3): from duels to utilities and scores.
 
 The architecture follows the paper: embeddings of context duels and of target points, encoder
-layers with normalisation after each block in which every token attends to the context only, a
+layers with normalization after each block in which every token attends to the context only, a
 Gaussian prediction head and an acquisition head over pairs of targets. ``R`` contexts share one
-function's targets, so that many prediction splits or trajectories are one forward.
+function's targets, so that many prediction splits or trajectories are one forward pass.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from raypipe.training.weights import parse_weights
 
 
 class ModelSettings(Settings):
-    """The size of the transformer; the defaults are the small one."""
+    """Size of the transformer; the defaults are the small model."""
 
-    d_model: PositiveInt = Field(32, description="width of a token")
-    heads: PositiveInt = Field(2, description="attention heads")
-    layers: PositiveInt = Field(3, description="encoder layers")
-    feed_forward: PositiveInt = Field(64, description="hidden width of the layers and heads")
-    embedding_depth: int = Field(2, ge=2, description="linear layers of a point's embedding")
+    d_model: PositiveInt = Field(32, description="Width of a token.")
+    heads: PositiveInt = Field(2, description="Attention heads; they divide `d_model`.")
+    layers: PositiveInt = Field(3, description="Encoder layers.")
+    feed_forward: PositiveInt = Field(
+        64, description="Hidden width of the encoder layers and of the output heads."
+    )
+    embedding_depth: int = Field(2, ge=2, description="Linear layers of the embedding of a point.")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> ModelSettings:
@@ -41,7 +43,7 @@ LARGE = ModelSettings(d_model=64, heads=4, layers=6, feed_forward=128, embedding
 
 
 def _mlp(width_in: int, width: int, width_out: int, depth: int) -> nn.Sequential:
-    """``depth`` linear layers with rectifiers between them."""
+    """Return ``depth`` linear layers with rectifiers between them."""
     widths = [width_in, *[width] * (depth - 1)]
     layers: list[nn.Module] = []
     for a, b in pairwise(widths):
@@ -50,10 +52,10 @@ def _mlp(width_in: int, width: int, width_out: int, depth: int) -> nn.Sequential
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Scaled dot-product attention ``[M, H, L, e]`` of queries to keys ``[M, H, C, e]``.
+    """Return scaled dot-product attention ``[M, H, L, e]`` of queries to keys ``[M, H, C, e]``.
 
-    On a CPU PyTorch's fused kernel is slow with so few keys (a context is some twenty duels).
-    There the scores are laid out keys by queries, which makes a policy step a tenth faster.
+    On a CPU, PyTorch's fused kernel is slow with few keys (a context is about twenty duels). There
+    the scores are laid out keys by queries, which makes a policy step a tenth faster.
     """
     if query.device.type != "cpu":
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -65,7 +67,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Te
 
 
 class EncoderLayer(nn.Module):
-    """Attention to the context, then a feed-forward block, each added and then normalised."""
+    """Attention to the context, then a feed-forward block, each added and then normalized."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -82,7 +84,7 @@ class EncoderLayer(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, tokens: Tensor, context: Tensor, mask: Tensor | None) -> Tensor:
-        """Tokens ``[M, L, d]`` after attending to the context ``[M, C, d]``.
+        """Return the tokens ``[M, L, d]`` after attending to the context ``[M, C, d]``.
 
         ``mask``, bool ``[M, 1, 1, C]``, is true where a context token counts.
         """
@@ -105,7 +107,7 @@ class EncoderLayer(nn.Module):
 
 
 class PabboModel(nn.Module):
-    """Embeds duels and points, encodes points given duels (``forward``), predicts and scores."""
+    """Transformer that embeds duels and points, encodes points given duels, predicts and scores."""
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -121,14 +123,14 @@ class PabboModel(nn.Module):
         self.acquisition = _mlp(hidden, hidden, 1, 2)
 
     def embed_points(self, points: Tensor) -> Tensor:
-        """Target tokens ``[..., d]`` of points ``[...]`` in [-1, 1]."""
+        """Return target tokens ``[..., d]`` of points ``[...]`` in [-1, 1]."""
         tokens: Tensor = self.first(points[..., None])
         return tokens
 
     def embed_duels(self, duels: Tensor, preferred: Tensor) -> Tensor:
-        """Context tokens ``[..., d]`` of duels ``[..., 2]``.
+        """Return context tokens ``[..., d]`` of duels ``[..., 2]``.
 
-        ``preferred`` ``[...]`` is 0 or 1, or as floating point a degree between them, whose
+        ``preferred`` ``[...]`` is 0 or 1, or in floating point a degree between them, whose
         embedding is interpolated.
         """
         if preferred.is_floating_point():
@@ -140,7 +142,7 @@ class PabboModel(nn.Module):
         return tokens
 
     def forward(self, context: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Encoded targets ``[B, R, N, d]``: tokens ``[B, N, d]`` seen from R contexts each.
+        """Return encoded targets ``[B, R, N, d]``: tokens ``[B, N, d]`` in R contexts each.
 
         ``context`` is ``[B, R, C, d]`` (C may be 0), ``mask`` a bool ``[B, R, C]``, true where a
         duel counts, at least one for each context.
@@ -157,14 +159,14 @@ class PabboModel(nn.Module):
         return encoded
 
     def predict(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation ``[...]`` of the utility at encoded targets ``[..., d]``."""
+        """Return mean and standard deviation ``[...]`` of the utility at targets ``[..., d]``."""
         mean, spread = self.prediction(encoded).unbind(-1)
         return mean, F.softplus(spread)
 
     def score(self, encoded: Tensor, pairs: Tensor, budget_used: float) -> Tensor:
-        """Acquisition scores ``[B, R, P]`` of pairs ``[B, P, 2]`` of encoded ``[B, R, N, d]``.
+        """Return acquisition scores ``[B, R, P]`` of pairs ``[B, P, 2]`` of ``[B, R, N, d]``.
 
-        ``budget_used`` is t/T: the running number of the duel to choose over the budget.
+        ``budget_used`` is t/T: the number of the duel to choose over the budget.
         """
         functions, contexts, points, _ = encoded.shape
         entry, d = self.acquisition_entry, self.settings.d_model
@@ -188,16 +190,16 @@ def score_pairs(
     pairs: Tensor,
     budget_used: float,
 ) -> Tensor:
-    """Scores ``[P]`` of candidate pairs of points after the duels so far; larger is better.
+    """Return scores ``[P]`` of candidate pairs after the duels so far; larger is better.
 
     Args:
         model: a trained model.
         duels: ``[D, 2]`` points compared so far, in [-1, 1]; D may be 0.
-        preferred: ``[D]`` 0 where the first point of the duel has won, 1 where the second, or a
-            degree between, in floating point.
+        preferred: ``[D]`` 0 where the first point of the duel has won, 1 where the second has, or
+            a degree between, in floating point.
         points: ``[N]`` candidate points in [-1, 1].
         pairs: ``[P, 2]`` int64, the candidate pairs as indices into ``points``.
-        budget_used: t/T, the running number of the duel to choose over the budget.
+        budget_used: t/T, the number of the duel to choose over the budget.
 
     """
     with torch.no_grad():
@@ -207,24 +209,23 @@ def score_pairs(
 
 
 def load_model(path: Path) -> PabboModel:
-    """The model that a training run has left, by its file alone, ready for inference.
+    """Return the model of a file that a training wrote, on the CPU, ready for inference.
 
     Raises:
-        ValueError: the file holds no PABBO model.
+        ValueError: the file does not hold a PABBO model.
 
     """
-    content = path.read_bytes()
     try:
-        _, metadata = parse_weights(content)
+        return restore_model(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path} holds no PABBO model: {error}") from error
+        raise ValueError(f"{path} does not hold a PABBO model: {error}") from error
+
+
+def restore_model(content: bytes) -> PabboModel:
+    """Return the model of the content of such a file. Raises ValueError."""
+    tensors, metadata = parse_weights(content)
     if "model" not in metadata:
-        raise ValueError(f"{path} holds no PABBO model: its metadata lack the key 'model'")
-    return restore_model(ModelSettings.model_validate_json(metadata["model"]), content)
-
-
-def restore_model(settings: ModelSettings, weights: bytes) -> PabboModel:
-    """The model from the content of a safetensors file, on the CPU, ready for inference."""
-    model = PabboModel(settings)
-    model.load_state_dict(parse_weights(weights)[0])
+        raise ValueError("its metadata lack the key 'model'")
+    model = PabboModel(ModelSettings.model_validate_json(metadata["model"]))
+    model.load_state_dict(tensors)
     return model.eval()

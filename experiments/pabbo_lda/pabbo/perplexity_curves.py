@@ -1,10 +1,10 @@
-"""Perplexity curves over the number of topics T, with the start of a study on each.
+"""Synthetic perplexity curves over the number of topics T, with the start of a study on each.
 
-The logarithm of a perplexity is a trend and an error. The trend falls by ``gain`` for each factor e
-of T up to the best T, rises by ``rise`` for each beyond it, and besides leaves the ground as
+The log-perplexity is a trend plus an error. The trend falls by ``gain`` for each factor e of T up
+to the best T, rises by ``rise`` for each factor beyond it, and has a cliff
 ``(T / edge) ** power``: each topic costs the bound a Dirichlet over all words, so that the
-perplexity itself explodes. The error is normal and of its own for every T: a value is
-deterministic, but that of T + 1 is another. All draws are keyed by ``(seed, sample)``.
+perplexity explodes. The error is normal and independent for every T: a value is deterministic,
+but unrelated to that of T + 1. All draws are keyed by ``(seed, sample)``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,35 @@ from raypipe.training import keyed_random
 #: streams of the keyed draws, apart from those of the other losses
 STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)
 
-#: how far below the range, as a factor, the best T may lie
+#: largest factor by which the best T can lie below the range
 _BELOW = 4
 
 
 class CurveSettings(Settings):
-    """The distribution of curves; all of it is even in the logarithm, the minimum as well."""
+    """Distribution of the perplexity curves: every range is even in the logarithm."""
 
-    t_min: int = Field(2, ge=2, description="fewest topics")
-    t_max: tuple[PositiveInt, PositiveInt] = Field((200, 1000), description="most topics")
-    gain: tuple[float, float] = Field((0.03, 0.2), description="left of the best T, by log T")
-    rise: tuple[float, float] = Field((0.03, 0.2), description="right of it, by log T")
-    edge: tuple[float, float] = Field((0.05, 0.5), description="of the cliff, as a part of t_max")
-    power: tuple[float, float] = Field((1.2, 2.0), description="of T that the cliff rises with")
-    noise: tuple[float, float] = Field((0.005, 0.03), description="std of the log-perplexity")
-    start: tuple[int, int] = Field((2, 20), description="values of T known at the start")
+    t_min: int = Field(2, ge=2, description="Smallest number of topics.")
+    t_max: tuple[PositiveInt, PositiveInt] = Field(
+        (200, 1000), description="Range of the largest number of topics."
+    )
+    gain: tuple[float, float] = Field(
+        (0.03, 0.2), description="Range of the slope below the best T, per unit of log T."
+    )
+    rise: tuple[float, float] = Field(
+        (0.03, 0.2), description="Range of the slope above the best T, per unit of log T."
+    )
+    edge: tuple[float, float] = Field(
+        (0.05, 0.5), description="Range of the position of the cliff, as a fraction of `t_max`."
+    )
+    power: tuple[float, float] = Field(
+        (1.2, 2.0), description="Range of the power of T with which the cliff rises."
+    )
+    noise: tuple[float, float] = Field(
+        (0.005, 0.03), description="Range of the standard deviation of the log-perplexity."
+    )
+    start: tuple[int, int] = Field(
+        (2, 20), description="Range of the number of values of T that are known at the start."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> CurveSettings:
@@ -54,7 +68,7 @@ class CurveSettings(Settings):
 
 @dataclass(frozen=True)
 class Curves:
-    """B curves, each at S values of T that a study starts from and N that it may ask for."""
+    """B curves, each at the S values of T that a study starts from and N candidates."""
 
     T: Tensor
     """int64 [B, S + N]: the start in the order evaluated, then the others, ascending"""
@@ -71,7 +85,7 @@ class Curves:
 def trend_of(
     T: Tensor, best: Tensor, gain: Tensor, rise: Tensor, edge: Tensor, power: Tensor
 ) -> Tensor:
-    """The expected log-perplexity ``[...]`` at T, up to a constant."""
+    """Return the expected log-perplexity ``[...]`` at T, up to a constant."""
     d = torch.log(T / best)
     return gain * F.relu(-d) + rise * F.relu(d) + (T / edge) ** power
 
@@ -83,10 +97,10 @@ def sample_curves(
     settings: CurveSettings,
     dtype: torch.dtype = torch.float32,
 ) -> Curves:
-    """Curve ``samples[b]`` at ``n`` values of T, for all of ``samples``, an int64 [B].
+    """Return curve ``samples[b]`` at ``n`` values of T, for all of ``samples``, an int64 [B].
 
-    The small T are all there; the larger ones are spread evenly over log T at random. The value of
-    a T does not depend on which others are drawn. The result is on the device of ``samples``.
+    All small T are present; larger ones are random and even over log T. The value at a T does not
+    depend on the other T. The result is on the device of ``samples``.
     """
     with torch.autocast(samples.device.type, enabled=False):
         return _sample(seed, samples, n, settings, dtype)
@@ -103,7 +117,7 @@ def _sample(
         for u, bounds in zip(draws[2:], (s.gain, s.rise, s.edge, s.power, s.noise), strict=True)
     )
     edge = edge * t_max[:, None]
-    # even in the logarithm up to the cliff, from below the range on: then its lower end is best
+    # even in the logarithm, from below the range (then its lower end is best) up to the cliff
     lowest = s.t_min / _BELOW
     best = lowest * torch.exp(draws[1][:, None] * F.relu(torch.log(edge / lowest)))
     start, started = _start(seed, samples, s, t_max)
@@ -121,7 +135,7 @@ def _log_uniform(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
 
 
 def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Tensor:
-    """Distinct ascending integers ``[B, n]`` of [t_min, t_max], one in each n-th of log T.
+    """Return distinct ascending integers ``[B, n]`` of [t_min, t_max], one per n-th of log T.
 
     Where several n-ths share an integer, they take the next ones above it.
     """
@@ -138,7 +152,7 @@ def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Te
 def _start(
     seed: int, samples: Tensor, settings: CurveSettings, t_max: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The T that studies start from, drawn evenly in T or in log T: int64 and bool ``[B, S]``."""
+    """Return the T of the start, even in T or in log T, and their mask: int64, bool ``[B, S]``."""
     (fewest, most), t_min = settings.start, settings.t_min
     u = keyed_random.uniform(seed, STREAM_START, samples, most + 2, torch.float64)
     count = fewest + torch.floor(u[:, 0] * (most + 1 - fewest))

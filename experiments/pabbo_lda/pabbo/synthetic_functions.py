@@ -1,4 +1,4 @@
-"""Functions on [-1, 1] with a known optimum, drawn from Gaussian processes.
+"""Synthetic functions on [-1, 1] with a known optimum, drawn from Gaussian processes.
 
 A draw ``g`` of a Gaussian process conditioned on ``g(x_opt) = 0`` becomes the utility
 ``-(|g(x)| + (x - x_opt)**2 / 8 + offset)``, whose maximum is ``-offset`` at ``x_opt`` (PABBO, Zhang
@@ -29,18 +29,20 @@ KERNELS = (
     (math.sqrt(3), 0.0, math.sqrt(3), 0.0),
     (math.sqrt(5), 5 / 3, math.sqrt(5), 0.0),
 )
-_JITTER = 1e-6  # of the unit variance; the factorisation is in double precision
+_JITTER = 1e-6  # of the unit variance; the factorization is in double precision
 _BOWL = 1 / 8
 _LOG_LENGTH_MEAN, _LOG_LENGTH_STD = math.log(1 / 3), 0.75
 _OFFSET = 5.0
 
 
 class FunctionSettings(Settings):
-    """The distribution of functions."""
+    """Distribution of the synthetic functions."""
 
-    length_scale: tuple[float, float] = Field((0.05, 2.0), description="range; log-normal inside")
-    std: tuple[float, float] = Field((0.1, 2.0), description="range of the standard deviation")
-    sharp_probability: float = Field(0.1, ge=0, le=1, description="rate of sharp optima")
+    length_scale: tuple[float, float] = Field(
+        (0.05, 2.0), description="Range of the length scale, log-normal within it."
+    )
+    std: tuple[float, float] = Field((0.1, 2.0), description="Range of the standard deviation.")
+    sharp_probability: float = Field(0.1, ge=0, le=1, description="Probability of a sharp optimum.")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Functions:
 
 
 def covariance(kernel: Tensor, distance: Tensor) -> Tensor:
-    """Unit-variance covariance ``[B, ...]`` of kernels ``[B]`` (rows of ``KERNELS``).
+    """Return the unit-variance covariance ``[B, ...]`` of kernels ``[B]`` (rows of ``KERNELS``).
 
     ``distance`` is ``[B, ...]`` in length scales.
     """
@@ -70,7 +72,7 @@ def covariance(kernel: Tensor, distance: Tensor) -> Tensor:
 
 
 def bowl(gp: Tensor, points: Tensor, best_point: Tensor, offset: Tensor) -> Tensor:
-    """The utility ``[B, N]`` of GP values ``[B, N]``, whose maximum is ``-offset``."""
+    """Return the utility ``[B, N]`` of GP values ``[B, N]``; its maximum is ``-offset``."""
     distance = points - best_point[:, None]
     return -(gp.abs() + _BOWL * distance.square() + offset[:, None])
 
@@ -84,9 +86,9 @@ def sample_functions(
     with_best: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Functions:
-    """Function ``samples[b]`` at ``points`` uniform points, for all of ``samples``, an int64 [B].
+    """Return function ``samples[b]`` at uniform points, for all of ``samples``, an int64 [B].
 
-    ``with_best`` puts the optimum in the place of the last point. The result is on the device of
+    ``with_best`` replaces the last point by the optimum. The result is on the device of
     ``samples``.
     """
     with torch.autocast(samples.device.type, enabled=False):
@@ -108,7 +110,7 @@ def _sample(
     kernel = (kind * len(KERNELS)).long()
     length = _log_normal(length, settings.length_scale)
     std = settings.std[0] + std * (settings.std[1] - settings.std[0])
-    # the mean is the largest of ceil(2 / length) half-normal draws, one a stretch of the domain
+    # the mean is the largest of ceil(2 / length) half-normal draws, one per stretch of the domain
     draws = torch.ceil(2 / length)
     mean = std * math.sqrt(2) * torch.erfinv(mean.pow(1 / draws))
     mean = mean + math.e * (sharp < settings.sharp_probability)
@@ -134,7 +136,7 @@ def _sample(
 
 
 def _log_normal(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
-    """A log-normal draw cut to the bounds, by its inverse distribution function."""
+    """Return log-normal draws within the bounds, by the inverse distribution function."""
     low, high = (
         torch.special.ndtr((torch.log(uniform.new_tensor(b)) - _LOG_LENGTH_MEAN) / _LOG_LENGTH_STD)
         for b in bounds

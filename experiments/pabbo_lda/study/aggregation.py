@@ -1,4 +1,4 @@
-"""From finished studies to tables: summaries, convergence, paired comparisons, rankings."""
+"""Tables of finished studies: summaries, convergence, paired comparisons, rankings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from experiments.pabbo_lda.study.convergence import TARGETS, anytime, convergence, progress, quartiles
+from experiments.pabbo_lda.study.convergence import (
+    TARGETS,
+    anytime,
+    convergence,
+    progress,
+    quartiles,
+)
 from raypipe import stats
 from raypipe.storage.ledger import Row
 
-#: what optimisers are ranked by, columns of ``convergence``; lower is better
+#: measures that optimizers are ranked by, columns of ``convergence``; lower is better
 MEASURES = ("final_value", "evaluations_to_1_percent", "area_under_curve")
-#: what every optimiser must beat; few runs can tell that, where they cannot tell all pairs
+#: optimizer that all others are compared with; this takes fewer runs than comparing all pairs
 CONTROL = "random"
 
 _KEYS = {
@@ -28,10 +34,10 @@ _KEYS = {
 
 
 def aggregate(history: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """Every table derived from the ``study_history`` rows, its rows by their keys.
+    """Return every table derived from the rows of ``study_history``, its rows by key.
 
-    Runs are blocks: the studies of a run share start, seed and objective. What too few runs or
-    corpora cannot tell is said in ``conclusion``.
+    Runs are blocks: the studies of a run share start, seed and objective. ``conclusion`` says
+    when too few runs or corpora allow none.
     """
     if not history:
         return {name: {} for name in _KEYS}
@@ -56,7 +62,7 @@ def aggregate(history: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def _blocks(corpus: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Runs x optimisers of a measure; never reached is worse than any number and ties."""
+    """Return runs x optimizers of a measure; never reached is worse than any number, and ties."""
     values = corpus[measure].astype(float)
     if measure.startswith("evaluations_to"):
         values = values.fillna(np.inf)
@@ -66,7 +72,7 @@ def _blocks(corpus: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFrame, ...]:
-    """Average ranks with Friedman's test; Wilcoxon's for all pairs, and for those with random."""
+    """Return ranks with Friedman's test, and Wilcoxon's test of all pairs and against random."""
     test = stats.friedman(values)
     about = {"dataset": dataset, "measure": measure}
     ranking = pd.Series(test["average_ranks"], name="average_rank").rename_axis("optimizer")
@@ -90,9 +96,9 @@ def _tests(dataset: str, measure: str, values: pd.DataFrame) -> tuple[pd.DataFra
 
 
 def _across_corpora(rankings: pd.DataFrame) -> pd.DataFrame:
-    """How the corpora agree: average ranks, wins and Kendall's W over their average ranks.
+    """Return the agreement of the corpora: average ranks, wins and Kendall's W of their ranks.
 
-    A p-value only from so many corpora on that a pair of optimisers could be told apart at all.
+    There is a p-value only with enough corpora to distinguish a pair of optimizers.
     """
     needed = stats.runs_needed(1)
     parts = []
@@ -112,8 +118,8 @@ def _across_corpora(rankings: pd.DataFrame) -> pd.DataFrame:
                 "p_value": test["p_value"] if tested else np.nan,
                 "conclusion": test["conclusion"].replace(" runs", " corpora")
                 if tested
-                else f"not tested: {len(ranks)} corpora cannot tell optimisers apart, "
-                f"it takes at least {needed}",
+                else f"not tested: {len(ranks)} corpora cannot distinguish optimizers, "
+                f"at least {needed} can",
             }
         )
         parts.append(part.rename_axis("optimizer").reset_index())
@@ -121,7 +127,7 @@ def _across_corpora(rankings: pd.DataFrame) -> pd.DataFrame:
 
 
 def _summary(reached: pd.DataFrame) -> pd.DataFrame:
-    """Each optimiser on each corpus, over its runs."""
+    """Return each optimizer on each corpus, over its runs."""
     parts = []
     for dataset, corpus in reached.groupby("dataset"):
         groups = corpus.groupby("optimizer")
@@ -142,7 +148,7 @@ def _summary(reached: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_key(table: pd.DataFrame, keys: list[str]) -> dict[str, Row]:
-    """The rows as plain values by their keys, missing values as None; the keys come first."""
+    """Return the rows as plain values by key, missing values as None; key columns come first."""
     table = table[[*keys, *table.columns.difference(keys, sort=False)]].astype(object)
     rows = table.where(table.notna(), None).to_dict("records")
     return {

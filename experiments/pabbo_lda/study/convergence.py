@@ -1,8 +1,8 @@
-"""How a study gets on: its best so far, when it is close to the best known, what that took.
+"""Convergence of studies: best value so far, distance to the best known, evaluations to reach it.
 
-Everything here follows from the rows of ``study_history``, one an evaluation of a study, in any
-order. The best known value of a corpus and seed is the smallest that any study of the run
-directory has seen for them. A study that has ended carries its best forward.
+The input is the rows of ``study_history``, one per evaluation of a study, in any order. The best
+known value of a corpus and seed is the smallest one of any study in the run directory. A study
+that has ended carries its best value forward.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from raypipe import stats
 from raypipe.storage.ledger import Row
 
 STUDY = ["dataset", "optimizer", "run"]
-#: how far above the best known value a study may be to count as having reached it
+#: largest excess over the best known value that counts as reaching it
 TARGETS = {"5_percent": 0.05, "1_percent": 0.01}
 
 
 def progress(history: pd.DataFrame | Sequence[Row]) -> pd.DataFrame:
-    """Every evaluation with how close its study then was.
+    """Return every evaluation with the distance of its study to the best known value.
 
     Args:
-        history: columns dataset, optimizer, run, seed, evaluation, batch, value, best_value and
-            elapsed_s and cpu_s; whatever else it has stays.
+        history: columns dataset, optimizer, run, seed, evaluation, batch, value, best_value,
+            elapsed_s and cpu_s; other columns are kept.
 
     Returns:
         The rows, ordered by study and evaluation, with ``best_known`` (missing where no value of
@@ -44,22 +44,21 @@ def progress(history: pd.DataFrame | Sequence[Row]) -> pd.DataFrame:
 
 
 def best_so_far(studies: pd.DataFrame, column: str) -> pd.DataFrame:
-    """``best_value`` or ``ratio`` after each evaluation: one column a study.
+    """Return ``best_value`` or ``ratio`` after each evaluation: one column per study.
 
-    The rows are 1 to the most evaluations that any of the studies made.
+    The rows are 1 to the largest number of evaluations of a study.
     """
     wide = studies.pivot(index="evaluation", columns=STUDY, values=column).astype(float)
     return wide.reindex(range(1, int(studies["evaluation"].max()) + 1)).ffill()
 
 
 def convergence(studies: pd.DataFrame) -> pd.DataFrame:
-    """One row a study of :func:`progress`: where it ended and how it got there.
+    """Return one row per study of :func:`progress`: its final value and how it got there.
 
-    ``evaluations_to_*`` and ``time_to_*_s`` (CPU seconds of its own evaluations) are missing
-    where the study never came as close: they are censored. ``area_under_curve`` is the mean of
-    log(best so far / best known) over the evaluations beyond the start, up to the most that any
-    study of the corpus made: 0 is perfect, and 0.01 is one per cent above the best known on
-    (geometric) average.
+    ``evaluations_to_*`` and ``time_to_*_s`` (CPU seconds of the study) are missing
+    (censored) where the study never came as close. ``area_under_curve`` is the mean of
+    log(best so far / best known) over the evaluations after the start, up to the longest study of
+    the corpus: 0 is perfect, and 0.01 is one percent above the best known on (geometric) average.
     """
     grouped = studies.groupby(STUDY)
     last = grouped.last()
@@ -92,7 +91,7 @@ def convergence(studies: pd.DataFrame) -> pd.DataFrame:
 
 
 def _area(studies: pd.DataFrame, start: pd.Series[Any]) -> pd.Series[float]:
-    """The area under the curve of each study of one corpus."""
+    """Return the area under the curve of each study of one corpus."""
     curve = best_so_far(studies, "ratio")
     beyond = curve.index.to_numpy()[:, None] > start[curve.columns].to_numpy(dtype=float)
     area: pd.Series[float] = curve.apply(np.log).where(beyond).mean()
@@ -100,10 +99,10 @@ def _area(studies: pd.DataFrame, start: pd.Series[Any]) -> pd.Series[float]:
 
 
 def anytime(studies: pd.DataFrame) -> pd.DataFrame:
-    """Best so far and its ratio to the best known after n evaluations: spread over the runs.
+    """Return the spread over runs of the best so far and its ratio, after n evaluations.
 
-    One row for each corpus, optimiser and n (column ``evaluation``); ``runs`` and, for
-    ``best_value`` and ``ratio``, the columns ``*_mean``, ``*_median``, ``*_q25`` and ``*_q75``.
+    One row per corpus, optimizer and n (column ``evaluation``), with ``runs`` and, of
+    ``best_value`` and ``ratio``, ``*_mean``, ``*_median``, ``*_q25`` and ``*_q75``.
     """
     parts = []
     for dataset, corpus in studies.groupby("dataset"):
@@ -120,6 +119,6 @@ def anytime(studies: pd.DataFrame) -> pd.DataFrame:
 
 
 def quartiles(values: pd.DataFrame) -> pd.DataFrame:
-    """A row a column of ``values``, with ``median``, ``q25`` and ``q75``; see stats.quantiles."""
+    """Return ``median``, ``q25`` and ``q75`` (stats.quantiles), a row per column of ``values``."""
     found = stats.quantiles(values, [0.5, 0.25, 0.75])
     return found.set_axis(["median", "q25", "q75"]).T

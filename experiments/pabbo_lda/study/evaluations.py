@@ -1,4 +1,4 @@
-"""Values of the objective, each computed once: stored, kept from another run, or a task."""
+"""Evaluations of the objective, each computed once: stored, from another run's cache, or a task."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from raypipe.pipeline.launcher import TaskPool, TaskResult
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Row
 
-#: the columns of an evaluation that another run directory can take over
-_KEPT = ("value", "duration_s", "cpu_s", "started_at", "worker")
+#: columns of an evaluation that the cache shares with other run directories
+_SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
 
 
 @dataclass(frozen=True)
 class Request:
-    """An evaluation of an objective."""
+    """An evaluation that a study needs."""
 
     objective: Objective
     seed: int
@@ -31,27 +31,27 @@ class Request:
 
     @cached_property
     def key(self) -> str:
-        """The same for equal requests, in every study and every run directory."""
+        """The key of the evaluation, the same in every study and every run directory."""
         return self.objective.key(self.point, self.seed)
 
     @property
     def name(self) -> str:
-        """What a message calls it; one of a kind in a run."""
+        """The name in messages, unique within a run."""
         return f"{self.objective.dataset}/seed {self.seed}/{self.point}"
 
 
 class Evaluations:
     """The evaluations of a stage.
 
-    Tasks wait here, the longest path first, and go to the pool as it has room: what is in flight
-    is bounded by the cluster and not by the number of requests.
+    Requests wait here, the longest path first, and go to the pool as it has room: the number of
+    tasks in flight is bounded by the cluster and not by the number of requests.
 
     Args:
-        context: of the stage, whose ledger holds the values.
-        pool: of the tasks.
-        cache: of values from other run directories.
-        objectives: those of all requests.
-        cpus: the share of a CPU a task; None for one by its cost.
+        context: the stage, whose ledger stores the values.
+        pool: the task pool.
+        cache: values from other run directories.
+        objectives: the objectives of all requests.
+        cpus: the CPUs per task; by the cost of the evaluation if None.
 
     """
 
@@ -70,41 +70,32 @@ class Evaluations:
         self._order = count()
         self._open: dict[str, Request] = {}
         self._submitted: set[str] = set()
-        self.computed = self.taken_over = 0
+        self.computed = self.from_cache = 0
 
     @property
     def open(self) -> int:
-        """Evaluations that were asked for and are not there yet."""
+        """The number of evaluations that are requested and not finished."""
         return len(self._open)
 
     def known(self, requests: Sequence[Request]) -> dict[Point, float]:
-        """The values that are stored; those kept from another run are stored first."""
-        stored: dict[str, Row | None] = {
-            request.key: self._context.ledger.get("evaluations", request.key)
-            for request in requests
-        }
-        kept = self._cache.get(key for key, row in stored.items() if row is None)
-        named = {request.key: request for request in requests}
-        rows = {key: self._row(named[key], row, cached=True) for key, row in kept.items()}
-        self._store(rows)
-        self.taken_over += len(rows)
-        stored |= rows
-        return {
-            request.point: float(row["value"])
-            for request in requests
-            if (row := stored[request.key]) is not None
-        }
+        """Return the stored values; values in the cache are stored first."""
+        missing = {request.key: request for request in requests if self.row(request) is None}
+        cached = self._cache.get(missing)
+        self._store({key: self._row(missing[key], row, cached=True) for key, row in cached.items()})
+        self.from_cache += len(cached)
+        rows = {request.point: self.row(request) for request in requests}
+        return {point: float(row["value"]) for point, row in rows.items() if row is not None}
 
     def row(self, request: Request) -> Row | None:
-        """What is stored of an evaluation."""
+        """Return the stored row of an evaluation."""
         return self._context.ledger.get("evaluations", request.key)
 
     def ask(self, request: Request, path_s: float) -> None:
-        """Compute a value that is not known, once ``finished`` is called.
+        """Compute a value that is not known, during the next calls of ``finished``.
 
         Args:
             request: the evaluation.
-            path_s: about the CPU seconds until all that waits for it can be done, one evaluation
+            path_s: about the CPU seconds of the evaluation and of all that have to follow it one
                 after the other; the longest path is served first.
 
         """
@@ -112,7 +103,7 @@ class Evaluations:
         heapq.heappush(self._waiting, (-path_s, next(self._order), request))
 
     def finished(self) -> list[tuple[Request, TaskResult]]:
-        """The evaluations that ended since the last call, stored; empty if none is under way."""
+        """Wait for evaluations, store them and return them; empty if none is open."""
         self._submit()
         results = [
             (self._open.pop(result.key), result) for result in self._context.finished(self._pool)
@@ -128,36 +119,30 @@ class Evaluations:
                 self._context.fail(
                     request.name, result.attempt, "invalid_value", message, "worst value"
                 )
-            told = {
-                "value": value,
-                "duration_s": result.duration_s,
-                "cpu_s": result.cpu_s,
-                "started_at": result.started_at,
-                "worker": result.worker,
-            }
-            rows[request.key] = self._row(request, told, cached=False)
+            measured = {name: getattr(result, name) for name in _SHARED} | {"value": value}
+            rows[request.key] = self._row(request, measured, cached=False)
         self._store(rows)
-        self._cache.put({key: {name: row[name] for name in _KEPT} for key, row in rows.items()})
+        self._cache.put({key: {name: row[name] for name in _SHARED} for key, row in rows.items()})
         self.computed += len(rows)
         return results
 
     def _submit(self) -> None:
-        # one waits in the pool where others hold all CPUs, or there would be nothing to wait for
+        # always keep one task queued; otherwise `finished()` would return immediately
         while self._waiting and (self._pool.has_room or not self._submitted):
             request = heapq.heappop(self._waiting)[2]
             if request.name in self._submitted or request.name not in self._open:
-                continue  # asked for again with another path
+                continue  # requested again with another path
             self._submitted.add(request.name)
             objective = request.objective
             function, data = self._functions[objective.dataset]
             cpus = self._cpus if self._cpus is not None else objective.cpus(request.point)
-            # plain values: a worker need not load the optimisers to read a point
+            # plain values: a worker need not load the optimizers to read a point
             arguments = (data, tuple(request.point), request.seed, *objective.arguments)
             self._pool.submit(request.name, function, *arguments, cpus=cpus)
 
-    def _row(self, request: Request, told: Mapping[str, Any], *, cached: bool) -> Row:
+    def _row(self, request: Request, measured: Mapping[str, Any], *, cached: bool) -> Row:
         about = {"dataset": request.objective.dataset, "seed": request.seed}
-        return {**about, **request.point.given, **told, "cached": cached}
+        return {**about, **request.point.given, **measured, "cached": cached}
 
     def _store(self, rows: Mapping[str, Row]) -> None:
         self._context.ledger.put("evaluations", rows)

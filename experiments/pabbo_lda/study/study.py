@@ -1,4 +1,4 @@
-"""One study: an optimiser, its budget and its history, with no clock and no processes."""
+"""Study: one optimizer with its budget and its history, without a clock and without processes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PATIENCE = 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One distinct point of a study, with the best finite value up to it.
+    """One distinct point of a study, with the best finite value so far.
 
-    ``batch`` is 0 for the start, then counts the optimiser's batches. ``best_point`` is None and
-    ``best_value`` infinite as long as no value was finite.
+    ``batch`` is 0 for the start and then counts the optimizer's batches. ``best_point`` is None
+    and ``best_value`` infinite while no value was finite.
     """
 
     evaluation: int
@@ -27,24 +27,31 @@ class Evaluation:
     best_value: float
 
 
-class Study:
-    """Asks an optimiser for batches and tells it the values once all of a batch are there.
+class HistoryMismatchError(ValueError):
+    """The optimizer does not propose the points of the recorded history."""
 
-    The budget counts distinct points, the start included. The study ends at its budget, after
-    ``iterations`` batches, when its optimiser asks for nothing, or after 20 batches in a row
-    without a new point. The order in which values arrive changes nothing, and neither does the
-    budget but in where the history ends: the optimiser never learns it, so a study continues under
-    a larger one by replaying its known values.
+
+class Study:
+    """Ask an optimizer for batches, and tell it the values once a batch is complete.
+
+    The budget counts distinct points, including the start. The study ends at its budget, after
+    ``iterations`` batches, when its optimizer asks for nothing, or after 20 batches in a row
+    without a new point. The order in which values arrive does not matter. The budget only decides
+    where the history ends: the optimizer does not know it, so a study continues under a larger
+    budget by replaying its known values.
 
     Args:
-        optimizer: a fresh optimiser, used by this study alone.
-        start: the points every optimiser is told first; repeated ones count once.
-        budget: distinct points, at least 1. Of a longer start only the first ``budget`` are
-            evaluated.
-        iterations: the most batches after the start.
+        optimizer: a fresh optimizer, used by this study alone.
+        start: the first points of every optimizer; repeated ones count once.
+        budget: the number of distinct points, at least 1. Of a longer start only the first
+            ``budget`` are evaluated.
+        iterations: the maximum number of batches after the start.
+        recorded: the points of the stored history that the study replays.
 
     Raises:
-        ValueError: for a budget below 1 or negative iterations.
+        ValueError: a budget below 1 or negative iterations.
+        HistoryMismatchError: the study proposes other points than the recorded ones; also raised
+            by ``supply``.
 
     """
 
@@ -54,6 +61,7 @@ class Study:
         start: Sequence[Point],
         budget: int,
         iterations: int | None = None,
+        recorded: Sequence[Point] = (),
     ) -> None:
         if budget < 1:
             raise ValueError(f"the budget of a study must be at least 1, not {budget}")
@@ -62,6 +70,7 @@ class Study:
         self._optimizer = optimizer
         self._budget = budget
         self._iterations = iterations
+        self._recorded = recorded[:budget]
         self._values: dict[Point, float] = {}
         self._history: list[Evaluation] = []
         self._batch = 0
@@ -75,17 +84,17 @@ class Study:
 
     @property
     def done(self) -> bool:
-        """True once no further value is needed."""
+        """Whether no further value is needed."""
         return self._done
 
     @property
     def history(self) -> tuple[Evaluation, ...]:
-        """One row a distinct point, in the order asked; the rows of a batch appear together."""
+        """One row per distinct point, in the order asked; the rows of a batch appear together."""
         return tuple(self._history)
 
     @property
     def asked(self) -> int:
-        """How many points complete batches have asked for, the start and repeated ones counted."""
+        """The number of points in complete batches, including the start and repeated points."""
         return self._total_asked
 
     @property
@@ -96,14 +105,15 @@ class Study:
         return self._history[-1].best_point, self._history[-1].best_value
 
     def request(self) -> list[Point]:
-        """The distinct points whose values are needed now, in the order asked; empty when done."""
+        """Return the distinct points whose values are needed now, in the order asked."""
         return [point for point in self._waiting if point not in self._values]
 
     def supply(self, point: Point, value: float) -> None:
-        """Give the value of a requested point; the last one of a batch moves the study on.
+        """Set the value of a requested point; the last one of a batch opens the next batch.
 
         Raises:
-            ValueError: for a point that is not requested now.
+            ValueError: the point is not requested now.
+            HistoryMismatchError: the next batch is not the recorded one.
 
         """
         if point in self._values or point not in self._waiting:
@@ -113,32 +123,36 @@ class Study:
         self._advance()
 
     def _open(self, asked: Sequence[Point]) -> None:
-        """Make ``asked`` the current batch, cut to what the budget leaves."""
+        """Make ``asked`` the current batch, cut to the remaining budget."""
         self._asked = list(asked)
         new = [point for point in dict.fromkeys(self._asked) if point not in self._values]
         self._waiting = new[: self._budget - len(self._values)]
+        for number, point in enumerate(self._waiting, len(self._values)):
+            if number < len(self._recorded) and point != self._recorded[number]:
+                raise HistoryMismatchError(self._mismatch(f"proposed {point}", number))
 
     def _advance(self) -> None:
         while not self._done and not self.request():
             self._record()
-            if len(self._values) >= self._budget:
-                self._done = True
-                return
-            self._optimizer.tell(self._asked, [self._values[point] for point in self._asked])
-            if self._idle >= PATIENCE or self._batch == self._iterations:
-                self._done = True
-                return
-            asked = self._optimizer.ask()
-            if not asked:
-                self._done = True
-                return
+            self._done = len(self._values) >= self._budget or not self._ask()
+        if self._done and len(self._values) < len(self._recorded):
+            raise HistoryMismatchError(self._mismatch("proposed nothing", len(self._values)))
+
+    def _ask(self) -> bool:
+        """Tell the values of the complete batch and open the next one; False if there is none."""
+        self._optimizer.tell(self._asked, [self._values[point] for point in self._asked])
+        if self._idle >= PATIENCE or self._batch == self._iterations:
+            return False
+        asked = self._optimizer.ask()
+        if asked:
             self._batch += 1
             self._open(asked)
+        return bool(asked)
 
     def _record(self) -> None:
         """Add the complete batch to the history."""
         self._idle = 0 if self._waiting else self._idle + 1
-        # A batch that the budget has cut ends at its first unknown T.
+        # A batch that the budget has cut ends at its first unknown point.
         unknown = (index for index, point in enumerate(self._asked) if point not in self._values)
         self._total_asked += next(unknown, len(self._asked))
         best = self.best
@@ -153,3 +167,6 @@ class Study:
                 )
             )
         self._waiting = []
+
+    def _mismatch(self, proposed: str, number: int) -> str:
+        return f"{proposed}, stored {self._recorded[number]} at evaluation {number + 1}"

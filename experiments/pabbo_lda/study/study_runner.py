@@ -1,8 +1,7 @@
-"""All studies side by side: optimisers in the driver, every evaluation a CPU task.
+"""Run all studies concurrently: optimizers in the driver, every evaluation a CPU task.
 
-A study asks for values; equal requests, of other optimisers too, are computed once and stored
-as they arrive. What is stored already is served without a task, so a study that was interrupted
-replays to where it was.
+Equal requests, also of other optimizers, are computed once and stored as they arrive. Stored values
+are served without a task, so an interrupted study replays to where it was.
 """
 
 from __future__ import annotations
@@ -11,32 +10,71 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
-from experiments.pabbo_lda.study.evaluations import Evaluations, Request
 from experiments.pabbo_lda.objective.objectives import Objective
-from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, make_optimizer
+from experiments.pabbo_lda.optimizers import (
+    OptimizerName,
+    Point,
+    Scorer,
+    deciding_libraries,
+    make_optimizer,
+)
 from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.study.study import Study
-from raypipe.errors import UnitError
+from experiments.pabbo_lda.study.evaluations import Evaluations, Request
+from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
+from raypipe.errors import FailureKind, UnitError
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Unit
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.provenance import package_version
 from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Ledger, Row
 
-#: studies are opened until so many evaluations wait, for each CPU and at least
+#: open studies are added until this many evaluations wait, per CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
+#: packages that can change a search, as columns of the table ``environment``
+_PACKAGES = ("optuna", "numpy", "scipy", "torch")
 
 
 @dataclass(frozen=True)
 class StudySpec:
-    """One optimiser run on one objective; ``seed`` is the optimiser's and the objective's."""
+    """One run of an optimizer on an objective; ``seed`` is the seed of both."""
 
-    unit: Unit
     objective: Objective
     optimizer: OptimizerName
     run: int
     seed: int
+
+    @property
+    def key(self) -> str:
+        """The key of the unit."""
+        return f"lda/{self.objective.dataset}/{self.optimizer}/{self.run}"
+
+    def unit(self, settings: LdaSettings, train: str | None) -> Unit:
+        """Return the study as a unit; it needs the stage ``train``, if its optimizer is a model."""
+        literals: dict[str, Any] = {
+            "dataset": self.objective.dataset,
+            "data": dict(self.objective.data_fingerprints),
+            "optimizer": self.optimizer,
+            "seed": self.seed,
+            "libraries": deciding_libraries(self.optimizer),
+        }
+        if self.optimizer in ("pabbo_small", "pabbo_large"):
+            literals["lda"] = {"policy": settings.policy.identity()}
+        needs = () if train is None else (train,)
+        return Unit(self.key, literals, needs, settings.evaluations, "lda.evaluations")
+
+
+def study_specs(settings: LdaSettings, objectives: Sequence[Objective]) -> list[StudySpec]:
+    """Return every optimizer on every objective, run by run."""
+    return [
+        StudySpec(objective, optimizer, run, settings.seed + run)
+        for objective in objectives
+        for run in range(settings.runs)
+        for optimizer in settings.optimizers
+    ]
 
 
 def run_studies(
@@ -44,48 +82,56 @@ def run_studies(
     settings: LdaSettings,
     specs: Sequence[StudySpec],
     scorers: Mapping[str, Scorer],
+    cache: Cache,
 ) -> None:
-    """Run the studies that are not finished; each is recorded when it is.
+    """Run the studies that are not finished, and record each when it is.
 
-    Only as many are open at once as keep the CPUs busy.
+    Only as many studies are open at once as keep the CPUs busy.
+
+    Args:
+        context: the stage ``lda``.
+        settings: its settings.
+        specs: all studies of the stage.
+        scorers: the trained models, by optimizer.
+        cache: values of evaluations from other run directories.
 
     Raises:
-        UnitError: an evaluation failed for good; the studies that do not need it are finished.
+        UnitError: an evaluation failed for good, or a stored history cannot be continued; the
+            other studies are finished.
 
     """
-    left = {unit.key for unit in context.todo()}
-    todo = [spec for spec in specs if spec.unit.key in left]
-    whole = sum(spec.unit.extent for spec in specs)
-    stored = whole - sum(spec.unit.extent for spec in todo)
+    unfinished = {unit.key for unit in context.todo()}
+    todo = [spec for spec in specs if spec.key in unfinished]
+    whole = settings.evaluations * len(specs)
+    stored = whole - settings.evaluations * len(todo)
     options = PoolOptions(
         settings.cpus or 1.0, time_limit_s=settings.time_limit_s, attempts=settings.attempts
     )
-    with Cache("evaluations", enabled=settings.cache) as cache, context.pool(options) as pool:
+    with context.pool(options) as pool:
         objectives = {spec.objective.dataset: spec.objective for spec in todo}.values()
         evaluations = Evaluations(context, pool, cache, objectives, settings.cpus)
-        board = _Board(context, settings, evaluations, scorers)
+        studies = _OpenStudies(context, settings, evaluations, scorers)
         context.begin(whole, stored)
         window = max(_OPEN_AT_LEAST, int(_OPEN_PER_CPU * pool.capacity))
         waiting = iter(todo)
         while True:
             while evaluations.open < window and (spec := next(waiting, None)) is not None:
-                board.add(spec)
+                studies.add(spec)
             ended = evaluations.finished()
             if not ended:
                 break
             for request, result in ended:
-                board.take(request, result)
+                studies.take(request, result)
             note = f"{evaluations.computed} evaluations"
-            if evaluations.taken_over:
-                note += f", {evaluations.taken_over} known from other runs"
-            context.advance(stored + board.progress(), note)
-    if board.broken:
-        unit, result = next(iter(board.broken.items()))
-        raise UnitError(unit, result.kind or "error", result.error or "")
+            if evaluations.from_cache:
+                note += f", {evaluations.from_cache} from other runs"
+            context.advance(stored + studies.progress(), note)
+    if studies.failed:
+        raise next(iter(studies.failed.values()))
 
 
-class _Board:
-    """Which study waits for which evaluation."""
+class _OpenStudies:
+    """The studies under way, and the evaluations that each one waits for."""
 
     def __init__(
         self,
@@ -99,54 +145,70 @@ class _Board:
         self._open: dict[str, tuple[StudySpec, Study]] = {}
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
         self._finished = 0
-        self.broken: dict[str, TaskResult] = {}
+        self.failed: dict[str, UnitError] = {}
 
     def add(self, spec: StudySpec) -> None:
-        """Start a study: it asks for what is not stored."""
-        self._open[spec.unit.key] = (spec, self._study(spec))
-        self._move_on(spec.unit.key)
+        """Start a study; it requests the values that are not stored."""
+        self._move_on(spec)
 
     def take(self, request: Request, result: TaskResult) -> None:
-        """Give an evaluation to every study that waits for it."""
+        """Continue every study that waits for an evaluation, which is stored or has failed."""
         for key in self._waiting.pop(request.key):
             if result.error is not None:
-                self._open.pop(key, None)
-                self.broken[key] = result
+                self._fail(key, result.kind or "error", result.error)
             elif key in self._open:
-                self._open[key][1].supply(request.point, float(result.value))
-                self._move_on(key)
+                self._move_on(self._open[key][0])
 
     def progress(self) -> int:
-        """Evaluations of the studies so far."""
+        """Return the number of evaluations of the studies so far."""
         return self._finished + sum(len(study.history) for _, study in self._open.values())
 
-    def _study(self, spec: StudySpec) -> Study:
+    def _move_on(self, spec: StudySpec) -> None:
+        """Begin or continue a study; end it if it departs from its stored history."""
+        try:
+            if spec.key not in self._open:
+                self._open[spec.key] = (spec, self._begin(spec))
+            self._serve(spec.key)
+        except HistoryMismatchError as error:
+            message = (
+                f"the stored history of {spec.key} cannot be continued: the optimizer {error}"
+                f"{_other_versions(self._context.ledger, spec.key)}; use the versions that "
+                "recorded it, or another --run-dir"
+            )
+            self._context.fail(spec.key, 1, "error", message, "gave up")
+            self._fail(spec.key, "error", message)
+
+    def _begin(self, spec: StudySpec) -> Study:
         settings = self._settings
         optimizer = make_optimizer(
             spec.optimizer,
             space=settings.space,
             seed=spec.seed,
             scorer=self._scorers.get(spec.optimizer),
-            pabbo=settings.policy,
+            policy=settings.policy,
         )
         start = settings.space.start_points(settings.start)
-        return Study(optimizer, start, settings.evaluations, settings.iterations)
+        recorded = [
+            Point(row["T"], row.get("alpha"), row.get("eta"))
+            for row in _history(self._context.ledger, spec.key)
+        ]
+        return Study(optimizer, start, settings.evaluations, settings.iterations, recorded)
 
-    def _move_on(self, key: str) -> None:
-        """Serve what is known, ask for what is new, record the study once it is done."""
+    def _serve(self, key: str) -> None:
+        """Supply known values, request new ones, and record the study once it is done."""
         spec, study = self._open[key]
         while known := self._evaluations.known(new := self._new(key)):
-            for point, value in known.items():  # a batch that is known whole opens the next one
+            for point, value in known.items():  # a batch that is wholly known opens the next one
                 study.supply(point, value)
         if study.done:
             del self._open[key]
-            self._finished += spec.unit.extent
+            self._finished += self._settings.evaluations
             self._record(spec, study)
             return
         if not new:
             return
         costs = [spec.objective.cost_s(request.point) for request in new]
-        # the batches that are to follow, one after the other, are taken to be like this one
+        # assumes that the remaining batches, one after the other, are like this one
         batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
         rest = batches * sum(costs) / len(costs)
         for request, cost in zip(new, costs, strict=True):
@@ -154,10 +216,14 @@ class _Board:
             self._evaluations.ask(request, cost + rest)
 
     def _new(self, key: str) -> list[Request]:
-        """What a study asks for and has not yet been told to wait for."""
+        """Return the evaluations that a study needs and does not wait for yet."""
         spec, study = self._open[key]
         requests = [Request(spec.objective, spec.seed, point) for point in study.request()]
         return [r for r in requests if key not in self._waiting.get(r.key, ())]
+
+    def _fail(self, key: str, kind: FailureKind, message: str) -> None:
+        self._open.pop(key, None)
+        self.failed.setdefault(key, UnitError(key, kind, message))
 
     def _record(self, spec: StudySpec, study: Study) -> None:
         about = {
@@ -172,7 +238,7 @@ class _Board:
             row = self._evaluations.row(Request(spec.objective, spec.seed, step.point)) or {}
             elapsed += row.get("duration_s", 0.0)
             cpu += row.get("cpu_s", 0.0)
-            history[f"{spec.unit.key}/{step.evaluation}"] = {
+            history[f"{spec.key}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
@@ -194,11 +260,30 @@ class _Board:
             "duration_s": elapsed,
             "cpu_s": cpu,
         }
-        self._context.finish(spec.unit, {"study_history": history, "studies": {spec.unit.key: row}})
+        self._context.finish(spec.key, {"study_history": history, "studies": {spec.key: row}})
 
 
 def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
-    """T, and the priors that are searched."""
+    """Return T and the searched priors as columns."""
     if point is None:
         return {f"{prefix}T": None}
     return {f"{prefix}{name}": value for name, value in point.given.items()}
+
+
+def _history(ledger: Ledger, key: str) -> list[Row]:
+    """Return the stored history of a study, in order."""
+    rows = (ledger.get("study_history", f"{key}/{number}") for number in count(1))
+    return [row for row in takewhile(lambda row: row is not None, rows) if row is not None]
+
+
+def _other_versions(ledger: Ledger, key: str) -> str:
+    """Return the packages that changed since a history was stored, in words; empty if none did."""
+    command = _history(ledger, key)[-1].get("command_id")
+    recorded = [row for row in ledger.rows("environment") if row.get("command_id") == command]
+    changed = {
+        f"{package} {row[package]} recorded, {package_version(package)} installed"
+        for row in recorded
+        for package in _PACKAGES
+        if row.get(package) != package_version(package)
+    }
+    return "".join(f"; {text}" for text in sorted(changed))

@@ -13,6 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from experiments.pabbo_lda.experiment import stages
+from experiments.pabbo_lda.objective.tabular import TabularObjective
+from experiments.pabbo_lda.optimizers import (
+    Optimizer,
+    Point,
+    Space,
+    make_optimizer,
+    model_scorer,
+)
 from experiments.pabbo_lda.pabbo.curve_training_task import (
     CurvePolicySettings,
     CurvePolicyTask,
@@ -21,20 +30,11 @@ from experiments.pabbo_lda.pabbo.curve_training_task import (
     excess,
     studies,
 )
-from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings, sample_curves
-from experiments.pabbo_lda.pabbo.evaluation import HELD_OUT
+from experiments.pabbo_lda.pabbo.held_out_functions import HELD_OUT
 from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, load_model
-from experiments.pabbo_lda.optimizers import (
-    Optimizer,
-    Point,
-    Space,
-    make_optimizer,
-    model_scorer,
-)
-from experiments.pabbo_lda.experiment import stages
+from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings, sample_curves
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study.study import Study
-from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
@@ -237,10 +237,10 @@ def test_the_stage_is_there_only_where_the_studies_use_it():
     assert list(with_ours) == [*names[:-2], "train_curves", *names[-2:]]
     assert set(with_ours["lda"].needs) == {"hardware", "train_small", "train_curves"}
     ours, small, _ = with_ours["lda"].units[:3]
-    assert ours.identity["lda"]["policy"]["exploration"] == 0.0
-    assert small.identity["lda"]["policy"]["exploration"] == 0.3
-    assert "train_curves" in ours.identity
-    assert "train_curves" not in small.identity
+    assert "lda" not in ours.literals  # its policy is that of its training
+    assert small.literals["lda"]["policy"]["exploration"] == 0.3
+    assert ours.needs == ("train_curves",)
+    assert small.needs == ("train_small",)
 
 
 def test_settings_that_do_not_fit_are_refused():

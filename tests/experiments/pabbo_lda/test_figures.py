@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
 from experiments.pabbo_lda.figures import convergence_figures
-from experiments.pabbo_lda.figures.report_figures import figures
 from experiments.pabbo_lda.figures.optimizer_styles import NAMES
+from experiments.pabbo_lda.figures.report_figures import figures
 from raypipe.report.plots import Figure, encode
 
 START = [733, 133, 355, 115]
@@ -315,9 +315,9 @@ def test_times_of_very_many_evaluations_are_thinned_and_the_curves_stay_the_same
         about = {"run": run, "evaluation": np.arange(1, 51), "elapsed": draw.random(50).cumsum()}
         runs.append(pd.DataFrame({**about, "best_value": value}))
     table = pd.concat(runs, ignore_index=True)
-    whole = progress_figures.best_of(table, "elapsed")
-    monkeypatch.setattr(progress_figures, "_POINTS", 40)
-    thinned = progress_figures.best_of(table, "elapsed")
+    whole = convergence_figures.best_of(table, "elapsed")
+    monkeypatch.setattr(convergence_figures, "_POINTS", 40)
+    thinned = convergence_figures.best_of(table, "elapsed")
     assert 30 < len(thinned) <= 40
     assert thinned.index[-1] == whole.index[-1] == table["elapsed"].max()
     pd.testing.assert_frame_equal(thinned, whole.loc[thinned.index])

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from experiments.pabbo_lda.objective.fit_options import LdaFit
-from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
+from experiments.pabbo_lda.optimizers import Point
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
 from raypipe.storage.run_directory import RunDirectory

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 from experiments.pabbo_lda.optimizers import (
     IntegerRange,
     Optimizer,
@@ -25,10 +25,10 @@ from experiments.pabbo_lda.optimizers import (
     model_scorer,
 )
 from experiments.pabbo_lda.optimizers.genetic import cross, mutate
-from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbour
+from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbor
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.study.study import Study
-from experiments.pabbo_lda.objective.tabular import TabularObjective
 
 NAMES: tuple[OptimizerName, ...] = (
     "ga",
@@ -200,12 +200,12 @@ def test_evolution_strategy_forgets_its_parents():
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
-def test_sabbo_worst_neighbour_lies_on_the_sphere_and_is_worse(dimensions: int):
+def test_sabbo_worst_neighbor_lies_on_the_sphere_and_is_worse(dimensions: int):
     rng = np.random.default_rng(1)
     z = rng.standard_normal((10, dimensions))
     losses = rank_losses(np.exp(50 * z.sum(axis=1)))
     for radius in (0.01, 0.1):
-        shift, widening = worst_neighbour(z, losses, radius)
+        shift, widening = worst_neighbor(z, losses, radius)
         divergence = ((widening**2 + shift**2 - 1) / 2 - np.log(widening)).sum()
         assert divergence == pytest.approx(radius**2, rel=0.2)
         weights = np.exp((z**2 - ((z - shift) / widening) ** 2).sum(axis=1) / 2)

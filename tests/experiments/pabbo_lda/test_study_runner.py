@@ -1,9 +1,9 @@
-"""Studies side by side, on recorded values and a pool that ends its tasks in any order."""
+"""Concurrent studies, on recorded values and a pool that ends its tasks in any order."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +16,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objective.objectives import Objective, tabular_value
-from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
+from experiments.pabbo_lda.optimizers import Optimizer, OptimizerName, Point, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.study import study_runner
 from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
-from experiments.pabbo_lda.objective.tabular import TabularObjective
 from raypipe.errors import UnitError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext
-from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.pipeline.progress import Display
+from raypipe.provenance import package_version
+from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import Target, Trackers
+from tests.raypipe.composed import composed
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")
 DATASETS = ("hills", "slope")
@@ -109,8 +113,7 @@ TABLE = table()
 
 
 def objective(dataset: str) -> Objective:
-    identity = {"objective": "recorded", "corpus": dataset}
-    return Objective(dataset, "tabular", identity, {"fingerprint": dataset}, TABLE, (dataset,))
+    return Objective(dataset, "tabular", {"corpus": dataset}, TABLE)
 
 
 def study_settings(**changed) -> LdaSettings:
@@ -120,13 +123,7 @@ def study_settings(**changed) -> LdaSettings:
 
 def specs_of(lda: LdaSettings, cost: int) -> list[StudySpec]:
     return [
-        StudySpec(
-            Unit(f"lda/{dataset}/{name}/{run}", {"seed": run}, lda.evaluations, "lda.evaluations"),
-            replace(objective(dataset), counts=cost),
-            name,
-            run,
-            run,
-        )
+        StudySpec(replace(objective(dataset), counts=cost), name, run, run)
         for dataset in lda.datasets
         for run in range(lda.runs)
         for name in lda.optimizers
@@ -141,10 +138,12 @@ def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, co
     trackers = Trackers((), Target(directory, "id", "example", {}))
     session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
     specs = specs_of(lda, cost)
-    stage = Stage("lda", lambda context: None, [spec.unit for spec in specs], ())
+    units = [spec.unit(lda, None) for spec in specs]
+    (stage,) = composed([Stage("lda", lambda context: None, units)])
     error = None
     try:
-        run_studies(StageContext(stage, session), lda, specs, {})
+        with Cache("evaluations", enabled=lda.cache) as cache:
+            run_studies(StageContext(stage, session), lda, specs, {}, cache)
     except (KeyboardInterrupt, UnitError) as caught:
         error = caught
     return ledger, launcher.made, error
@@ -273,15 +272,14 @@ def test_only_some_studies_are_open_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_AT_LEAST", 4)
     monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_PER_CPU", 1)
     made, most = [], [0]
-    from experiments.pabbo_lda.study import study_runner
 
-    class Counted(studies.Study):
+    class Counted(study_runner.Study):
         def __init__(self, *arguments, **named) -> None:
             super().__init__(*arguments, **named)
             made.append(self)
             most[0] = max(most[0], sum(not study.done for study in made))
 
-    monkeypatch.setattr(studies, "Study", Counted)
+    monkeypatch.setattr(study_runner, "Study", Counted)
     run(tmp_path / "run", study_settings(cache=False, optimizers=("tpe", "random"), runs=3))
     assert len(made) == 12
     assert most[0] < 12
@@ -301,3 +299,79 @@ def test_the_longest_path_is_served_first(tmp_path):
     lda = study_settings(cache=False, optimizers=("random",), datasets=("hills",), runs=1)
     _, pool, _ = run(tmp_path / "run", lda, cost=10**6)  # the more topics, the longer
     assert pool.submitted[:3] == [f"hills/seed 0/T={T}" for T in (190, 150, 90)]
+
+
+class Shifted:
+    """An optimizer as another release of its library might be: it proposes other points."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def ask(self) -> list[Point]:
+        return [Point(min(200, point.T + 1)) for point in self.optimizer.ask()]
+
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        self.optimizer.tell(points, values)
+
+
+def run_with_another_tpe(folder: Path, lda: LdaSettings):
+    def make(name: OptimizerName, **options: Any) -> Optimizer:
+        made = make_optimizer(name, **options)
+        return Shifted(made) if name == "tpe" else made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_runner, "make_optimizer", make)
+        return run(folder, lda)
+
+
+def of_tpe(rows: dict[str, Any]) -> dict[str, Any]:
+    return {key: row for key, row in rows.items() if "/tpe/" in key}
+
+
+def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undisturbed, tmp_path):
+    ledger, _, _ = run(tmp_path / "run", study_settings(cache=False, evaluations=7))
+    before = outcome(ledger)
+    ledger, _, error = run_with_another_tpe(tmp_path / "run", study_settings(cache=False))
+    after = outcome(ledger)
+    assert isinstance(error, UnitError)
+    assert after["values"].items() >= before["values"].items()
+    for table in ("studies", "study_history"):
+        assert of_tpe(after[table]) == of_tpe(before[table])
+        finished = {key: row for key, row in after[table].items() if "/tpe/" not in key}
+        assert finished.items() <= undisturbed[table].items()
+        assert len(finished) == len(undisturbed[table]) - len(of_tpe(undisturbed[table]))
+    first = before["study_history"][f"{error.unit}/4"]["T"]  # after the start
+    assert error.message == (
+        f"the stored history of {error.unit} cannot be continued: the optimizer proposed "
+        f"T={first + 1}, stored T={first} at evaluation 4; use the versions that recorded it, or "
+        "another --run-dir"
+    )
+    failures = ledger.rows("failures")
+    assert {row["unit"] for row in failures} == of_tpe(before["studies"]).keys()
+    assert error.message in {row["message"] for row in failures}
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert outcome(ledger) == undisturbed
+
+
+def test_the_refusal_names_the_versions_that_differ(tmp_path):
+    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
+    ledger, _, _ = run(tmp_path / "run", lda.model_copy(update={"evaluations": 7}))
+    installed = {name: package_version(name) for name in ("numpy", "scipy", "torch")}
+    ledger.put("environment", {"node": {**installed, "optuna": "4.8.0"}})
+    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
+    assert isinstance(error, UnitError)
+    assert f"; optuna 4.8.0 recorded, {package_version('optuna')} installed; use" in error.message
+
+
+def test_an_interrupted_study_has_no_history_and_begins_again(tmp_path):
+    """Values are stored as they arrive, the history when a study has finished."""
+
+    def fate(key: str) -> None:
+        if "T=90" in key:
+            raise KeyboardInterrupt
+
+    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
+    run(tmp_path / "run", lda, fate=fate)
+    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
+    assert error is None

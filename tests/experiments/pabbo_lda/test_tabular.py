@@ -33,7 +33,7 @@ def test_table_refuses_what_it_cannot_answer():
         TabularObjective(TABLE.drop(columns="perplexity"))
     with pytest.raises(ValueError, match="not positive"):
         TabularObjective(TABLE.assign(perplexity=0.0))
-    with pytest.raises(ValueError, match="a perplexity that is no number"):
+    with pytest.raises(ValueError, match="a perplexity that is not a number"):
         TabularObjective(TABLE.assign(perplexity="1,234.5"))
 
 

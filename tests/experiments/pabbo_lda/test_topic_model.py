@@ -15,9 +15,12 @@ from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
 from experiments.pabbo_lda.objective.fit_options import LdaFit
-from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation, lda_perplexity
+from experiments.pabbo_lda.objective.topic_model import (
+    CompiledLatentDirichletAllocation,
+    lda_perplexity,
+)
 from experiments.pabbo_lda.objective.variational_bayes import digamma, exp_digamma
+from experiments.pabbo_lda.optimizers import Point
 
 
 def corpus(documents: int = 60, words: int = 40, seed: int = 3) -> csr_matrix:
