@@ -97,7 +97,7 @@ class PABBO:
         )
         if scores.shape != (2 * last,) or not np.isfinite(scores).all():
             raise ValueError(
-                "the model of PABBO returned a score that is not finite; train it again"
+                "the scorer of PABBO must return one finite score per pair; train its model again"
             )
         return int(unknown[np.argmax(scores[:last] + scores[last:])])
 

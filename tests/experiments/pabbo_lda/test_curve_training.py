@@ -1,4 +1,4 @@
-"""The optimiser that is trained on perplexity curves: its training and its use are one."""
+"""The optimizer that is trained on perplexity curves: its training and its use are one."""
 
 from __future__ import annotations
 

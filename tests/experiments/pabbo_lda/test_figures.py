@@ -219,17 +219,15 @@ def test_the_trajectory_shows_all_that_was_tried_and_the_median_best() -> None:
         assert_allclose(_line(axes, "best T").get_ydata(), best)
 
 
-def test_colours_are_the_same_in_all_figures_and_whatever_the_selection() -> None:
+def test_colors_are_the_same_in_all_figures_and_whatever_the_selection() -> None:
     few = _named(_tables(["corpus"], ["sabbo", "random"], 2))
     many = _named(_tables(["corpus"], list(NAMES), 2))
     for name in ("best_by_evaluation-corpus", "best_by_time-corpus"):
         for optimizer in ("sabbo", "random"):
             lines = [_line(d[name].figure.axes[0], optimizer) for d in (few, many)]
             assert lines[0].get_color() == lines[1].get_color()
-    colours = [
-        _line(many["best_by_evaluation-corpus"].figure.axes[0], n).get_color() for n in NAMES
-    ]
-    assert len(set(colours)) == len(NAMES)
+    colors = [_line(many["best_by_evaluation-corpus"].figure.axes[0], n).get_color() for n in NAMES]
+    assert len(set(colors)) == len(NAMES)
 
 
 def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:

@@ -175,7 +175,7 @@ def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="holds no PABBO model"):
+    with pytest.raises(ValueError, match="does not hold a PABBO model"):
         load_model(tmp_path / "other.safetensors")
 
 

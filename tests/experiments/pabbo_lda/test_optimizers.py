@@ -1,4 +1,4 @@
-"""The optimisers of T: their contract, their operators, and whole studies on recorded values."""
+"""The optimizers of T: their contract, their operators, and whole studies on recorded values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def told(optimizer: Optimizer, topics: list[int], values: list[float]) -> None:
 
 
 def asked(optimizer: Optimizer, value, start: list[int], batches: int = 12) -> list[list[int]]:
-    """The batches of T an optimiser asks for."""
+    """The batches of T an optimizer asks for."""
     told(optimizer, start, [value(T) for T in start])
     out = []
     for _ in range(batches):
@@ -136,7 +136,7 @@ def test_improves_on_the_start_far_from_it(name: OptimizerName):
 
 
 def test_refuses_unknown_names_empty_ranges_and_pabbo_without_a_model():
-    with pytest.raises(ValueError, match=r"no optimiser 'gp'.*golden_section"):
+    with pytest.raises(ValueError, match=r"optimizer 'gp' is not known.*golden_section"):
         make_optimizer("gp", space=Space(2, 9), seed=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="t_min=9, t_max=9"):
         make("ga", t_min=9, t_max=9)
@@ -372,7 +372,7 @@ def recorded(data_dir: Path) -> TabularObjective:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: TabularObjective):
-    """10 runs x 4 corpora with 80 distinct T; every optimiser beats the best of the start."""
+    """10 runs x 4 corpora with 80 distinct T; every optimizer beats the best of the start."""
     assert len(recorded.runs) == 40
     for dataset, seed in recorded.runs:
         study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=80)

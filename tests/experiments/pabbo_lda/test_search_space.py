@@ -1,4 +1,4 @@
-"""T, alpha and eta as one search space: its points, and the optimisers that search it."""
+"""T, alpha and eta as one search space: its points, and the optimizers that search it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from experiments.pabbo_lda.study.study import Study
 
 SPACE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 #: far from where 1/T leads
-CENTRE = Point(8, 0.01, 2.0)
+CENTER = Point(8, 0.01, 2.0)
 
 
 def squared_distance(point: Point) -> float:
-    return float(((SPACE.positions([point]) - SPACE.positions([CENTRE])) ** 2).sum())
+    return float(((SPACE.positions([point]) - SPACE.positions([CENTER])) ** 2).sum())
 
 
 def best_found(name: OptimizerName, seed: int) -> float:
@@ -48,7 +48,7 @@ def test_finds_the_bottom_of_a_bowl_better_than_random_search(name: OptimizerNam
 
 
 @pytest.mark.parametrize("name", sorted(T_ONLY))
-def test_optimisers_of_t_alone_refuse_priors(name: OptimizerName):
+def test_optimizers_of_t_alone_refuse_priors(name: OptimizerName):
     with pytest.raises(ValueError, match=rf"{name} searches T alone, not alpha and eta: leave"):
         make_optimizer(name, space=SPACE, seed=0)
 
