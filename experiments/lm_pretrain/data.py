@@ -1,4 +1,4 @@
-"""The text that is trained on and the text that is held out, each a list of documents."""
+"""Texts to train on and held-out texts, each a list of documents."""
 
 from __future__ import annotations
 
@@ -8,67 +8,74 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import SKIPPED, docstring_records
 from raypipe.datasets.files import check_known, json_objects, open_text, reading
+from raypipe.datasets.rows import checksum
 
-if TYPE_CHECKING:  # a task that tokenises needs no torch, which the settings of the model import
-    from experiments.lm_pretrain.settings import DataSettings
+_FILE_KEYS = ("files", "held_out_files")
 
 
 class Texts(NamedTuple):
-    """The documents to train on, and those that are held out."""
+    """Documents to train on, and held-out documents."""
 
     train: list[str]
     held_out: list[str]
 
 
-def text_identity(settings: DataSettings) -> dict[str, Any]:
-    """What the text is: of files their content, of the built-in one the Python it comes from.
-
-    Raises:
-        CorpusError: a file that is not there, or of another form.
-
-    """
-    if settings.source == "builtin":
-        identity: dict[str, Any] = {"python": sys.version, "skipped": sorted(SKIPPED)}
-    else:
-        identity = {"files": [_checksum(path) for path in settings.files]}
-        if any(_is_jsonl(path) for path in (*settings.files, *settings.held_out_files)):
-            identity["column"] = settings.column
-    if settings.held_out_files:
-        return identity | {"held_out_files": [_checksum(path) for path in settings.held_out_files]}
-    return identity | {"held_out_share": settings.held_out_share}
-
-
-def read_texts(settings: DataSettings) -> Texts:
-    """Read the text of the settings.
-
-    Raises:
-        CorpusError: a damaged file, a missing column, a document that is no text, no text at all,
-            or nothing left on one side.
-
-    """
-    if settings.source == "builtin":
-        return divided(_docstrings(), settings.held_out_share, "the standard library")
-    train = _documents(settings.files, settings.column)
-    names = ", ".join(str(path) for path in settings.files)
+def keys_read(settings: Any) -> list[str]:
+    """Return the keys of the section ``data`` that :func:`read_texts` uses for these settings."""
+    keys = ["source", *_FILE_KEYS]
+    if any(_is_jsonl(path) for key in _FILE_KEYS for path in getattr(settings, key)):
+        keys.append("column")
     if not settings.held_out_files:
-        return divided(train, settings.held_out_share, names)
-    held_out = _documents(settings.held_out_files, settings.column)
-    for documents, key in ((train, "files"), (held_out, "held_out_files")):
-        if not documents:
-            raise CorpusError(f"data.{key}: there is no text in them")
-    return Texts(train, held_out)
+        keys.append("held_out_share")
+    return keys
 
 
-def divided(documents: Sequence[str], share: float, source: str) -> Texts:
-    """The last share of a text held out: of its characters, or of several documents whole ones.
+def text_content(settings: Any) -> dict[str, Any]:
+    """Return fingerprints of the text: of its files, or of Python for the built-in text.
 
     Raises:
-        CorpusError: nothing is left on one side.
+        CorpusError: a file does not exist or has another format.
+
+    """
+    if settings.source == "builtin":
+        return {"python": sys.version, "skipped": sorted(SKIPPED)}
+    return {
+        key: [_checksum(path, f"data.{key}") for path in getattr(settings, key)]
+        for key in _FILE_KEYS
+        if getattr(settings, key)
+    }
+
+
+def read_texts(settings: Any) -> Texts:
+    """Read the text of the section ``data``, of which only :func:`keys_read` are used.
+
+    Raises:
+        CorpusError: a damaged file, a missing column, a document that is not text, an empty text,
+            or a text that cannot be split.
+
+    """
+    if settings.source == "builtin":
+        return divide(_docstrings(), settings.held_out_share, "the standard library")
+    if not settings.held_out_files:
+        names = ", ".join(str(path) for path in settings.files)
+        return divide(_documents(settings, "files"), settings.held_out_share, names)
+    texts = Texts(*(_documents(settings, key) for key in _FILE_KEYS))
+    for documents, key in zip(texts, _FILE_KEYS, strict=True):
+        if not documents:
+            raise CorpusError(f"data.{key}: the files contain no text")
+    return texts
+
+
+def divide(documents: Sequence[str], share: float, source: str) -> Texts:
+    """Hold out the last share of a text, by characters; of several documents, whole ones.
+
+    Raises:
+        CorpusError: one side would be empty.
 
     """
     ends = list(accumulate(len(text) for text in documents))
@@ -77,8 +84,8 @@ def divided(documents: Sequence[str], share: float, source: str) -> Texts:
         (text,) = documents
         train, held_out = [text[:position]], [text[position:]]
     else:
-        kept = bisect_left(ends, position) + 1
-        train, held_out = [*documents[:kept]], [*documents[kept:]]
+        first = bisect_left(ends, position) + 1
+        train, held_out = [*documents[:first]], [*documents[first:]]
     if not any(train) or not any(held_out):
         raise CorpusError(
             f"{source}: the {len(documents)} documents cannot be divided by data.held_out_share = "
@@ -88,23 +95,24 @@ def divided(documents: Sequence[str], share: float, source: str) -> Texts:
 
 
 def _docstrings() -> list[str]:
-    """Each docstring once, in an order that mixes the packages: by a hash of the text."""
+    """Return each docstring once, in the order of its hash, which mixes the packages."""
     texts = {record.text for record in docstring_records() if record.text.strip()}
     return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 
-def _documents(paths: Sequence[Path], column: str) -> list[str]:
-    """The documents of files that are not empty; a ``.txt`` file is one."""
-    found = []
-    for path in paths:
-        for place, text in _rows(path, column) if _is_jsonl(path) else _whole(path):
+def _documents(settings: Any, key: str) -> list[str]:
+    """Return the non-empty documents of the files; a ``.txt`` file is one document."""
+    documents = []
+    for path in getattr(settings, key):
+        rows = _column(path, settings.column) if _is_jsonl(path) else _whole(path)
+        for place, text in rows:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise CorpusError(f"{place}: half of a surrogate pair is no text") from error
+                raise CorpusError(f"{place}: half of a surrogate pair is not text") from error
             if text:
-                found.append(text)
-    return found
+                documents.append(text)
+    return documents
 
 
 def _whole(path: Path) -> Iterator[tuple[str, str]]:
@@ -112,8 +120,8 @@ def _whole(path: Path) -> Iterator[tuple[str, str]]:
         yield str(path), file.read()
 
 
-def _rows(path: Path, column: str) -> Iterator[tuple[str, str]]:
-    """Places and texts of the objects of a JSONL file."""
+def _column(path: Path, column: str) -> Iterator[tuple[str, str]]:
+    """Yield place and text of each row of a JSONL file."""
     for place, row in json_objects(path):
         check_known("column", column, list(row), f"{place} (data.column)")
         if not isinstance(row[column], str):
@@ -121,16 +129,12 @@ def _rows(path: Path, column: str) -> Iterator[tuple[str, str]]:
         yield place, row[column]
 
 
-def _checksum(path: Path) -> str:
-    """The SHA-256 of a file. Raises CorpusError: it is not there, or of another form."""
+def _checksum(path: Path, key: str) -> str:
     if not _is_jsonl(path) and not path.name.removesuffix(".gz").endswith(".txt"):
         raise CorpusError(
-            f"{path}: the suffix says nothing; allowed are .txt and .jsonl, also with .gz"
+            f"{path}: unknown suffix (see {key}); allowed are .txt and .jsonl, also with .gz"
         )
-    if not path.is_file():
-        raise CorpusError(f"{path}: there is no such file; see data.files and data.held_out_files")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return checksum(path, key)
 
 
 def _is_jsonl(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Packed sequences: the stream of tokens cut into samples that overlap by one token."""
+"""Training samples: the token stream cut into sequences that overlap by one token, or random."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.lm_pretrain.shards import Index, Split, TokenFolder
+from experiments.common.blocks import Split
+from experiments.lm_pretrain.model import LmSettings
+from experiments.lm_pretrain.shards import Index, TokenFolder
+from raypipe.training.keyed_random import words
+
+_TRAINING, _HELD_OUT = 0, 1
 
 
 @dataclass(frozen=True)
@@ -51,3 +56,44 @@ class PackedTokens(Dataset[Tensor]):
 
     def __getstate__(self) -> dict[str, object]:
         return {"folder": self.folder, "split": self.split, "context": self.context}
+
+
+@dataclass(frozen=True)
+class RandomTokens(Dataset[Tensor]):
+    """Uniform random tokens: nothing to learn, but the full work of a step.
+
+    Sample ``i``, int64 ``[context + 1]``, depends only on ``(seed, held_out, i)``.
+    """
+
+    vocabulary: int
+    context: int
+    samples: int
+    seed: int = 0
+    held_out: bool = False
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        """Return the samples of a batch in one draw; PyTorch's loader calls it.
+
+        Raises:
+            IndexError: an index outside [0, samples).
+
+        """
+        if not all(0 <= index < self.samples for index in indices):
+            raise IndexError(f"sample {indices} of {self.samples}")
+        stream = _HELD_OUT if self.held_out else _TRAINING
+        draws = words(self.seed, stream, torch.tensor(indices), self.context + 1)
+        return list((draws * self.vocabulary) >> 32)
+
+
+def model_of(folder: TokenFolder, settings: LmSettings) -> LmSettings:
+    """Return the model for some tokens: characters and bytes decide its vocabulary."""
+    index = folder.index()
+    if index.kind == "bpe":
+        return settings
+    return settings.model_copy(update={"vocabulary": index.vocabulary})

@@ -1,77 +1,55 @@
-"""The stage between the text and the training: everything as tokens, or those of another run."""
+"""The tokenize stage: token shards of both splits, from the cache or from the text."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
 
+from experiments.common.blocks import SPLITS, map_blocks
+from experiments.common.tokenizer import evenly_spread
+from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import (
     SHARD,
-    SPLITS,
     TOKENIZER,
     DamagedError,
     Index,
     ShardWriter,
-    Split,
     TokenFolder,
     run_folder,
 )
-from experiments.lm_pretrain.text import Texts, read_texts
-from experiments.lm_pretrain.tokenizer import (
-    Ids,
-    TextTokenizer,
-    chunks,
-    encode_chunk,
-    make_tokenizer,
-)
-from raypipe.datasets.corpus import CorpusError
-from raypipe.pipeline.context import Call, StageContext
+from experiments.lm_pretrain.tokenizer import TextTokenizer, chunks, encode_chunk, make_tokenizer
+from raypipe import __version__
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.identity import fingerprint
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.source import source_of
+from raypipe.provenance import package_version
 from raypipe.storage.run_directory import RunDirectory, cache_directory
-
-if TYPE_CHECKING:  # the settings import torch
-    from experiments.lm_pretrain.settings import DataSettings
 
 logger = logging.getLogger(__name__)
 
-#: characters a task
+#: characters per task
 CHUNK = 2**20
-#: characters that a BPE is trained on at most, in chunks evenly spread
+#: characters that a BPE is trained on at most, in chunks
 _TRAINED_ON = 2**27
 
 
-def tokenise(
-    context: StageContext,
-    data: DataSettings,
-    vocabulary: int,
-    length: int,
-    identity: Mapping[str, Any],
-) -> None:
-    """Store the tokens in the run directory: from the cache, or made anew and kept there.
-
-    Args:
-        context: of the stage.
-        data: which text, and what a token is.
-        vocabulary: tokens of a BPE at most.
-        length: tokens that a sample predicts; both splits need one sample.
-        identity: what decides the tokens.
+def run_tokenize(context: StageContext) -> None:
+    """Store the tokens in the run directory; copy them from the cache, or to it.
 
     Raises:
-        CorpusError: text that cannot be used, or is too short.
-        UnitError: a character of the held-out text that the training text does not have.
+        CorpusError: see :func:`~experiments.lm_pretrain.data.read_texts`.
+        UnitError: the held-out text has a character that the training text does not have.
 
     """
-    target, cached = run_folder(context.run_dir), _cache_folder(identity)
+    target, cached = run_folder(context.run_dir), _cache_folder(context)
     try:
         cached.copy_to(target)
-        context.say(f"the tokens are those of an earlier run: {cached.folder}")
+        context.say(f"the tokens of an earlier run are used: {cached.folder}")
     except DamagedError as error:
         if cached.place.exists(cached.folder):
-            logger.warning("%s; the text is tokenised anew", error)
-        _make(context, target, data, vocabulary)
+            logger.warning("%s; the text is tokenized again", error)
+        _tokenize(context, target)
         try:
             target.copy_to(cached)
         except OSError as failure:
@@ -79,34 +57,35 @@ def tokenise(
     index = target.index()
     for split in SPLITS:
         tokens, size = index.tokens[split], index.bytes[split]
-        context.say(f"{split}: {tokens} tokens of {size} bytes, {size / tokens:.2f} bytes each")
-        if tokens <= length:
-            raise CorpusError(
-                f"the {split} text has {tokens} tokens; a sample needs model.context + 1 = "
-                f"{length + 1}: give more text or a shorter context"
-            )
+        context.say(f"{split}: {tokens} tokens of {size} bytes, {size / tokens:.2f} bytes per token")
 
 
-def _make(context: StageContext, target: TokenFolder, data: DataSettings, vocabulary: int) -> None:
-    """Read the text, train the tokenizer on it and store the tokens."""
+def _tokenize(context: StageContext, target: TokenFolder) -> None:
+    """Read the text, train the tokenizer, and store the tokens."""
+    data, vocabulary = context.settings.data, 0
     texts = read_texts(data)
+    parts = {split: list(chunks(getattr(texts, split), CHUNK)) for split in SPLITS}
     training = texts.train
     if data.tokens == "bpe":
-        training = _sample(training)
+        spread = evenly_spread(parts["train"], _TRAINED_ON // CHUNK)
+        training = [piece for part in spread for piece in part.pieces]
+        vocabulary = context.settings.model.vocabulary
     tokenizer: TextTokenizer = context.call(
-        "tokenise/tokenizer", make_tokenizer, data.tokens, training, vocabulary
+        "tokenize/tokenizer", make_tokenizer, data.tokens, training, vocabulary
     )
     context.say(f"{tokenizer.vocabulary} different tokens")
     dtype = "<u2" if tokenizer.vocabulary <= 2**16 else "<u4"
     writers = {split: ShardWriter(target, split, dtype) for split in SPLITS}
-    for split, ids in _encoded(context, tokenizer, texts):
-        writers[split].add(ids)
-    for writer in writers.values():
-        writer.close()
+    numbers = {split: len(of_split) for split, of_split in parts.items()}
+    for block, ids in map_blocks(
+        context, numbers, 1, lambda b: (encode_chunk, tokenizer, parts[b.split][b.start])
+    ):
+        writers[block.split].add(ids)
     content = tokenizer.content.encode()
     target.write(TOKENIZER, content)
     checksums = {TOKENIZER: sha256(content).hexdigest()}
     for writer in writers.values():
+        writer.close()
         checksums |= writer.sha256
     target.write_index(
         Index(
@@ -121,42 +100,14 @@ def _make(context: StageContext, target: TokenFolder, data: DataSettings, vocabu
     )
 
 
-def _encoded(
-    context: StageContext, tokenizer: TextTokenizer, texts: Texts
-) -> Iterator[tuple[Split, Ids]]:
-    """The tokens of each split in order; chunks that come early wait."""
-    context.begin(sum(len(text) for part in texts for text in part))
-    done = 0
-    for split, documents in zip(SPLITS, texts, strict=True):
-        parts = list(chunks(documents, CHUNK))
-        calls: Iterator[Call] = (
-            (f"tokenise/{split}/{number}", encode_chunk, tokenizer, part)
-            for number, part in enumerate(parts)
-        )
-        early: dict[int, Ids] = {}
-        following = 0
-        with context.pool(PoolOptions()) as pool:
-            for name, ids in context.map(pool, calls):
-                number = int(name.rpartition("/")[2])
-                early[number] = ids
-                done += sum(len(piece) for piece in parts[number].pieces)
-                context.advance(done)
-                while following in early:
-                    yield split, early.pop(following)
-                    following += 1
-
-
-def _sample(documents: Sequence[str]) -> list[str]:
-    """The pieces of evenly spread chunks."""
-    parts = list(chunks(documents, CHUNK))
-    step = -(-sum(len(text) for text in documents) // _TRAINED_ON)
-    return [piece for part in parts[::step] for piece in part.pieces]
-
-
 def _bytes(documents: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in documents)
 
 
-def _cache_folder(identity: Mapping[str, Any]) -> TokenFolder:
-    place = RunDirectory.at(cache_directory() / "tokens" / fingerprint(identity))
+def _cache_folder(context: StageContext) -> TokenFolder:
+    """Return the folder of these tokens in the cache: by identity, code and libraries."""
+    (unit,) = context.stage.units
+    code = [source_of(__name__).fingerprint, __version__, package_version("tokenizers")]
+    key = fingerprint([unit.fingerprint, code])
+    place = RunDirectory.at(cache_directory() / "tokens" / key)
     return TokenFolder(place, place.path())

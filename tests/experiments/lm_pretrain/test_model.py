@@ -251,7 +251,7 @@ def test_dropout_draws_in_training_only() -> None:
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="10 tokens a sequence, but the model has context=9"):
+    with pytest.raises(ValueError, match="a sequence of 10 tokens exceeds the model's context=9"):
         _model(SMALL)(_tokens(SMALL, 10))
 
 
@@ -259,7 +259,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
     ("changes", "message"),
     [
         ({"heads": 5}, "heads=5 must divide width=12"),
-        ({"heads": 4}, "is 3 a head; rotary positions turn pairs"),
+        ({"heads": 4}, "is 3 per head; rotary positions turn pairs"),
         ({"dropout": 1.0}, "less than 1"),
         ({"norm": "batch"}, "'rms' or 'layer'"),
     ],

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
-from experiments.lm_pretrain.packed import PackedTokens
+from experiments.lm_pretrain.dataset import PackedTokens
 from experiments.lm_pretrain.shards import (
-    SPLITS,
     TOKENIZER,
     DamagedError,
     Index,

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lm_pretrain import tokenise
+from experiments.lm_pretrain import tokenize_stage
+from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import run_folder
-from experiments.lm_pretrain.text import read_texts
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
@@ -94,7 +94,7 @@ def test_the_model_of_characters_has_as_many_as_the_text(run: Run) -> None:
 def test_any_chunks_give_the_same_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_folder(run("whole"))
     monkeypatch.setenv("RAYPIPE_CACHE", str(Path(whole.folder).parent / "other"))
-    monkeypatch.setattr(tokenise, "CHUNK", 100)
+    monkeypatch.setattr(tokenize_stage, "CHUNK", 100)
     assert run_folder(run("parts")).index() == whole.index()
 
 
@@ -107,7 +107,7 @@ def test_a_second_run_directory_takes_the_cache(
         read.append(data)
         return read_texts(data)
 
-    monkeypatch.setattr(tokenise, "read_texts", counted)
+    monkeypatch.setattr(tokenize_stage, "read_texts", counted)
     first = run_folder(run("first")).index()
     assert run_folder(run("second", "train.training.steps=10")).index() == first
     assert len(read) == 1
@@ -130,7 +130,7 @@ def test_a_second_run_directory_takes_the_cache(
 def test_a_damaged_shard_of_the_run_is_not_trained_on(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run("run", only=("tokenise",))
+    found = run("run", only=("tokenize",))
     shard = Path(run_folder(found).folder) / "train-00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])
