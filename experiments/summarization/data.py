@@ -1,11 +1,12 @@
-"""Documents and their reference summaries: of the standard library, or from files."""
+"""Documents and reference summaries, from files or from Python's standard library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,12 @@ from raypipe.datasets.files import check_known
 from raypipe.datasets.rows import checksum, held_out, read_rows, text_hashes
 from raypipe.pipeline.identity import fingerprint
 
-if TYPE_CHECKING:  # a task that encodes needs no torch, which the settings of the model import
-    from experiments.summarization.settings import DataSettings
-
 SHARE_KEY = "data.held_out_share"
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Documents, and of each its summaries: one, or several references."""
+    """Documents, and the summaries of each: one or several references."""
 
     documents: Sequence[str]
     summaries: Sequence[Sequence[str]]
@@ -35,91 +33,110 @@ class Pairs:
         return len(self.documents)
 
     def where(self, mask: NDArray[np.bool_]) -> Pairs:
-        """Those of the mask."""
-        kept = np.flatnonzero(mask).tolist()
-        return Pairs([self.documents[i] for i in kept], [self.summaries[i] for i in kept])
+        """Return the pairs where the mask is true."""
+        rows = np.flatnonzero(mask).tolist()
+        return Pairs([self.documents[i] for i in rows], [self.summaries[i] for i in rows])
 
 
 @dataclass(frozen=True)
 class Data:
-    """What is trained on and what is held out; no document is in both."""
+    """Training pairs and held-out pairs; no document is in both.
+
+    ``content`` is the fingerprint of what was read, ``notes`` are remarks for the user.
+    """
 
     train: Pairs
     held_out: Pairs
-    identity: Mapping[str, Any]
+    content: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
 
-def load(settings: DataSettings) -> Data:
-    """The pairs of the settings.
+def keys_read(settings: Any) -> list[str]:
+    """Return the keys of the section ``data`` that :func:`load` uses for these settings."""
+    keys = ["source", "files", "held_out_files"]
+    keys += ["min_words"] if settings.source == "builtin" else ["document", "summary"]
+    return keys if settings.held_out_files else [*keys, "held_out_share"]
+
+
+def load(settings: Any) -> Data:
+    """Return the pairs of the section ``data``, of which only :func:`keys_read` are used.
 
     Raises:
-        CorpusError: a file that is missing or damaged, a column that is missing or holds no text,
-            a document or summary that is empty, or nothing left on one side.
+        CorpusError: a file is missing or damaged, a column is missing or does not hold text, a
+            document or summary is empty, or one side would be empty.
 
     """
     if settings.source == "builtin":
         pairs = _docstrings(settings.min_words)
         content = {"content": fingerprint([pairs.documents, pairs.summaries])}
-        return _divided(pairs, settings.held_out_share, "the standard library", content)
-    keys = ("files", "held_out_files") if settings.held_out_files else ("files",)
-    identity: dict[str, Any] = {  # before the files are read: that one is missing is said best here
-        key: [checksum(path, f"data.{key}") for path in getattr(settings, key)] for key in keys
+        return _divide(pairs, settings.held_out_share, "the standard library", content)
+    columns = settings.document, settings.summary
+    content = {
+        key: tuple(checksum(path, f"data.{key}") for path in getattr(settings, key))
+        for key in ("files", "held_out_files")
+        if getattr(settings, key)
     }
-    train = _read(settings.files, settings)
+    train = _read(settings.files, content["files"], *columns)
     if not settings.held_out_files:
         names = ", ".join(str(path) for path in settings.files)
-        return _divided(train, settings.held_out_share, names, identity)
-    further = _read(settings.held_out_files, settings)
-    seen = set(further.documents)
-    leaked = np.array([document in seen for document in train.documents])
+        return _divide(train, settings.held_out_share, names, content)
+    further = _read(settings.held_out_files, content["held_out_files"], *columns)
+    known = set(further.documents)
+    leaked = np.array([document in known for document in train.documents])
     if leaked.all():
-        raise CorpusError("data.files: every document is in data.held_out_files, too")
-    notes = [f"{leaked.sum()} documents left out that are held out, too"] if leaked.any() else []
-    return Data(train.where(~leaked), further, identity, tuple(notes))
+        raise CorpusError("data.files: every document is also in data.held_out_files")
+    notes = [f"{leaked.sum()} held-out documents are left out of training"] if leaked.any() else []
+    return Data(train.where(~leaked), further, content, tuple(notes))
 
 
-def _divided(pairs: Pairs, share: float, source: str, identity: Mapping[str, Any]) -> Data:
-    """A share held out, drawn by a hash of the document: equal ones are on the same side."""
+def _divide(pairs: Pairs, share: float, source: str, content: Mapping[str, Any]) -> Data:
+    """Hold out a share by a hash of the document: equal documents are on the same side."""
     mask = held_out(text_hashes(list(pairs.documents)), share, source, SHARE_KEY)
-    return Data(pairs.where(~mask), pairs.where(mask), identity)
+    return Data(pairs.where(~mask), pairs.where(mask), content)
 
 
 def _docstrings(min_words: int) -> Pairs:
-    """Bodies of docstrings and their first lines, each body once.
+    """Return bodies of docstrings with their first lines, each body once.
 
-    A first line is a summary where an empty line follows it (PEP 257, multi-line docstrings);
+    A first line is a summary if an empty line follows it (PEP 257, multi-line docstrings);
     otherwise it is the beginning of a sentence.
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     for record in docstring_records():
         _, _, rest = record.text.partition("\n")
         gap, _, _ = rest.partition("\n")
         body, summary = rest.strip(), record.summary.strip()
         if summary and not gap.strip() and len(body.split()) >= min_words:
-            found.setdefault(body, summary)
-    if not found:
-        raise CorpusError(f"data.min_words = {min_words}: no docstring's body has so many words")
-    return Pairs([*found], [(summary,) for summary in found.values()])
+            pairs.setdefault(body, summary)
+    if not pairs:
+        raise CorpusError(f"data.min_words = {min_words}: exceeds the length of every docstring")
+    return Pairs([*pairs], [(summary,) for summary in pairs.values()])
 
 
-def _read(paths: Sequence[Path], settings: DataSettings) -> Pairs:
-    """The rows of files, one after the other.
+@lru_cache(maxsize=2)  # the tokenize stage needs what was read to check the configuration
+def _read(
+    paths: Sequence[Path],
+    checksums: tuple[str, ...],
+    document: Sequence[str],
+    summary: Sequence[str],
+) -> Pairs:
+    """Return the rows of all files; the checksums are the key of the cache.
 
     A list of documents is joined by spaces, a list of summaries is several references; empty
     parts of either are left out.
     """
+    del checksums
     documents: list[str] = []
     summaries: list[list[str]] = []
     for path in paths:
         rows = read_rows(path)
-        documents += map(" ".join, _texts(rows, settings.document, "data.document", path))
-        summaries += _texts(rows, settings.summary, "data.summary", path)
+        documents += map(" ".join, _texts(rows, document, "data.document", path))
+        summaries += _texts(rows, summary, "data.summary", path)
     return Pairs(documents, summaries)
 
 
 def _texts(rows: pa.Table, names: Sequence[str], key: str, path: Path) -> list[list[str]]:
-    """The texts of each row, from the first of the columns that the file has."""
+    """Return the texts of each row, from the first of the columns that the file has."""
     name = next((name for name in names if name in rows.column_names), names[0])
     check_known("column", name, rows.column_names, f"{path} ({key})")
     column = rows[name].combine_chunks()
@@ -135,9 +152,3 @@ def _texts(rows: pa.Table, names: Sequence[str], key: str, path: Path) -> list[l
             "out"
         )
     return texts
-
-
-def count_words(texts: Sequence[str]) -> float:
-    """Words of a text on average."""
-    counts = pc.list_value_length(pc.utf8_split_whitespace(pa.array(texts, pa.large_string())))
-    return float(pc.mean(counts).as_py())

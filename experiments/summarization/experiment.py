@@ -1,112 +1,73 @@
-"""The stages of summarisation."""
+"""The stages of summarization."""
 
 from __future__ import annotations
 
-from experiments.summarization.evaluation import evaluate, load_model
-from experiments.summarization.pairs import Data, load
-from experiments.summarization.settings import ModelSettings, SummarizationSettings
-from experiments.summarization.stored import RandomPairs, StoredPairs
-from experiments.summarization.tokenise import tokenise, tokenizer_of
-from experiments.summarization.training import SummarizationTask
-from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.identity import fingerprint
+from experiments.common.pretrained import model_fingerprint
+from experiments.summarization.data import keys_read, load
+from experiments.summarization.evaluation import run_evaluate
+from experiments.summarization.export import run_export
+from experiments.summarization.figures import figures
+from experiments.summarization.presets import PRESETS
+from experiments.summarization.settings import SummarizationSettings
+from experiments.summarization.tables import STEP_METRICS, TABLES
+from experiments.summarization.tokenize_stage import run_tokenize
+from experiments.summarization.training import build_task
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.stages import hardware_stage, train_stage
-from raypipe.storage.run_directory import RunDirectory
-
-#: part of every unit's identity; raised when results change
-VERSION = 1
-#: samples of a task that has no data
-_RANDOM_SAMPLES = 4096
 
 
 def stages(settings: SummarizationSettings) -> list[Stage]:
-    """Hardware, the tokens of both splits, the training, and the measures.
+    """Return the stages: tokenize, train, evaluate, and export if it is wanted.
 
     Raises:
-        ConfigError: documents that cannot be used, or a model that is not the pretrained one.
+        ConfigError: documents that cannot be used.
 
     """
-    data, model = settings.data, settings.model
-    pairs = load(data)
-    encoded = {
-        "version": VERSION,
-        "data": {**data.decisive(), **data.encoding(), **pairs.identity},
-        "tokenizer": model.pretrained or model.vocabulary,
-    }
-    tokenising = Unit("tokenise", encoded)
-    identity = {
-        "version": VERSION,
-        "model": model.model_dump(mode="json"),
-        "label_smoothing": settings.label_smoothing,
-        "copying": settings.copying,
-        "tokenise": fingerprint(encoded),
-    }
-    training = train_stage(
-        "train",
-        settings.train,
-        lambda run: _task(settings, run),
-        identity,
-        ("tokenise",),
+    data, name = load(settings.data), settings.model.pretrained
+    pretrained = {} if name is None else {"pretrained": model_fingerprint(name)}
+    workload = f"{len(data.train)} documents to train on, {len(data.held_out)} held out"
+    lengths = ("data.source_length", "data.target_length")
+    encoding = ("model.vocabulary", "model.pretrained", "data.prefix", *lengths)
+    export = Stage(
+        "export", run_export, needs=("train",), reads=("model",), workload="the model's files"
     )
-    generation = settings.generation
-    decisive = generation.model_dump(mode="json", exclude={"batch"})
-    trained = fingerprint(training.units[0].identity)
-    measuring = Unit("evaluate", {"train": trained, "generation": decisive})
-    on_gpu = settings.train.scaling.gpus_per_worker != 0
-
-    def run_tokenise(context: StageContext) -> None:
-        tokenise(context, pairs, data, model)
-        context.finish(tokenising)
-
-    def run_evaluate(context: StageContext) -> None:
-        evaluate(context, model, generation, training.name, on_gpu=on_gpu)
-        context.finish(measuring)
-
-    def run_export(context: StageContext) -> None:
-        context.call("export", export_model, context.run_dir, model, training.name)
-        context.say(f"the model and its tokenizer: {context.run_dir.artifact('export')}")
-        context.finish(exporting)
-
-    exporting = Unit("export", {"train": trained})
-    export_stage = Stage("export", run_export, [exporting], ("train",), "one folder")
     return [
         hardware_stage(),
-        Stage("tokenise", run_tokenise, [tokenising], ("hardware",), _cost(pairs)),
-        training,
-        Stage("evaluate", run_evaluate, [measuring], ("train",), _cost(pairs), on_gpu=on_gpu),
-        *([export_stage] if settings.export else []),
+        Stage(
+            "tokenize",
+            run_tokenize,
+            [Unit("tokenize", {**data.content, **pretrained})],
+            needs=("hardware",),
+            reads=(*(f"data.{key}" for key in keys_read(settings.data)), *encoding),
+            workload=workload,
+        ),
+        train_stage(
+            "train",
+            settings.train,
+            build_task,
+            needs=("tokenize",),
+            reads=("model", "label_smoothing", "copying", "train", *lengths),
+            literals=pretrained,
+        ),
+        Stage(
+            "evaluate",
+            run_evaluate,
+            needs=("train",),
+            reads=("model", "generation"),
+            workload=workload,
+            on_gpu=settings.train.scaling.gpus_per_worker != 0,
+        ),
+        *([export] if settings.export else []),
     ]
 
 
-def export_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> None:
-    """Task: the trained model of a run and its tokenizer, as ``transformers`` reads them."""
-    from experiments.summarization.pretrained import export
-
-    network = load_model(run, model, trial_id)
-    export(network, tokenizer_of(run).content, run, run.artifact("export"))
-
-
-def _task(settings: SummarizationSettings, run: RunDirectory | None) -> SummarizationTask:
-    """Trains on a run's tokens; without a run on random ones, as long as any."""
-    data, model = settings.data, settings.model
-    samples: StoredPairs | RandomPairs
-    held_out = None
-    if run is None:
-        lengths = (data.source_length, data.target_length)
-        samples = RandomPairs(model.vocabulary, *lengths, _RANDOM_SAMPLES)
-    else:
-        samples = StoredPairs(run, "train", data.source_length)
-        held_out = StoredPairs(run, "held_out", data.source_length)
-    return SummarizationTask(
-        model.sizes,
-        samples,
-        held_out,
-        label_smoothing=settings.label_smoothing,
-        copying=settings.copying,
-        pretrained=model.pretrained,
-    )
-
-
-def _cost(pairs: Data) -> str:
-    return f"{len(pairs.train)} documents to train on, {len(pairs.held_out)} held out"
+EXPERIMENT = Experiment(
+    "summarization",
+    1,
+    SummarizationSettings,
+    stages,
+    figures,
+    PRESETS,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
+)

@@ -1,122 +1,79 @@
-"""The stage between the texts and the training: both splits as tokens, in the run directory."""
+"""The tokenize stage: both splits as tokens in Arrow files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Any
 
 import pyarrow as pa
 
-from experiments.summarization.pairs import Data, Pairs
-from experiments.summarization.tokens import (
+from experiments.common.blocks import SPLITS, Block, Split, map_blocks
+from experiments.common.tokenizer import evenly_spread, read_tokenizer, store_tokenizer
+from experiments.summarization.data import load
+from experiments.summarization.tokenizer import (
     Encoded,
     Lengths,
     TextTokenizer,
     encode_pairs,
     make_tokenizer,
 )
-from raypipe.errors import ConfigError
-from raypipe.pipeline.context import Call, StageContext
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import write_arrow
 from raypipe.storage.run_directory import RunDirectory
 
-if TYPE_CHECKING:  # the settings import torch
-    from experiments.summarization.settings import DataSettings, ModelSettings
-
-Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
-
-#: documents a task
+#: documents per task
 _BLOCK = 256
-#: documents that the tokenizer is trained on, evenly spread
+#: documents that the tokenizer is trained on at most, with their summaries
 _TRAINED_ON = 50_000
 
 
-def pairs_path(run: RunDirectory, split: Split) -> str:
-    """The file of a split: ``source`` and ``target``, a row a summary."""
-    return run.artifact("tokenise", f"{split}.arrow")
+def pairs_path(run_dir: RunDirectory, split: Split) -> str:
+    """Return the path of a split: ``source`` and ``target``, a row per summary."""
+    return run_dir.artifact("tokenize", f"{split}.arrow")
 
 
-def documents_path(run: RunDirectory) -> str:
-    """The file of the held-out documents: ``source``, ``text`` and ``references``."""
-    return run.artifact("tokenise", "documents.arrow")
+def documents_path(run_dir: RunDirectory) -> str:
+    """Return the path of the held-out documents: ``source``, ``text`` and ``references``."""
+    return run_dir.artifact("tokenize", "documents.arrow")
 
 
-def _tokenizer_path(run: RunDirectory) -> str:
-    return run.artifact("tokenise", "tokenizer.json")
+def tokenizer_of(run_dir: RunDirectory) -> TextTokenizer:
+    """Return the tokenizer of a run. Raises ConfigError if it is missing."""
+    return TextTokenizer(read_tokenizer(run_dir))
 
 
-def tokenise(
-    context: StageContext, data: Data, settings: DataSettings, model: ModelSettings
-) -> None:
-    """Make the tokenizer, encode both splits block by block, store them."""
+def run_tokenize(context: StageContext) -> None:
+    """Make the tokenizer, encode both splits block by block, and store them."""
+    settings, run_dir = context.settings.data, context.run_dir
+    lengths = Lengths(settings.source_length, settings.target_length)
+    data = load(settings)
     for note in data.notes:
         context.say(note)
-    tokenizer = context.call(
-        "tokenise/tokenizer",
-        make_tokenizer,
-        _sample(data.train),
-        model.vocabulary,
-        model.pretrained,
-    )
-    context.run_dir.write(_tokenizer_path(context.run_dir), tokenizer.content.encode())
-    parts = _encoded(context, tokenizer, data, settings)
-    lengths = Lengths(settings.source_length, settings.target_length)
-    for split, pairs in zip(SPLITS, (data.train, data.held_out), strict=True):
-        encoded = parts[split]
-        table = pa.concat_tables(part.pairs for part in encoded).combine_chunks()
-        write_arrow(context.run_dir, pairs_path(context.run_dir, split), table)
-        cut = [sum(part.cut_sources for part in encoded), sum(part.cut_targets for part in encoded)]
+    rows = evenly_spread(range(len(data.train)), _TRAINED_ON)
+    texts = [data.train.documents[row] for row in rows]
+    texts += [text for row in rows for text in data.train.summaries[row]]
+    model = context.settings.model
+    content = store_tokenizer(context, make_tokenizer, texts, model.vocabulary, model.pretrained)
+    splits = {split: getattr(data, split) for split in SPLITS}
+
+    def call(block: Block) -> tuple[Any, ...]:
+        pairs, part = splits[block.split], slice(block.start, block.end)  # type: ignore[index]
+        tokenizer = TextTokenizer(content)
+        texts = pairs.documents[part], pairs.summaries[part]
+        return encode_pairs, tokenizer, settings.prefix, lengths, *texts
+
+    blocks: dict[str, list[Encoded]] = {split: [] for split in SPLITS}
+    sizes = {split: len(pairs) for split, pairs in splits.items()}
+    for block, encoded in map_blocks(context, sizes, _BLOCK, call):
+        blocks[block.split].append(encoded)
+    for split in SPLITS:
+        parts = blocks[split]
+        pairs = pa.concat_tables(part.pairs for part in parts).combine_chunks()
+        write_arrow(run_dir, pairs_path(run_dir, split), pairs)
+        sources = sum(part.cut_sources for part in parts)
+        targets = sum(part.cut_targets for part in parts)
         context.say(
-            f"{split}: {len(pairs)} documents, of which {cut[0]} are cut at {lengths.source} "
-            f"tokens, and {len(table)} summaries, of which {cut[1]} are cut at {lengths.target}"
+            f"{split}: {sizes[split]} documents, of which {sources} are cut at {lengths.source} "
+            f"tokens, and {len(pairs)} summaries, of which {targets} are cut at {lengths.target}"
         )
-    documents = pa.concat_tables(part.documents for part in parts["held_out"]).combine_chunks()
-    write_arrow(context.run_dir, documents_path(context.run_dir), documents)
-
-
-def tokenizer_of(run: RunDirectory) -> TextTokenizer:
-    """The tokenizer of a run. Raises ConfigError: it is missing."""
-    path = _tokenizer_path(run)
-    try:
-        return TextTokenizer(run.read(path).decode())
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: a stage's result is missing ({error}); run the configuration in another run "
-            "directory"
-        ) from error
-
-
-def _encoded(
-    context: StageContext, tokenizer: TextTokenizer, data: Data, settings: DataSettings
-) -> dict[Split, list[Encoded]]:
-    """The blocks of each split, in order."""
-    splits = dict(zip(SPLITS, (data.train, data.held_out), strict=True))
-    lengths = Lengths(settings.source_length, settings.target_length)
-    found: dict[Split, dict[int, Encoded]] = {split: {} for split in SPLITS}
-    context.begin(sum(len(pairs) for pairs in splits.values()))
-    done = 0
-
-    def calls() -> Iterator[Call]:
-        for split, pairs in splits.items():
-            for start in range(0, len(pairs), _BLOCK):
-                end = start + _BLOCK
-                texts = pairs.documents[start:end], pairs.summaries[start:end]
-                arguments = (tokenizer, settings.prefix, lengths, *texts)
-                yield f"tokenise/{split}/{start}", encode_pairs, *arguments
-
-    with context.pool(PoolOptions()) as pool:
-        for key, part in context.map(pool, calls()):
-            _, split, start = key.split("/")
-            found[split][int(start)] = part  # type: ignore[index]
-            done += len(part.documents)
-            context.advance(done)
-    return {split: [parts[start] for start in sorted(parts)] for split, parts in found.items()}
-
-
-def _sample(pairs: Pairs) -> list[str]:
-    """Documents evenly spread, and their summaries."""
-    step = -(-len(pairs) // _TRAINED_ON)
-    summaries = [text for each in pairs.summaries[::step] for text in each]
-    return [*pairs.documents[::step], *summaries]
+    documents = pa.concat_tables(part.documents for part in blocks["held_out"]).combine_chunks()
+    write_arrow(run_dir, documents_path(run_dir), documents)

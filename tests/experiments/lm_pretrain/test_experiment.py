@@ -51,7 +51,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
     everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity["train"]["training"] for unit in each]
+    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
