@@ -48,9 +48,7 @@ class DataSettings(Settings):
     held_out: PositiveInt = Field(
         256, description="Number of held-out sequences (source `random`)."
     )
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="Seed of the random tokens (source `random`)."
-    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the random tokens (source `random`).")
 
     @model_validator(mode="after")
     def _complete(self) -> DataSettings:

@@ -57,7 +57,9 @@ def run_tokenize(context: StageContext) -> None:
     index = target.index()
     for split in SPLITS:
         tokens, size = index.tokens[split], index.bytes[split]
-        context.say(f"{split}: {tokens} tokens of {size} bytes, {size / tokens:.2f} bytes per token")
+        context.say(
+            f"{split}: {tokens} tokens of {size} bytes, {size / tokens:.2f} bytes per token"
+        )
 
 
 def _tokenize(context: StageContext, target: TokenFolder) -> None:

@@ -64,7 +64,7 @@ class LanguageModelTask(TrainTask):
         return float(self.settings.context * flops_per_token(self.settings))
 
     def loss(self, model: nn.Module, batch: Tensor, context: StepContext) -> Loss:
-        """Return the cross-entropy of the tokens ``batch[:, 1:]``, int64 ``[B, L + 1]``, in nats."""
+        """Return the summed cross-entropy, in nats, of ``batch[:, 1:]``, int64 ``[B, L + 1]``."""
         del context
         logits = model(batch[:, :-1])
         if logits.dtype != torch.float64:  # autocast returns half precision

@@ -93,7 +93,7 @@ def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5:
 def summarize(
     run_dir: RunDirectory, model: ModelSettings, generation: GenerationSettings, part: slice
 ) -> list[str]:
-    """Return the model's summaries of a part of the held-out documents, from a GPU if it has one."""
+    """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = load_model(run_dir, model).to(device)
     sources = read_documents(run_dir).column("source").to_pylist()[part]

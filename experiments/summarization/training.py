@@ -98,7 +98,7 @@ class SummarizationTask(TrainTask):
         return self.data.lengths().sum(1)
 
     def shortened(self) -> tuple[SummarizationTask, str] | None:
-        """Return the task with sources of half the length, and its length; None if they are short."""
+        """Return the task with sources of half the length, and that length; None if it is short."""
         length = self.data.source_length // 2
         if length < SHORTEST:
             return None

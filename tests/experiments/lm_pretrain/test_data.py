@@ -132,9 +132,7 @@ def test_the_identity_is_the_content_of_the_files(tmp_path: Path) -> None:
 def test_only_the_settings_that_decide_the_text_are_read(
     given: dict[str, list[str]], keys: set[str]
 ) -> None:
-    settings = DataSettings.model_validate(
-        {**given, "source": "text" if given else "builtin"}
-    )
+    settings = DataSettings.model_validate({**given, "source": "text" if given else "builtin"})
     assert set(keys_read(settings)) == {"source", "files", "held_out_files", *keys}
 
 

@@ -110,6 +110,8 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
         ("data.held_out_share=0.2", True, True, True),
         ("train.training.seed=1", False, True, True),
         ("sample.top_k=5", False, False, True),
+        ("sample.prompt=line", False, False, True),
+        ("export=true", False, False, False),
         ("data.samples=100", False, False, False),  # of random tokens
         ("train.training.gradient_checkpointing=true", False, False, False),
         ("train.training.micro_batch=4", False, False, False),
@@ -117,10 +119,7 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
 )
 def test_what_decides_the_result_is_the_identity(override, tokenized, trained, sampled):
     before, after = named(), named(override)
-    differ = {
-        name: unit.fingerprint != after[name].fingerprint
-        for name, unit in before.items()
-    }
+    differ = {name: unit.fingerprint != after[name].fingerprint for name, unit in before.items()}
     assert differ == {
         "hardware": False,
         "tokenize": tokenized,

@@ -1,4 +1,4 @@
-"""What is exported is read by ``transformers`` itself, and gives what ours gives."""
+"""The library ``transformers`` reads the export, and computes the same."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_tied_weights_are_one_matrix() -> None:
     tied, untied = _model(settings), _model(SMALL)
     assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
     assert _parameters(SMALL) - _parameters(settings) == SMALL.vocabulary * SMALL.width
-    # the gradient comes from both uses: a token that is no input gets one from the output
+    # the gradient comes from both uses: a token that is not an input gets one from the output
     tied(torch.zeros(1, 3, dtype=torch.int64))[..., 5].sum().backward()
     gradient = tied.embedding.weight.grad
     assert gradient is not None

@@ -17,6 +17,7 @@ from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.source import Source
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 
@@ -113,7 +114,7 @@ def test_a_second_run_directory_takes_the_cache(
     assert len(read) == 1
     run("third", "data.tokens=bytes")
     assert len(read) == 2
-    # a changed shard of the cache is noticed, and made anew
+    # a changed shard of the cache is detected, and the text is tokenized again
     (folder,) = {path.parent for path in (tmp_path / "cache/tokens").glob("*/train-00000.bin")} - {
         path.parent
         for path in (tmp_path / "cache/tokens").glob("*/tokens.json")
@@ -125,6 +126,19 @@ def test_a_second_run_directory_takes_the_cache(
     assert run_folder(run("fourth")).index() == first
     assert len(read) == 3
     assert shard.read_bytes() == content
+
+
+@pytest.mark.parametrize("changed", ["__version__", "source_of", "package_version"])
+def test_other_code_does_not_take_the_cache(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
+) -> None:
+    run("first", only=("tokenize",))
+    other = Source({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
+    monkeypatch.setattr(
+        tokenize_stage, changed, other if changed == "__version__" else lambda name: other
+    )
+    run("second", only=("tokenize",))
+    assert len(list((tmp_path / "cache/tokens").iterdir())) == 2
 
 
 def test_a_damaged_shard_of_the_run_is_not_trained_on(

@@ -274,6 +274,7 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
         ("label_smoothing=0.2", {"train", "evaluate"}),
         ("generation.beams=2", {"evaluate"}),
         ("generation.batch=2", set()),
+        ("export=true", set()),
         ("data.min_words=9", set()),
         ("train.training.micro_batch=4", {"train", "evaluate"}),  # the effective batch
         ("train.memory_trial=3", set()),
@@ -281,12 +282,17 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
 )
 def test_what_decides_the_result_is_the_identity(tmp_path, override, changed):
     before, after = units(tmp_path), units(tmp_path, override)
-    differ = {
-        name
-        for name, unit in before.items()
-        if unit.fingerprint != after[name].fingerprint
-    }
+    differ = {name for name, unit in before.items() if unit.fingerprint != after[name].fingerprint}
     assert differ == changed
+
+
+def test_the_place_of_the_files_decides_nothing(tmp_path):
+    before = units(tmp_path)
+    (tmp_path / "pairs.jsonl").rename(tmp_path / "moved.jsonl")
+    after = units(tmp_path, f"data.files=[{tmp_path / 'moved.jsonl'}]")
+    assert {n: u.fingerprint for n, u in before.items()} == {
+        n: u.fingerprint for n, u in after.items()
+    }
 
 
 def test_it_can_be_swept(tmp_path):
