@@ -1,4 +1,4 @@
-"""What the library transformers wrote is read, and what is written it reads."""
+"""Models of the library transformers are read, and it reads the export."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_weights_are_those_the_library_saved(
 def test_files_as_they_lie_on_the_hub_are_read(
     family: str, stored: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of T5 1.1 and mT5, by their published keys alone."""
+    """The configuration of T5 1.1 and mT5, by their published keys alone."""
     model = lively(GATED).float()
     names = {"shared.weight", "lm_head.weight"}
     tensors = {

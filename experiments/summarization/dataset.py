@@ -1,4 +1,4 @@
-"""A split that was tokenised, as samples; mapped into memory, not read."""
+"""Training samples: the token pairs of a split, mapped into memory, or random pairs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.summarization.tokenise import Split, pairs_path
-from experiments.summarization.tokens import END
+from experiments.common.blocks import Split
+from experiments.summarization.tokenize_stage import pairs_path
+from experiments.summarization.tokenizer import END
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.keyed_random import words
 
-#: source and target, int64 ``[S]`` and ``[T]``, each ended
+#: source and target, int64 ``[S]`` and ``[T]``; both end with END
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class StoredPairs(Dataset[Pair]):
-    """The pairs of a split, their sources cut; cheap to pickle, a process opens it when it reads.
+    """The pairs of a split; cheap to pickle, because a process opens the file when it reads.
 
     Attributes:
-        run: whose tokens they are.
-        split: which of them.
-        source_length: tokens of a source at most, its end too.
+        run_dir: the run directory.
+        split: the split.
+        source_length: maximum number of tokens of a source, including its end.
 
     """
 
-    run: RunDirectory
+    run_dir: RunDirectory
     split: Split
     source_length: int
 
@@ -53,7 +54,7 @@ class StoredPairs(Dataset[Pair]):
         return source, target
 
     def lengths(self) -> Tensor:
-        """Tokens of the source and of the target of each sample, int64 ``[samples, 2]``."""
+        """Return the numbers of tokens of each source and target, int64 ``[samples, 2]``."""
         source, target = (
             pc.list_value_length(self._columns[name]).to_numpy(zero_copy_only=False)
             for name in ("source", "target")
@@ -63,19 +64,19 @@ class StoredPairs(Dataset[Pair]):
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table: pa.Table = read_arrow(self.run, pairs_path(self.run, self.split))
-        # one chunk each; combine_chunks would copy it
+        table: pa.Table = read_arrow(self.run_dir, pairs_path(self.run_dir, self.split))
+        # each column is one chunk; combine_chunks would copy it
         return {name: table.column(name).chunk(0) for name in table.column_names}
 
     def __getstate__(self) -> dict[str, object]:
-        return {"run": self.run, "split": self.split, "source_length": self.source_length}
+        return {name: getattr(self, name) for name in ("run_dir", "split", "source_length")}
 
 
 @dataclass(frozen=True)
 class RandomPairs(Dataset[Pair]):
-    """Uniform tokens of full length: nothing to learn, but the most work of a step.
+    """Uniform random tokens of full length: nothing to learn, but the full work of a step.
 
-    Sample ``i`` depends on ``i`` alone.
+    Sample ``i`` depends only on ``i``.
     """
 
     vocabulary: int
@@ -96,5 +97,5 @@ class RandomPairs(Dataset[Pair]):
         return ids[: self.source_length], ids[self.source_length :]
 
     def lengths(self) -> Tensor:
-        """As of stored ones: all are the same."""
+        """Return the numbers of tokens of each source and target, int64 ``[samples, 2]``."""
         return torch.tensor([[self.source_length, self.target_length]]).expand(self.samples, 2)

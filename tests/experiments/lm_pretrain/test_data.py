@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.lm_pretrain.data import divide, keys_read, read_texts, text_content
 from experiments.lm_pretrain.settings import DataSettings, PretrainingSettings
-from experiments.lm_pretrain.text import divided, read_texts, text_identity
 from experiments.lm_pretrain.tokenizer import (
     END_OF_TEXT,
     Kind,
@@ -80,14 +80,14 @@ def test_an_unknown_character_is_refused(character: str) -> None:
 
 
 def test_the_last_share_is_held_out() -> None:
-    assert divided(["0123456789" * 10], 0.1, "here") == (["0123456789" * 9], ["0123456789"])
+    assert divide(["0123456789" * 10], 0.1, "here") == (["0123456789" * 9], ["0123456789"])
     documents = [str(number) * 10 for number in range(10)]
-    assert divided(documents, 0.2, "here") == (documents[:8], documents[8:])
+    assert divide(documents, 0.2, "here") == (documents[:8], documents[8:])
     # a document is on one side
-    assert divided(["a" * 50, "b" * 45, "c" * 5], 0.1, "here").held_out == ["c" * 5]
+    assert divide(["a" * 50, "b" * 45, "c" * 5], 0.1, "here").held_out == ["c" * 5]
     for few in ([], [""], ["a"], ["a" * 3, "b" * 10]):
         with pytest.raises(CorpusError, match=r"here: .* cannot be divided"):
-            divided(few, 0.1, "here")
+            divide(few, 0.1, "here")
 
 
 def test_the_forms_of_files_are_read(tmp_path: Path) -> None:
@@ -112,11 +112,28 @@ def test_the_identity_is_the_content_of_the_files(tmp_path: Path) -> None:
     for path, text in zip(paths, ("same", "same", "other"), strict=True):
         path.write_text(text, encoding="utf-8")
     first, second, third = (
-        text_identity(DataSettings(source="text", files=(path,))) for path in paths
+        text_content(DataSettings(source="text", files=(path,))) for path in paths
     )
     assert first == second != third
-    share = DataSettings(source="text", files=(paths[0],), held_out_share=0.2)
-    assert text_identity(share) != first
+    held_out = DataSettings(source="text", files=(paths[0],), held_out_files=(paths[1],))
+    assert text_content(held_out) != first
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({}, {"held_out_share"}),
+        ({"files": ["a.txt"]}, {"held_out_share"}),
+        ({"files": ["a.jsonl.gz"]}, {"held_out_share", "column"}),
+        ({"files": ["a.txt"], "held_out_files": ["b.txt"]}, set()),
+        ({"files": ["a.txt"], "held_out_files": ["b.jsonl"]}, {"column"}),
+    ],
+)
+def test_only_the_settings_that_decide_the_text_are_read(
+    given: dict[str, list[str]], keys: set[str]
+) -> None:
+    settings = DataSettings.model_validate({**given, "source": "text" if given else "builtin"})
+    assert set(keys_read(settings)) == {"source", "files", "held_out_files", *keys}
 
 
 def test_the_builtin_text_is_every_docstring_once() -> None:
@@ -130,7 +147,7 @@ def test_the_builtin_text_is_every_docstring_once() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"a,b", "a.csv: the suffix says nothing; allowed are .txt and .jsonl"),
+        ("a.csv", b"a,b", "a.csv: unknown suffix .*; allowed are .txt and .jsonl"),
         ("a.txt", None, "a.txt: there is no such file"),
         ("a.txt", b"\xff\xfe\xfa", "a.txt: cannot be read as UTF-8 text"),
         ("a.txt.gz", b"no gzip", "a.txt.gz: cannot be read as UTF-8 text"),
@@ -149,7 +166,7 @@ def test_files_without_text_are_refused(
         (tmp_path / name).write_bytes(content)
     settings = DataSettings(source="text", files=(tmp_path / name,))
     with pytest.raises(CorpusError, match=message):
-        text_identity(settings), read_texts(settings)
+        text_content(settings), read_texts(settings)
 
 
 def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
@@ -157,7 +174,7 @@ def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
     for path, text in zip(paths, ("text", ""), strict=True):
         path.write_text(text, encoding="utf-8")
     settings = DataSettings(source="text", files=paths[:1], held_out_files=paths[1:])
-    with pytest.raises(CorpusError, match=r"data.held_out_files: there is no text"):
+    with pytest.raises(CorpusError, match=r"data.held_out_files: the files contain no text"):
         read_texts(settings)
 
 
@@ -170,7 +187,7 @@ def test_an_empty_held_out_file_is_refused(tmp_path: Path) -> None:
         ({"data": {"held_out_share": 0}}, "greater than 0"),
         (
             {"model": {"vocabulary": 256}},
-            "model.vocabulary = 256: a byte-level BPE has 257 or more",
+            "model.vocabulary = 256: a byte-level BPE has 257 tokens or more",
         ),
         ({"sample": {"temperature": -1}}, "greater than or equal to 0"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.summarization import pairs
-from experiments.summarization.pairs import Data, load
+from experiments.summarization import data as pairs
+from experiments.summarization.data import Data, load
 from experiments.summarization.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import DocstringRecord
@@ -73,8 +73,8 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
     data = of_files(first, held_out_files=[write(tmp_path / "b.jsonl", ROWS[:5])])
     assert len(data.held_out) == 5
     assert sorted(data.train.documents) == sorted(row["document"] for row in ROWS[5:])
-    assert data.notes == ("5 documents left out that are held out, too",)
-    with pytest.raises(CorpusError, match=r"every document is in data.held_out_files"):
+    assert data.notes == ("5 held-out documents are left out of training",)
+    with pytest.raises(CorpusError, match=r"every document is also in data.held_out_files"):
         of_files(first, held_out_files=[first])
     twice = of_files(write(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
     assert not set(twice.train.documents) & set(twice.held_out.documents)
@@ -83,7 +83,7 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
 def test_the_identity_is_the_content(tmp_path: Path) -> None:
     one, same = (write(tmp_path / name, ROWS) for name in ("a.jsonl", "b.jsonl"))
     other = write(tmp_path / "c.jsonl", ROWS[:-1])
-    assert of_files(one).identity == of_files(same).identity != of_files(other).identity
+    assert of_files(one).content == of_files(same).content != of_files(other).content
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         of_files(tmp_path / "b.parquet")
     with pytest.raises(CorpusError, match=r"no-one.csv"):
         of_files(tmp_path / "no-one.csv")
-    with pytest.raises(ValueError, match="files are read with source = files"):
+    with pytest.raises(ValueError, match="only source = files reads files"):
         DataSettings(files=(tmp_path / "a.txt",))
     with pytest.raises(ValueError, match="source = files with 0 files"):
         DataSettings(source="files")
@@ -135,7 +135,7 @@ def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> Non
     found = everything(data)
     expected = {f"{body}, {i}.\n\nAnd more.": (f"Do it {i}.",) for i in range(60)}
     assert found == {**expected, f"{body}.": ("Do it.",)}
-    assert load(DataSettings(min_words=2)).identity != data.identity
+    assert load(DataSettings(min_words=2)).content != data.content
     with pytest.raises(CorpusError, match=r"data.min_words = 500"):
         load(DataSettings(min_words=500))
 
