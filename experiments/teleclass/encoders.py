@@ -197,7 +197,7 @@ def need_nlp(what: str) -> None:
     """Refuse what needs the extra ``nlp`` where it is not installed. Raises ConfigError."""
     for module in ("transformers", "sentence_transformers"):
         if find_spec(module) is None:
-            raise ConfigError(f"{what}: needs {module}: pip install 'raypipe[nlp]'")
+            raise ConfigError(f"{what}: needs {module}: pip install 'raypipe-runner[nlp]'")
 
 
 @lru_cache(maxsize=8)
