@@ -55,7 +55,7 @@ from experiments.pabbo_lda.model import restore_model
 from experiments.pabbo_lda.recipe import PabboSettings
 from experiments.pabbo_lda.settings import recipe
 from experiments.pabbo_lda.training import PabboTask
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train

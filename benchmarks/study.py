@@ -40,9 +40,9 @@ from rich import print as show
 
 from benchmarks.training import machine
 from raypipe.hardware import detect
-from raypipe.paths import RunDirectory
 from raypipe.provenance import git_commit, package_version
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 
 #: what both have, by the names of either
 COUNTERPARTS = {"GA": "ga", "ES": "es", "PABBO_Simple": "pabbo_small", "SABO": "sabbo"}

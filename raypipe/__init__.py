@@ -6,7 +6,7 @@ One experiment, one YAML file, one command; every result is a row in Parquet.
 from importlib.metadata import PackageNotFoundError, version
 
 from raypipe.errors import ConfigError
-from raypipe.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
 
 __all__ = ["ConfigError", "Experiment", "Stage", "Unit", "__version__"]
 

@@ -14,10 +14,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from experiments.lm_pretrain.model import LanguageModel, tiny
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.experiment import Experiment, Stage
-from raypipe.paths import RunDirectory
-from raypipe.settings import Settings
-from raypipe.stages import train_stage
+from raypipe.config.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.stages import train_stage
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings
 
 

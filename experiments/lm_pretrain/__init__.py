@@ -9,6 +9,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from experiments.lm_pretrain.pipeline import VERSION, stages
     from experiments.lm_pretrain.settings import PretrainingSettings
-    from raypipe.experiment import Experiment
+    from raypipe.pipeline.experiment import Experiment
 
     return Experiment("lm_pretrain", VERSION, PretrainingSettings, stages)

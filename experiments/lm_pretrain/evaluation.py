@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.packed import PackedTokens
 from experiments.lm_pretrain.shards import Split, TokenFolder, run_folder
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 #: tokens a forward; on a GPU its logits of 50,000 tokens take 1.6 GB
@@ -23,12 +23,12 @@ _AT_ONCE = 8192
 
 def evaluate(context: StageContext, model: LmSettings, trial_id: str, *, on_gpu: bool) -> None:
     """Rows of ``measures``: of the language model, and of the baseline on the same tokens."""
-    folder = run_folder(context.run)
+    folder = run_folder(context.run_dir)
     index = folder.index()
     predicted = len(PackedTokens(folder, "held_out", model.context)) * model.context
     losses = {
         "language model": context.call(
-            "evaluate", held_out_loss, context.run, model, trial_id, on_gpu=on_gpu
+            "evaluate", held_out_loss, context.run_dir, model, trial_id, on_gpu=on_gpu
         ),
         "unigram": unigram_loss(folder, predicted, model.vocabulary),
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 _LLAMA = ("rms", "rotary", "swiglu")

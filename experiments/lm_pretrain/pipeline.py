@@ -12,11 +12,11 @@ from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.text import text_identity
 from experiments.lm_pretrain.tokenise import tokenise
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.context import StageContext
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.run_directory import RunDirectory
 
 #: part of every unit's identity; raised when results change
 VERSION = 1
@@ -74,18 +74,18 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
         context.finish(tokenising)
 
     def run_evaluate(context: StageContext) -> None:
-        evaluate(context, _of_run(context.run, settings), training.name, on_gpu=on_gpu)
+        evaluate(context, _of_run(context.run_dir, settings), training.name, on_gpu=on_gpu)
         context.finish(measuring)
 
     def run_sample(context: StageContext) -> None:
-        found = _of_run(context.run, settings)
+        found = _of_run(context.run_dir, settings)
         sample(context, found, training.name, settings.sample, on_gpu=on_gpu)
         context.finish(sampling)
 
     def run_export(context: StageContext) -> None:
-        folder = context.run.artifact("export", "hf")
-        found = _of_run(context.run, settings)
-        context.call("export", export, context.run, found, training.name, folder)
+        folder = context.run_dir.artifact("export", "hf")
+        found = _of_run(context.run_dir, settings)
+        context.call("export", export, context.run_dir, found, training.name, folder)
         context.say(f"for AutoModelForCausalLM.from_pretrained: {folder}")
         context.finish(exporting)
 

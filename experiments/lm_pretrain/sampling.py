@@ -12,8 +12,8 @@ from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
 
 
 def sample(
@@ -25,7 +25,7 @@ def sample(
     on_gpu: bool,
 ) -> None:
     """A row of ``samples``, and the text to the user."""
-    arguments = (context.run, model, trial_id, settings)
+    arguments = (context.run_dir, model, trial_id, settings)
     text = context.call("sample", continue_prompt, *arguments, on_gpu=on_gpu)
     context.ledger.put("samples", {"sample": {**settings.model_dump(mode="json"), "text": text}})
     context.say(f"{settings.prompt}{text}")

@@ -10,9 +10,9 @@ from pydantic import Field, PositiveInt, model_validator
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
+from raypipe.config.settings import Settings
 from raypipe.datasets.bpe import FEWEST_TOKENS
 from raypipe.errors import ConfigError
-from raypipe.settings import Settings
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
 
 SIZES = {"tiny": tiny, "medium": medium, "large": large}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from experiments.lm_pretrain.tokenizer import Ids, Kind, TextTokenizer
 from raypipe.errors import ConfigError
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -26,11 +26,11 @@ from experiments.lm_pretrain.tokenizer import (
     encode_chunk,
     make_tokenizer,
 )
-from raypipe.context import Call, StageContext
 from raypipe.datasets.corpus import CorpusError
-from raypipe.identity import fingerprint
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory, cache_directory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.run_directory import RunDirectory, cache_directory
 
 if TYPE_CHECKING:  # the settings import torch
     from experiments.lm_pretrain.settings import DataSettings
@@ -64,7 +64,7 @@ def tokenise(
         UnitError: a character of the held-out text that the training text does not have.
 
     """
-    target, cached = run_folder(context.run), _cache_folder(identity)
+    target, cached = run_folder(context.run_dir), _cache_folder(identity)
     try:
         cached.copy_to(target)
         context.say(f"the tokens are those of an earlier run: {cached.folder}")

@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     from experiments.pabbo_lda.figures import figures
     from experiments.pabbo_lda.pipeline import VERSION, stages
     from experiments.pabbo_lda.settings import MainSettings
-    from raypipe.experiment import Experiment
+    from raypipe.pipeline.experiment import Experiment
 
     return Experiment("pabbo_lda", VERSION, MainSettings, stages, figures)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.pabbo_lda.progress import TARGETS, anytime, convergence, progress, quartiles
 from raypipe import stats
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 
 #: what optimisers are ranked by, columns of ``convergence``; lower is better
 MEASURES = ("final_value", "evaluations_to_1_percent", "area_under_curve")

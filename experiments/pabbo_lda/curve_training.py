@@ -30,7 +30,7 @@ from experiments.pabbo_lda.evaluation import HELD_OUT
 from experiments.pabbo_lda.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.optimizers.pabbo_curves import DECIDED, UNIT
 from experiments.pabbo_lda.training import ModelTask
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, StepContext
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, apart from those of the other losses

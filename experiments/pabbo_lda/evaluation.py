@@ -18,7 +18,7 @@ from torch import Tensor
 from experiments.pabbo_lda.duels import Candidates, draw_pairs, winners
 from experiments.pabbo_lda.functions import FunctionSettings, bowl, sample_functions
 from experiments.pabbo_lda.model import ModelSettings, PabboModel, restore_model
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 
 #: held-out functions are numbered from here, beyond the ids of any training

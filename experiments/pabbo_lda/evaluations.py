@@ -12,10 +12,10 @@ from typing import Any
 
 from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import Point
-from raypipe.cache import Cache
-from raypipe.context import StageContext
-from raypipe.launch.launcher import TaskPool, TaskResult
-from raypipe.ledger import Row
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.launcher import TaskPool, TaskResult
+from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Row
 
 #: the columns of an evaluation that another run directory can take over
 _KEPT = ("value", "duration_s", "cpu_s", "started_at", "worker")

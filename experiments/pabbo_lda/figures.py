@@ -29,7 +29,8 @@ from experiments.pabbo_lda.progress_figures import (
     by_time,
     solved,
 )
-from raypipe.report.figures import (
+from raypipe.report.formatting import number, plus_minus
+from raypipe.report.plots import (
     HEIGHT,
     INK,
     MUTED,
@@ -45,7 +46,6 @@ from raypipe.report.figures import (
     set_log,
     style,
 )
-from raypipe.report.values import number, plus_minus
 
 _Draw = Callable[[str, pd.DataFrame], Figure]
 

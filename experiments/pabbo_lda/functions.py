@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, see :mod:`raypipe.training.keyed_random`

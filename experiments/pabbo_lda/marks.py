@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from raypipe.report.figures import Stroke, strokes
+from raypipe.report.plots import Stroke, strokes
 
 NAMES = {
     "ga": "GA",

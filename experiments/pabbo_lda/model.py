@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 from raypipe.training.weights import parse_weights
 
 

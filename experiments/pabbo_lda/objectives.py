@@ -15,7 +15,7 @@ from experiments.pabbo_lda.settings import DataSettings, LdaSettings, ObjectiveN
 from experiments.pabbo_lda.tabular import TabularObjective
 from raypipe.datasets import Corpus, load_corpus, make_corpus
 from raypipe.errors import ConfigError
-from raypipe.identity import fingerprint
+from raypipe.pipeline.identity import fingerprint
 
 #: named in the identity of an evaluation; changed when its values change
 NAMES: Mapping[ObjectiveName, str] = {

@@ -20,11 +20,11 @@ from experiments.pabbo_lda.settings import (
 )
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.training import ModelTask, PabboTask
-from raypipe.context import StageContext
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.training.weights import read_verified
 
 #: part of every unit's identity; raised when results change
@@ -98,7 +98,7 @@ def _evaluate(
     about = {"trial_id": train.name, "stage": name}
 
     def run(context: StageContext) -> None:
-        weights = read_verified(context.run, context.run.model(train.name))
+        weights = read_verified(context.run_dir, context.run_dir.model(train.name))
         model = trained.pabbo.model
         rows = context.call(name, measure, model, weights, settings, functions, on_gpu=True)
         keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
@@ -125,7 +125,9 @@ def _lda(
     def run(context: StageContext) -> None:
         scorers: dict[str, Scorer] = {
             name: model_scorer(
-                restore_model(model, read_verified(context.run, context.run.model(stage.name)))
+                restore_model(
+                    model, read_verified(context.run_dir, context.run_dir.model(stage.name))
+                )
             )
             for name, (stage, model) in used.items()
         }
@@ -162,14 +164,14 @@ def _study(
         policy = CURVE_POLICY if optimizer == "pabbo_curves" else settings.policy
         lda["policy"] = policy.model_dump(mode="json")
         identity |= _model(train)
-    slot = f"lda/{objective.dataset}/{optimizer}/{run}"
-    unit = Unit(slot, identity, settings.evaluations, "lda.evaluations")
+    key = f"lda/{objective.dataset}/{optimizer}/{run}"
+    unit = Unit(key, identity, settings.evaluations, "lda.evaluations")
     return StudySpec(unit, objective, optimizer, run, settings.seed + run)
 
 
 def _aggregate(earlier: Sequence[Stage]) -> Stage:
     done = [
-        [unit.slot, fingerprint(unit.identity), unit.extent] for s in earlier for unit in s.units
+        [unit.key, fingerprint(unit.identity), unit.extent] for s in earlier for unit in s.units
     ]
     unit = Unit("aggregate", {"version": AGGREGATION, "of": fingerprint(done)})
 

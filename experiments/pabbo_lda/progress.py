@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe import stats
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 
 STUDY = ["dataset", "optimizer", "run"]
 #: how far above the best known value a study may be to count as having reached it

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from experiments.pabbo_lda.marks import LABELLED, by_optimizer, name_of, runs_of
-from raypipe.report.figures import (
+from raypipe.report.formatting import number
+from raypipe.report.plots import (
     HEIGHT,
     MUTED,
     WIDTH,
@@ -23,7 +24,6 @@ from raypipe.report.figures import (
     frame_y,
     label_lines,
 )
-from raypipe.report.values import number
 
 #: the column of ``convergence`` whose distribution :func:`solved` draws
 SOLVED = "evaluations_beyond_start_to_1_percent"

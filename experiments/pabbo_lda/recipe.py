@@ -9,7 +9,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from experiments.pabbo_lda.evaluation import EvaluationSettings, check_pairs
 from experiments.pabbo_lda.functions import FunctionSettings
 from experiments.pabbo_lda.model import ModelSettings
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 
 class PabboSettings(Settings):

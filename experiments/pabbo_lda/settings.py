@@ -13,8 +13,8 @@ from experiments.pabbo_lda.inference import LdaPrecision
 from experiments.pabbo_lda.model import LARGE
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
 from experiments.pabbo_lda.recipe import PabboSettings
+from raypipe.config.settings import Settings
 from raypipe.datasets import Source
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]

@@ -18,11 +18,11 @@ from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import OptimizerName, Point, Scorer, make_optimizer
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import Study
-from raypipe.cache import Cache
-from raypipe.context import StageContext
 from raypipe.errors import UnitError
-from raypipe.experiment import Unit
-from raypipe.launch.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.storage.cache import Cache
 
 #: studies are opened until so many evaluations wait, for each CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
@@ -53,8 +53,8 @@ def run_studies(
         UnitError: an evaluation failed for good; the studies that do not need it are finished.
 
     """
-    left = {unit.slot for unit in context.todo()}
-    todo = [spec for spec in specs if spec.unit.slot in left]
+    left = {unit.key for unit in context.todo()}
+    todo = [spec for spec in specs if spec.unit.key in left]
     whole = sum(spec.unit.extent for spec in specs)
     stored = whole - sum(spec.unit.extent for spec in todo)
     options = PoolOptions(
@@ -103,18 +103,18 @@ class _Board:
 
     def add(self, spec: StudySpec) -> None:
         """Start a study: it asks for what is not stored."""
-        self._open[spec.unit.slot] = (spec, self._study(spec))
-        self._move_on(spec.unit.slot)
+        self._open[spec.unit.key] = (spec, self._study(spec))
+        self._move_on(spec.unit.key)
 
     def take(self, request: Request, result: TaskResult) -> None:
         """Give an evaluation to every study that waits for it."""
-        for slot in self._waiting.pop(request.key):
+        for key in self._waiting.pop(request.key):
             if result.error is not None:
-                self._open.pop(slot, None)
-                self.broken[slot] = result
-            elif slot in self._open:
-                self._open[slot][1].supply(request.point, float(result.value))
-                self._move_on(slot)
+                self._open.pop(key, None)
+                self.broken[key] = result
+            elif key in self._open:
+                self._open[key][1].supply(request.point, float(result.value))
+                self._move_on(key)
 
     def progress(self) -> int:
         """Evaluations of the studies so far."""
@@ -132,14 +132,14 @@ class _Board:
         start = settings.space.start_points(settings.start)
         return Study(optimizer, start, settings.evaluations, settings.iterations)
 
-    def _move_on(self, slot: str) -> None:
+    def _move_on(self, key: str) -> None:
         """Serve what is known, ask for what is new, record the study once it is done."""
-        spec, study = self._open[slot]
-        while known := self._evaluations.known(new := self._new(slot)):
+        spec, study = self._open[key]
+        while known := self._evaluations.known(new := self._new(key)):
             for point, value in known.items():  # a batch that is known whole opens the next one
                 study.supply(point, value)
         if study.done:
-            del self._open[slot]
+            del self._open[key]
             self._finished += spec.unit.extent
             self._record(spec, study)
             return
@@ -150,14 +150,14 @@ class _Board:
         batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
         rest = batches * sum(costs) / len(costs)
         for request, cost in zip(new, costs, strict=True):
-            self._waiting[request.key][slot] = None
+            self._waiting[request.key][key] = None
             self._evaluations.ask(request, cost + rest)
 
-    def _new(self, slot: str) -> list[Request]:
+    def _new(self, key: str) -> list[Request]:
         """What a study asks for and has not yet been told to wait for."""
-        spec, study = self._open[slot]
+        spec, study = self._open[key]
         requests = [Request(spec.objective, spec.seed, point) for point in study.request()]
-        return [r for r in requests if slot not in self._waiting.get(r.key, ())]
+        return [r for r in requests if key not in self._waiting.get(r.key, ())]
 
     def _record(self, spec: StudySpec, study: Study) -> None:
         about = {
@@ -172,7 +172,7 @@ class _Board:
             row = self._evaluations.row(Request(spec.objective, spec.seed, step.point)) or {}
             elapsed += row.get("duration_s", 0.0)
             cpu += row.get("cpu_s", 0.0)
-            history[f"{spec.unit.slot}/{step.evaluation}"] = {
+            history[f"{spec.unit.key}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
@@ -194,9 +194,7 @@ class _Board:
             "duration_s": elapsed,
             "cpu_s": cpu,
         }
-        self._context.finish(
-            spec.unit, {"study_history": history, "studies": {spec.unit.slot: row}}
-        )
+        self._context.finish(spec.unit, {"study_history": history, "studies": {spec.unit.key: row}})
 
 
 def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:

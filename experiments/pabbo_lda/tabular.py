@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas.api.types import is_numeric_dtype
 
-from raypipe.identity import fingerprint
+from raypipe.pipeline.identity import fingerprint
 
 
 class TabularObjective:

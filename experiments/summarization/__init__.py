@@ -11,6 +11,6 @@ def __getattr__(name: str) -> Any:
     from experiments.summarization.pipeline import VERSION, stages
     from experiments.summarization.presets import PRESETS
     from experiments.summarization.settings import SummarizationSettings
-    from raypipe.experiment import Experiment
+    from raypipe.pipeline.experiment import Experiment
 
     return Experiment("summarization", VERSION, SummarizationSettings, stages, figures, PRESETS)

@@ -18,11 +18,11 @@ from experiments.summarization.rouge import MEASURES, lead, score
 from experiments.summarization.settings import ModelSettings
 from experiments.summarization.tokenise import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
-from raypipe.artifacts import read_arrow
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 MODEL = "summarizer"
@@ -46,7 +46,7 @@ def evaluate(
     on_gpu: bool,
 ) -> None:
     """Rows of ``measures``, of the model and of the baselines, and of ``summaries``."""
-    run = context.run
+    run = context.run_dir
     documents = read_documents(run)
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
     baselines = {
@@ -156,7 +156,7 @@ def _written(
     on_gpu: bool,
 ) -> list[str]:
     """The summaries in the order of the documents: a GPU takes all, CPU tasks a block each."""
-    arguments = (context.run, model, generation, trial_id)
+    arguments = (context.run_dir, model, generation, trial_id)
     if on_gpu and any(node.gpus for node in context.session.nodes):
         found: list[str] = context.call(
             "evaluate", summarise, *arguments, slice(0, number), on_gpu=True

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
+from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
 
 _MEASURES = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
 

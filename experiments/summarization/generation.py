@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from experiments.summarization.model import END, PAD, T5, LayerCache
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 
 class GenerationSettings(Settings):

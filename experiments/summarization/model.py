@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 #: the token that fills a batch, and that the decoder starts from
 PAD = 0

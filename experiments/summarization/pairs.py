@@ -16,7 +16,7 @@ from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
 from raypipe.datasets.files import check_known
 from raypipe.datasets.rows import checksum, held_out, read_rows, text_hashes
-from raypipe.identity import fingerprint
+from raypipe.pipeline.identity import fingerprint
 
 if TYPE_CHECKING:  # a task that encodes needs no torch, which the settings of the model import
     from experiments.summarization.settings import DataSettings

@@ -8,11 +8,11 @@ from experiments.summarization.settings import ModelSettings, SummarizationSetti
 from experiments.summarization.stored import RandomPairs, StoredPairs
 from experiments.summarization.tokenise import tokenise, tokenizer_of
 from experiments.summarization.training import SummarizationTask
-from raypipe.context import StageContext
-from raypipe.experiment import Stage, Unit
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
-from raypipe.stages import hardware_stage, train_stage
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.run_directory import RunDirectory
 
 #: part of every unit's identity; raised when results change
 VERSION = 1
@@ -64,8 +64,8 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         context.finish(measuring)
 
     def run_export(context: StageContext) -> None:
-        context.call("export", export_model, context.run, model, training.name)
-        context.say(f"the model and its tokenizer: {context.run.artifact('export')}")
+        context.call("export", export_model, context.run_dir, model, training.name)
+        context.say(f"the model and its tokenizer: {context.run_dir.artifact('export')}")
         context.finish(exporting)
 
     exporting = Unit("export", {"train": trained})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raypipe.sweep.presets import Preset
+from raypipe.training.presets import Preset
 
 _MT5, _T5 = "mT5 1.2B", "T5 220M"
 _V100, _A100, _RTX = "a V100 of 16 GB", "an A100 of 40 GB", "an RTX 3080 or 4090 of 10-24 GB"

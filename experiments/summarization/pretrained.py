@@ -22,7 +22,7 @@ from torch import Tensor
 
 from experiments.summarization.model import END, NORM_EPSILON, PAD, T5, T5Settings
 from raypipe.errors import ConfigError
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 
 _ACTIVATIONS = {"relu": False, "gated-gelu": True}
 #: the names of the sizes in the library

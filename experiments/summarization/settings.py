@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from experiments.summarization.generation import GenerationSettings
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
 from experiments.summarization.tokens import FEWEST_TOKENS
+from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 SIZES = {"small": small, "t5_220m": t5_220m, "mt5_1_2b": mt5_1_2b}

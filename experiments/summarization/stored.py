@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from experiments.summarization.tokenise import Split, pairs_path
 from experiments.summarization.tokens import END
-from raypipe.artifacts import read_arrow
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.keyed_random import words
 
 #: source and target, int64 ``[S]`` and ``[T]``, each ended

@@ -15,11 +15,11 @@ from experiments.summarization.tokens import (
     encode_pairs,
     make_tokenizer,
 )
-from raypipe.artifacts import write_arrow
-from raypipe.context import Call, StageContext
 from raypipe.errors import ConfigError
-from raypipe.launch.launcher import PoolOptions
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:  # the settings import torch
     from experiments.summarization.settings import DataSettings, ModelSettings
@@ -60,20 +60,20 @@ def tokenise(
         model.vocabulary,
         model.pretrained,
     )
-    context.run.write(_tokenizer_path(context.run), tokenizer.content.encode())
+    context.run_dir.write(_tokenizer_path(context.run_dir), tokenizer.content.encode())
     parts = _encoded(context, tokenizer, data, settings)
     lengths = Lengths(settings.source_length, settings.target_length)
     for split, pairs in zip(SPLITS, (data.train, data.held_out), strict=True):
         encoded = parts[split]
         table = pa.concat_tables(part.pairs for part in encoded).combine_chunks()
-        write_arrow(context.run, pairs_path(context.run, split), table)
+        write_arrow(context.run_dir, pairs_path(context.run_dir, split), table)
         cut = [sum(part.cut_sources for part in encoded), sum(part.cut_targets for part in encoded)]
         context.say(
             f"{split}: {len(pairs)} documents, of which {cut[0]} are cut at {lengths.source} "
             f"tokens, and {len(table)} summaries, of which {cut[1]} are cut at {lengths.target}"
         )
     documents = pa.concat_tables(part.documents for part in parts["held_out"]).combine_chunks()
-    write_arrow(context.run, documents_path(context.run), documents)
+    write_arrow(context.run_dir, documents_path(context.run_dir), documents)
 
 
 def tokenizer_of(run: RunDirectory) -> TextTokenizer:

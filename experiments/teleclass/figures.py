@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, set_log, strokes, style
+from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Figure, rows, set_log, strokes, style
 
 METHODS = {
     "nearest_name": "nearest class name",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from raypipe.report.figures import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
+from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Figure, rows, strokes, style
 
 _SCALES = (("accuracy", "macro_f1"), ("rmse", "mae"))
 _OTHERS = "others"

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from raypipe import results
-from raypipe.experiment import Experiment
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.experiment import Experiment
 from raypipe.redaction import shown_traceback
-from raypipe.report.figures import Figure
+from raypipe.report.formatting import cell
 from raypipe.report.page import report_files
+from raypipe.report.plots import Figure
 from raypipe.report.sweep import sweep_figures
 from raypipe.report.training import training_figures
-from raypipe.report.values import cell
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

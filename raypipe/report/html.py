@@ -8,8 +8,8 @@ from html import escape
 
 import pandas as pd
 
-from raypipe.report.figures import GRID, INK, MUTED, PAPER, Figure
-from raypipe.report.values import cell, heading
+from raypipe.report.formatting import cell, heading
+from raypipe.report.plots import GRID, INK, MUTED, PAPER, Figure
 
 _TONES = {
     "succeeded": "good",

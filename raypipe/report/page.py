@@ -10,7 +10,7 @@ from string import Template
 import numpy as np
 import pandas as pd
 
-from raypipe.report.figures import Figure, encode, rows, slug
+from raypipe.report.formatting import heading, number, plus_minus, probability
 from raypipe.report.html import (
     facts_list,
     fold,
@@ -19,9 +19,9 @@ from raypipe.report.html import (
     section,
     status_mark,
 )
+from raypipe.report.plots import Figure, encode, rows, slug
 from raypipe.report.sweep_page import sweep_section
 from raypipe.report.sweep_trials import SWEEP
-from raypipe.report.values import heading, number, plus_minus, probability
 from raypipe.stats import ALPHA
 
 Tables = Mapping[str, pd.DataFrame]

@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 
-from raypipe.report.figures import GRID, INK, MUTED, WIDTH, Figure, finite, style
+from raypipe.report.formatting import number, quantity
+from raypipe.report.plots import GRID, INK, MUTED, WIDTH, Figure, finite, style
 from raypipe.report.sweep_curves import curves
 from raypipe.report.sweep_memory import memory
 from raypipe.report.sweep_pareto import pareto
 from raypipe.report.sweep_trials import Sweep, describe, ordered, short, sweeps
-from raypipe.report.values import number, quantity
 
 _BLUE, _RED = "#2856cf", "#e8265e"
 #: what stands in a cell without a speed, the worst first, and what it means

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from raypipe.report.figures import HEIGHT, INK, MUTED, WIDTH, Figure, finite, frame_y, rows
+from raypipe.report.formatting import number
+from raypipe.report.plots import HEIGHT, INK, MUTED, WIDTH, Figure, finite, frame_y, rows
 from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
 from raypipe.report.training import running_median
-from raypipe.report.values import number
 
 _BLUE = "#2856cf"
 _MOST_POINTS = 100  # of a line, where there are many

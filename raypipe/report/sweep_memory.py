@@ -15,7 +15,8 @@ from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from raypipe.report.figures import (
+from raypipe.report.formatting import quantity
+from raypipe.report.plots import (
     HEIGHT,
     MUTED,
     PAPER,
@@ -28,7 +29,6 @@ from raypipe.report.figures import (
     needs_log,
 )
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, ordered, precision_strokes
-from raypipe.report.values import quantity
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from raypipe.report.figures import (
+from raypipe.report.formatting import number, quantity
+from raypipe.report.plots import (
     HEIGHT,
     INK,
     MUTED,
@@ -25,7 +26,6 @@ from raypipe.report.figures import (
     set_log,
 )
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, describe, ordered, precision_strokes
-from raypipe.report.values import number, quantity
 
 
 def pareto(sweep: Sweep) -> Figure | None:

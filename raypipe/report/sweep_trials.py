@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.report.figures import Stroke, rows, strokes
-from raypipe.report.values import cell
+from raypipe.report.formatting import cell
+from raypipe.report.plots import Stroke, rows, strokes
 
 #: the stage of a trial of a sweep; ``trained_stage`` is the stage it trained
 SWEEP = "sweep"

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
-from raypipe.report import values
-from raypipe.report.figures import (
+from raypipe.report import formatting as values
+from raypipe.report.plots import (
     HEIGHT,
     WIDTH,
     Figure,

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import PositiveInt
 
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory, cache_directory
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.sweep.memory_model import Measurements
 
 log = logging.getLogger(__name__)

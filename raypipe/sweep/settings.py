@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 Value = bool | int | float | str | list[Any] | None
 Scheduler = Literal["asha", "median", "pbt"]

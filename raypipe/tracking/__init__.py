@@ -22,7 +22,7 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials
 
 if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
-    from raypipe.paths import RunDirectory
+    from raypipe.storage.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Setting = str | bool | int | float

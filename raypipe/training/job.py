@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
@@ -32,7 +32,7 @@ class TrainingJob:
     task: TrainTask
     settings: TrainStageSettings
     plan: BatchPlan
-    run: RunDirectory
+    run_dir: RunDirectory
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False

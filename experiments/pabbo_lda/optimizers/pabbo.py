@@ -16,7 +16,7 @@ from experiments.pabbo_lda.optimizers.space import (
     Scale,
     as_losses,
 )
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
 
 if TYPE_CHECKING:
     from experiments.pabbo_lda.model import PabboModel

@@ -25,9 +25,9 @@ from experiments.teleclass.data.blocks import (
     join_texts,
 )
 from experiments.teleclass.data.line_files import malformed, numbered_lines
-from raypipe import parquet
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import check_known, reading
+from raypipe.storage import parquet
 
 #: Bytes of CSV parsed at a time; no document may be longer.
 CSV_BLOCK = 2**24

@@ -8,15 +8,19 @@ import pytest
 
 from experiments.lm_pretrain.model import large, medium, tiny
 from experiments.lm_pretrain.pipeline import stages
-from raypipe import commands, config, results
-from raypipe.commands import Request
-from raypipe.config import Configuration
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.errors import ConfigError
-from raypipe.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -153,7 +157,7 @@ def test_fit_takes_samples_of_the_full_length_without_any_text():
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     overrides = [
         *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
         *["train.training.steps=40", "train.training.warmup_steps=4"],
@@ -166,9 +170,9 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert (len(rows), set(rows["status"])) == (12, {"succeeded"})
     assert rows["parity"].max() < 1e-3

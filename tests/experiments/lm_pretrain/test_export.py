@@ -17,11 +17,13 @@ from experiments.lm_pretrain.export import export, library_tokenizer
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
-from raypipe import commands, config
-from raypipe.commands import Request
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
 transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
@@ -168,7 +170,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     overrides: list[str],
     architecture: str,
 ) -> None:
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("".join(TEXTS), encoding="utf-8")
     given = [

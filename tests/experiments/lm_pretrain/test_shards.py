@@ -21,7 +21,7 @@ from experiments.lm_pretrain.shards import (
     ShardWriter,
     TokenFolder,
 )
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 
 #: of both splits; the shards have 7 tokens
 STREAMS = {"train": np.arange(100, 140, dtype=np.uint32), "held_out": np.arange(14)}

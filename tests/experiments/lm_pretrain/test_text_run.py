@@ -13,10 +13,12 @@ import pytest
 from experiments.lm_pretrain import tokenise
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.text import read_texts
-from raypipe import commands, results
-from raypipe.commands import Request
+from raypipe.commands import cluster
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = str(PROJECT / "configs/lm_pretrain.yaml")
@@ -35,7 +37,7 @@ Run = Callable[..., RunDirectory]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a small text, in a cache of this test."""
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "text.txt"
     path.write_text(TEXT, encoding="utf-8")

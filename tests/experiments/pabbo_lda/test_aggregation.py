@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats
 
 from experiments.pabbo_lda.aggregation import MEASURES, aggregate
 from experiments.pabbo_lda.progress import anytime, convergence, progress
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimiser, a list a run
 

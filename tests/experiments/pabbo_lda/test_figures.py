@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from experiments.pabbo_lda import progress_figures
 from experiments.pabbo_lda.figures import figures
 from experiments.pabbo_lda.marks import NAMES
-from raypipe.report.figures import Figure, encode
+from raypipe.report.plots import Figure, encode
 
 START = [733, 133, 355, 115]
 KINDS = ["best_by_evaluation", "best_by_time", "excess_by_evaluation", "excess_by_time"]

@@ -16,8 +16,8 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import SCHEMAS, read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import SCHEMAS, read_table
 from tests.command import Ended, in_process, start
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -14,7 +14,7 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import DataSettings, LdaSettings
 from experiments.pabbo_lda.topic_model import npmi
 from raypipe.errors import ConfigError
-from raypipe.identity import fingerprint
+from raypipe.pipeline.identity import fingerprint
 
 PASSES, BATCH, SEED = 3, 32, 7
 

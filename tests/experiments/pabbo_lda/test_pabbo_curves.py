@@ -35,7 +35,7 @@ from experiments.pabbo_lda.pipeline import stages
 from experiments.pabbo_lda.settings import START, CurveStageSettings, MainSettings
 from experiments.pabbo_lda.study import Study
 from experiments.pabbo_lda.tabular import TabularObjective
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train

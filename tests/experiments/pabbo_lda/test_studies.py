@@ -21,14 +21,14 @@ from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.studies import StudySpec, run_studies
 from experiments.pabbo_lda.tabular import TabularObjective
-from raypipe.context import Session, StageContext
 from raypipe.errors import UnitError
-from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
-from raypipe.launch.launcher import PoolOptions, TaskResult
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import Target, Trackers
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")

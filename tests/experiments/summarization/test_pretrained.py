@@ -26,7 +26,7 @@ from experiments.summarization.pretrained import (
     weight_names,
 )
 from raypipe.errors import ConfigError
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from tests.experiments.summarization.references import (
     BOTH,
     GATED,

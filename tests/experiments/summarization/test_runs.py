@@ -17,17 +17,21 @@ from experiments.summarization import pipeline
 from experiments.summarization.evaluation import load_model
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
-from raypipe import commands, config
-from raypipe.artifacts import read_arrow
-from raypipe.commands import Request
-from raypipe.config import Configuration
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.fit import fit
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.errors import ConfigError
-from raypipe.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLAIN = PROJECT / "configs/summarization.yaml"
@@ -43,7 +47,7 @@ WORDS = ("socket", "header", "node", "queue", "turtle", "thread", "path", "diges
 
 @pytest.fixture(autouse=True)
 def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -289,7 +293,7 @@ def test_what_decides_the_result_is_the_identity(tmp_path, override, changed):
 def test_it_can_be_swept(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60)]
     request = Request("sweep", str(SWEEP), given, str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = found(tmp_path, "trials")
     by_precision = rows.groupby("precision")["status"].agg(set).to_dict()
     assert by_precision == {"fp32": {"succeeded"}, "bf16": {"succeeded"}}
@@ -298,7 +302,7 @@ def test_it_can_be_swept(tmp_path):
 
 def test_fit_says_what_fits_and_why_fp16_does_not(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60), "train.training.micro_batch=4"]
-    rows = commands.fit(Request("fit", str(PLAIN), given, profile="cpu"), None)
+    rows = fit(Request("fit", str(PLAIN), given, profile="cpu"), None)
     by_precision = {row["precision"]: row for row in rows if "precision" in row}
     assert by_precision["fp32"]["micro_batch"] == 4
     assert by_precision["fp16"]["micro_batch"] is None

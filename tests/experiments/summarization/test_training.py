@@ -15,8 +15,8 @@ from experiments.summarization.tokenise import pairs_path
 from experiments.summarization.tokens import Lengths as TokenLengths
 from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
-from raypipe.artifacts import write_arrow
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 

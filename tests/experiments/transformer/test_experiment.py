@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
-from experiments.transformer.pipeline import stages
-from raypipe import commands, config, results
-from raypipe.commands import Request
-from raypipe.config import Configuration
-from raypipe.experiment import Unit
+from experiments.transformer.experiment import stages
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -125,7 +129,7 @@ def test_samples_are_evaluated_that_were_not_trained_on():
 
 @pytest.mark.parametrize("inputs", [TABLE, SEQUENCES], ids=["table", "sequences"])
 def test_it_learns(tmp_path, monkeypatch, inputs):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
     training += ["train.training.warmup_steps=20"]
     request = Request(
@@ -141,9 +145,9 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     request = Request("sweep", str(SWEEP), [*SMALL, *TABLE], str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

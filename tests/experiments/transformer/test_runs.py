@@ -13,22 +13,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.transformer import pipeline, sequences
+from experiments.transformer import experiment as pipeline
+from experiments.transformer import sequence_data as sequences
 from experiments.transformer.data import Target
+from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
-from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
-from raypipe import commands, config
-from raypipe.commands import Request
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.identity import fingerprint
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.training.task import Phase, StepContext
 from tests.experiments.transformer.samples import frame, lines, write
 
@@ -47,7 +51,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
@@ -255,7 +259,7 @@ def test_what_trains_on_data_can_be_swept(tmp_path):
     path = PROJECT / "configs/sweeps/transformer.yaml"
     given = [*SMALL, *of_table(tmp_path)]
     request = Request("sweep", str(path), given, str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = found(tmp_path, "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from raypipe.experiment import Experiment, Stage
-from raypipe.settings import Settings
-from raypipe.stages import train_stage
+from raypipe.config.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.stages import train_stage
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 
@@ -53,9 +53,7 @@ class SweptSettings(Settings):
 
 
 def stages(settings: SweptSettings) -> Sequence[Stage]:
-    task = Line(settings.width, settings.fail)
-    identity = {"width": settings.width, "fail": settings.fail}
-    return [train_stage("train", settings.train, lambda _: task, identity)]
+    return [train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
 
 
 EXPERIMENT = Experiment("swept", 1, SweptSettings, stages)

@@ -10,7 +10,7 @@ from itertools import product
 import pandas as pd
 from matplotlib.axes import Axes
 
-from raypipe.report.figures import Figure, encode
+from raypipe.report.plots import Figure, encode
 from raypipe.report.sweep import sweep_figures
 
 STAGE = "train_medium"

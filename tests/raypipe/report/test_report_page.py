@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Canvas
 
-from raypipe.report.figures import Figure, style
 from raypipe.report.page import report_files
+from raypipe.report.plots import Figure, style
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}

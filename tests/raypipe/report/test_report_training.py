@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from raypipe.report.figures import Figure
+from raypipe.report.plots import Figure
 from raypipe.report.training import training_figures
 
 

@@ -14,8 +14,8 @@ import pynvml
 import pytest
 import torch
 
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table, write_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.telemetry import Telemetry, combine
 
