@@ -11,6 +11,6 @@ from raypipe.pipeline.experiment import Experiment, Stage, Unit
 __all__ = ["ConfigError", "Experiment", "Stage", "Unit", "__version__"]
 
 try:
-    __version__ = version("raypipe")
+    __version__ = version("raypipe-runner")
 except PackageNotFoundError:  # a source tree on sys.path that was never installed
     __version__ = "0+unknown"
