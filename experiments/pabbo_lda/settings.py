@@ -229,5 +229,5 @@ class MainSettings(Settings):
         description="Training of the model of `pabbo_curves`, if the studies use it.",
     )
     lda: LdaSettings = Field(
-        LdaSettings(), description="Studies: which optimizer finds the best number of topics?"
+        LdaSettings(), description="Studies of the optimizers: corpora, search space and budget."
     )

@@ -236,7 +236,9 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def needs(name: TrackerName) -> pytest.MarkDecorator:
     missing = name not in HERE
-    return pytest.mark.skipif(missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'")
+    return pytest.mark.skipif(
+        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
+    )
 
 
 @needs("tensorboard")
