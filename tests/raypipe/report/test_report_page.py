@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 
 from raypipe.report.page import report_files
-from raypipe.report.plots import Figure, style
+from raypipe.report.plots import Plot, style
 
 HOSTILE = '<script>alert("x")</script>&"\'$'
 VOID = {"meta", "br", "hr", "img", "input"}
@@ -55,13 +55,13 @@ class Page(HTMLParser):
         return [str(attrs["id"]) for attrs in self.all("section")]
 
 
-def _figure(name: str = "curve", caption: str = "It bends.", group: str = "") -> Figure:
+def _figure(name: str = "curve", caption: str = "It bends.", group: str = "") -> Plot:
     with style():
-        canvas = Canvas(figsize=(4, 3))
+        canvas = Figure(figsize=(4, 3))
         axes = canvas.add_subplot()
         axes.plot([0, 1, 2], [3, 1, 2], clip_on=True)
         axes.scatter([1], [2], rasterized=True)
-    return Figure(name, f"title of {name}", caption, canvas, group)
+    return Plot(name, f"title of {name}", caption, canvas, group)
 
 
 def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:
@@ -108,7 +108,7 @@ FACTS = {"run": "r1", "command": "raypipe run x.yaml", "configuration": "lda:\n 
 
 
 def _page(
-    tables: Mapping[str, pd.DataFrame], *figures: Figure, facts: Mapping[str, str] = FACTS
+    tables: Mapping[str, pd.DataFrame], *figures: Plot, facts: Mapping[str, str] = FACTS
 ) -> Page:
     return Page(report_files(tables, figures, "A study", facts)["index.html"].decode())
 
@@ -171,7 +171,7 @@ def test_tables_have_scoped_headers_and_figures_an_alternative_text() -> None:
     assert page.all("html")[0]["lang"] == "en"
 
 
-def test_the_figures_follow_the_colours_of_the_page() -> None:
+def test_the_figures_follow_the_colors_of_the_page() -> None:
     page = _page(_tables(), _figure())
     styles = " ".join(str(attrs.get("style", "")) for _, attrs in page.tags)
     assert "var(--ink)" in styles

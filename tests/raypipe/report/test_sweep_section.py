@@ -40,7 +40,7 @@ def test_the_page_recommends_and_folds_everything_else() -> None:
     assert "All 20 trials: 17 succeeded, 2 out of memory, 1 skipped" in trials
     assert trials.count("<tr") == 21
     assert re.findall("<tr[^>]*>", trials)[:3] == ["<tr>", '<tr class="first">', "<tr>"]
-    assert "194 GB needed" in trials
+    assert "194 GiB needed" in trials
     assert "sweep/" not in _section(page, "training")
     assert "own" in _section(page, "training")
 
