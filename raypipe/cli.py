@@ -186,6 +186,35 @@ def plan(
     _show(command.plan(config, overrides or [], run_dir=run_dir, profile=profile))
 
 
+@app.command("config")
+def config_command(
+    config: Config,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]... [PREFIX]",
+            help="Overrides, as in `raypipe run`; with --keys also the prefix of the keys.",
+        ),
+    ] = None,
+    profile: Profile = "auto",
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="List the keys with type, default and meaning instead."),
+    ] = False,
+) -> None:
+    """Show the resolved configuration with the origin of every value, or all keys."""
+    from raypipe.commands import config as command
+
+    given = [text for text in overrides or [] if "=" in text or not keys]
+    prefixes = [text for text in overrides or [] if text not in given]
+    if len(prefixes) > 1:
+        raise ConfigError(f"--keys takes one prefix, not {len(prefixes)}: {' '.join(prefixes)}")
+    if keys:
+        typer.echo(command.keys(config, given, profile, *prefixes))
+    else:
+        typer.echo(command.resolved(config, given, profile))
+
+
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -72,7 +72,7 @@ def environment_row() -> dict[str, Any]:
         "cuda": _cuda_of_torch(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "raypipe": package_version("raypipe-runner"),
+        "raypipe": package_version("raypipe-runner") or package_version("raypipe"),
         **{name.replace("-", "_"): package_version(name) for name in PACKAGES},
     }
 

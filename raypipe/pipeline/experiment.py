@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline.identity import Identity
     from raypipe.report.plots import Figure
     from raypipe.storage.run_directory import RunDirectory
-    from raypipe.storage.tables import Table
+    from raypipe.storage.tables import Column, Table
     from raypipe.training.presets import Preset
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
@@ -122,6 +122,8 @@ class Experiment:
         figures: returns the figures of the report from the tables.
         presets: batch sizes published for some cards, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
+        step_metrics: columns of the table ``steps`` for the metrics of its evaluations, such as
+            ``eval_loss``.
 
     """
 
@@ -132,6 +134,7 @@ class Experiment:
     figures: Callable[[Mapping[str, pd.DataFrame]], Sequence[Figure]] | None = None
     presets: tuple[Preset, ...] = ()
     tables: tuple[Table, ...] = ()
+    step_metrics: tuple[Column, ...] = ()
 
 
 def in_order(stages: Sequence[Stage]) -> list[Stage]:

@@ -47,8 +47,7 @@ def source_of(module: str) -> Source:
         return Source({})
     file = Path(spec.origin)
     package = file.parent if file.name == "__init__.py" else None
-    depth = module.count(".") + (package is not None)
-    root = file.parents[depth - 1] if package is not None else file.parents[module.count(".")]
+    root = file.parents[module.count(".") + (package is not None)]
     pending = deque(sorted(package.rglob("*.py")) if package is not None else [file])
     found: dict[str, str] = {}
     while pending:

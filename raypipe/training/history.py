@@ -108,7 +108,7 @@ class History:
 
     def restore(self, step: int) -> None:
         """The stored rows up to a step."""
-        stored = results.read_rows(self._job.run, "steps", self._job.trial_id)
+        stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
 
     def is_best(self, monitor: MonitorSettings) -> bool:

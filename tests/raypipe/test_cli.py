@@ -168,8 +168,8 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["plan", "toy.yaml", "--run-dir", "x\udcff"], "must be UTF-8 text"),
         (["results", "~nobodyx/x"], "is no path"),
         (["plan", "toy.yaml", "x.y=1"], "unknown key"),
-        (["results", "nowhere"], "no run directory"),
-        (["report", "nowhere"], "no run directory"),
+        (["results", "nowhere"], "is not a run directory"),
+        (["report", "nowhere"], "is not a run directory"),
         (["run"], "Missing argument"),
         (["runn", "toy.yaml"], "No such command"),
     ],
@@ -234,7 +234,7 @@ def test_an_unknown_fault_is_refused(work, capsys, monkeypatch):
 def test_faults_are_announced(work, capsys, monkeypatch):
     monkeypatch.setenv("RAYPIPE_FAULTS", "delay_task:s=0.01")
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "WARNING: failures on purpose" in capsys.readouterr().out
+    assert "WARNING: fault injection is enabled" in capsys.readouterr().out
 
 
 def test_another_experiments_directory_is_refused(work, capsys):
@@ -313,7 +313,7 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
         patch.setattr("raypipe.launch.cluster.living_nodes", dict)
         patch.setattr(cluster, "start", start)
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
-    assert "interrupted; what is finished is kept" in capsys.readouterr().out
+    assert "interrupted; finished units are kept" in capsys.readouterr().out
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
 
 
@@ -333,10 +333,10 @@ def test_runs_go_where_the_environment_says(work, monkeypatch):
 
 def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    monkeypatch.setattr(commands, "_attach", lambda address, stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "attach", lambda address, stack: InlineLauncher())
     assert raypipe("run", "toy.yaml") == 2
     assert raypipe("run", "toy.yaml", "--run-dir", "relative") == 2
-    assert "throw-away copy" in capsys.readouterr().err
+    assert "temporary copy" in capsys.readouterr().err
     assert raypipe("run", "toy.yaml", "--run-dir", str(work / "out")) == 0
 
 

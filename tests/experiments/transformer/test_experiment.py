@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.transformer.pipeline import stages
+from experiments.transformer.experiment import stages
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.commands import run as commands

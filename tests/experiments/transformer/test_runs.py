@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.transformer import pipeline, sequences
+from experiments.transformer import experiment as pipeline
+from experiments.transformer import sequence_data as sequences
 from experiments.transformer.data import Target
+from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
-from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config

@@ -117,7 +117,7 @@ def reference(tmp_path_factory):
 def assert_same_run(folder: Path, reference) -> None:
     asked = slow_job(folder, 2, 0.0)
     assert_equal(outcome(asked), reference)
-    assert sorted(read_table(asked.run, "steps")["step"]) == list(range(1, STEPS + 1))
+    assert sorted(read_table(asked.run_dir, "steps")["step"]) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.slow

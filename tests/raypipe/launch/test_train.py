@@ -129,7 +129,7 @@ def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, referen
     assert told == [(1, "worker_died")]
     assert last.attempt == 2
     assert_equal(outcome(last), reference)
-    steps = read_table(last.run, "steps")["step"]
+    steps = read_table(last.run_dir, "steps")["step"]
     assert sorted(steps) == list(range(1, 13))  # none twice
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline import runner
 from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order, with_needs
 from raypipe.pipeline.progress import Display
@@ -22,7 +23,7 @@ from raypipe.storage.tables import SCHEMAS, read_table
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
-from tests.raypipe.composed import refuse_changes, run_stages
+from tests.raypipe.composed import composed, refuse_changes, run_stages
 
 Do = Callable[[StageContext], None]
 
@@ -141,12 +142,12 @@ def test_an_interruption_keeps_what_is_finished(session):
         context.finish(context.stage.units[0])
         raise KeyboardInterrupt
 
-    units = [Unit("s/0", {}), Unit("s/1", {})]
+    stages = composed([Stage("s", interrupt, [Unit("s/0", {}), Unit("s/1", {})])])
     with pytest.raises(KeyboardInterrupt):
-        run_stages([Stage("s", interrupt, units)], session)
+        runner.run_stages(stages, session)
     assert statuses(session) == {"s": "interrupted"}
     ledger = Ledger(session.run_dir)
-    assert [is_done(ledger, unit) for unit in units] == [True, False]
+    assert [is_done(ledger, unit) for unit in stages[0].units] == [True, False]
 
 
 def test_every_table_of_the_contract_is_written_even_empty(session):
@@ -158,13 +159,12 @@ def test_every_table_of_the_contract_is_written_even_empty(session):
 
 
 def test_a_change_of_stored_results_is_refused_with_its_keys(session):
-    before = Stage("s", finish_all, [Unit("s", {"lda": {"max_iter": 5}}, 10, "lda.evaluations")])
-    run_stages([before], session)
-
-    def asked(max_iter: int, extent: int) -> list[Stage]:
-        unit = Unit("s", {"lda": {"max_iter": max_iter}}, extent, "lda.evaluations")
+    def asked(max_iter: int, budget: int) -> list[Stage]:
+        literals = {"lda": {"max_iter": max_iter}}
+        unit = Unit("s", literals, budget=budget, budget_key="lda.evaluations")
         return [Stage("s", finish_all, [unit])]
 
+    run_stages(asked(5, 10), session)
     refuse_changes(session.ledger, asked(5, 10), "here")
     refuse_changes(session.ledger, asked(5, 20), "here")  # more of the same
     with pytest.raises(ConfigError, match=r"lda.max_iter: stored 5, now 6"):
@@ -232,4 +232,4 @@ def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypa
         }
     )
     run_stages([train_stage("train", plain, lambda s, _: Uneven())], undisturbed)
-    assert list(read_table(undisturbed.run, "steps")["loss"]) == list(steps["loss"])
+    assert list(read_table(undisturbed.run_dir, "steps")["loss"]) == list(steps["loss"])

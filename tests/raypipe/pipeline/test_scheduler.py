@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline import runner
 from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
@@ -27,7 +28,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_tables
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
-from tests.raypipe.composed import run_stages
+from tests.raypipe.composed import composed, run_stages
 
 WAIT_S = 400
 CPU_NODE = Hardware("here", 2, 2**30)
@@ -203,13 +204,14 @@ def test_an_interruption_ends_both_and_keeps_what_is_finished(session, interrupt
                 context.finished(pool)
 
     units = {name: [Unit(f"{name}/0", {}), Unit(f"{name}/1", {})] for name in "ab"}
-    stages = [Stage(n, endless, units[n], on_gpu=n == "a") for n in "ab"] + [stage("c", "a")]
+    both_and_after = [Stage(n, endless, units[n], on_gpu=n == "a") for n in "ab"]
+    stages = composed([*both_and_after, stage("c", "a")])
     with pytest.raises(KeyboardInterrupt):
-        run_stages(stages, session)
+        runner.run_stages(stages, session)
     assert statuses(session) == {"a": "interrupted", "b": "interrupted"}
     ledger = Ledger(session.run_dir)
-    for pair in units.values():
-        assert [is_done(ledger, unit) for unit in pair] == [True, False]
+    for each in stages[:2]:
+        assert [is_done(ledger, unit) for unit in each.units] == [True, False]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -244,11 +246,13 @@ def test_what_both_record_at_the_same_time_is_all_there(session):
             context.finish(unit)
             context.ledger.remove("passing", [unit.key])
 
-    stages = [
-        Stage(name, record, [Unit(f"{name}/{i}", {"i": i}) for i in range(number)], on_gpu=gpu)
-        for name, gpu in (("a", True), ("b", False), ("c", True), ("d", False))
-    ]
-    assert run_stages(stages, session) is None
+    stages = composed(
+        [
+            Stage(name, record, [Unit(f"{name}/{i}", {"i": i}) for i in range(number)], on_gpu=gpu)
+            for name, gpu in (("a", True), ("b", False), ("c", True), ("d", False))
+        ]
+    )
+    assert runner.run_stages(stages, session) is None
     read = Ledger(session.run_dir, writable=False)
     for table in ("units", "failures", "evaluations", "stages"):
         assert sorted(map(str, read.rows(table))) == sorted(map(str, session.ledger.rows(table)))
@@ -282,15 +286,15 @@ def test_the_tables_are_written_by_one_at_a_time(session, monkeypatch):
 @pytest.mark.parametrize(("gpus", "expected"), [(None, True), (0.5, True), (0, False)])
 def test_a_training_works_on_gpus_unless_it_is_told_not_to(gpus, expected):
     scaling = ScalingSettings(gpus_per_worker=gpus)
-    made = train_stage("train", TrainStageSettings(scaling=scaling), pytest.fail, {})
+    made = train_stage("train", TrainStageSettings(scaling=scaling), pytest.fail)
     assert made.on_gpu is expected
 
 
 def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session):
-    stages = [stage("a")]
+    stages = composed([stage("a")])
     session.ledger.put("evaluations", {"e": {"dataset": "d", "value": 1.0}})
     StageContext(stages[0], session).finish(stages[0].units[0])  # and here it is killed
     assert read_table(session.run_dir, "evaluations").empty
-    assert run_stages(stages, session) is None
+    assert runner.run_stages(stages, session) is None
     assert read_table(session.run_dir, "evaluations")["value"].tolist() == [1.0]
     assert statuses(session) == {"a": "succeeded"}

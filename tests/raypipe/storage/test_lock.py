@@ -232,7 +232,8 @@ def test_a_store_that_fails_while_the_lease_is_taken_is_one_message(store, said,
 
 def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path: Path) -> None:
     script = (
-        "import time\nfrom raypipe.lock import writing\nfrom raypipe.paths import RunDirectory\n"
+        "import time\nfrom raypipe.storage.lock import writing\n"
+        "from raypipe.storage.run_directory import RunDirectory\n"
         f"with writing(RunDirectory.at({str(tmp_path)!r}), print):\n"
         "    print('held', flush=True)\n    time.sleep(600)\n"
     )
@@ -252,7 +253,7 @@ def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path: Path) 
 
 def test_what_a_write_that_was_killed_left_is_removed(tmp_path: Path) -> None:
     script = (
-        "import os, signal\nfrom raypipe.paths import RunDirectory\n"
+        "import os, signal\nfrom raypipe.storage.run_directory import RunDirectory\n"
         f"run = RunDirectory.at({str(tmp_path)!r})\n"
         "os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)\n"
         "run.write(run.model('t'), b'whole')\n"

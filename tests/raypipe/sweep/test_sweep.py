@@ -308,7 +308,7 @@ def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
     card = Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0")
     node = Hardware("there", 8, 2**35, (card,))
     stage = stages_of("sweep.axes.training.micro_batch=[4,8,16,64]", node=node)[0]
-    devices = {unit.identity.get("device") for unit in stage.units[:-1]}
+    devices = {unit.identity.literals["device"] for unit in stage.units[:-1]}
     assert devices == {"Card"}
     assert {unit.key for unit in stage.units[:-1]}.isdisjoint(
         unit.key for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units

@@ -151,7 +151,7 @@ def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
         process.send_signal(number)
     ended = end(process)
     assert ended.status == 130, ended.output
-    assert "interrupted; what is finished is kept" in ended.output
+    assert "interrupted; finished units are kept" in ended.output
     assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
     assert "Traceback" not in ended.output
     assert table(tmp_path, "stages").set_index("stage")["status"]["sweep"] == "interrupted"

@@ -1,4 +1,4 @@
-"""A split that was prepared, as samples; mapped into memory, not read."""
+"""Dataset of prepared samples, memory-mapped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from experiments.transformer.data import SplitName
-from experiments.transformer.prepare import split_path
+from experiments.transformer.prepare_stage import split_path
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 
@@ -22,12 +22,12 @@ Sample = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class StoredSamples(Dataset[Sample]):
-    """The rows of a split; cheap to pickle, a process opens it when it reads.
+    """The rows of a split; cheap to pickle, opened on the first read.
 
     A sequence is ``(ids, target)``, a row of a table ``(numeric, categories, target)``.
     """
 
-    run: RunDirectory
+    run_dir: RunDirectory
     name: SplitName
 
     def __len__(self) -> int:
@@ -43,12 +43,12 @@ class StoredSamples(Dataset[Sample]):
         return numeric, torch.tensor(self._columns["categories"][index]).long(), target
 
     def _tokens(self, index: int) -> NDArray[np.int32]:
-        found: NDArray[np.int32] = self._columns["tokens"][index].values.to_numpy()
-        return found
+        ids: NDArray[np.int32] = self._columns["tokens"][index].values.to_numpy()
+        return ids
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table = read_arrow(self.run, split_path(self.run, self.name))
+        table = read_arrow(self.run_dir, split_path(self.run_dir, self.name))
         # one chunk each; combine_chunks would copy it
         columns = {name: table.column(name).chunk(0) for name in table.column_names}
         columns["target"] = columns["target"].to_numpy()
@@ -65,4 +65,4 @@ class StoredSamples(Dataset[Sample]):
         return {**empty, **columns}
 
     def __getstate__(self) -> dict[str, object]:
-        return {"run": self.run, "name": self.name}
+        return {"run_dir": self.run_dir, "name": self.name}

@@ -1,103 +1,37 @@
-"""Phase 3: classes with too few documents get documents that are written for them."""
+"""Phase 3, augment: write documents for the classes that have too few."""
 
 from __future__ import annotations
 
-import importlib
-import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from experiments.teleclass.artifacts import label_matrix
+from experiments.teleclass.artifacts import label_matrix, pseudo_labels_path
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents, read_documents
-from experiments.teleclass.refine import pseudo_labels_path
+from experiments.teleclass.generators import Assignment, load_generator
 from experiments.teleclass.settings import AugmentSettings, DataSettings
-from experiments.teleclass.tasks import pool_options
-from raypipe.errors import ConfigError
-from raypipe.pipeline.context import Call, StageContext
+from experiments.teleclass.task_pools import pool_options
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet
 from raypipe.storage.ledger import Row
 
 _EXAMPLES = 3
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """What a generator writes for: a class.
-
-    Attributes:
-        name: of the class, words separated by spaces.
-        path: names from a root to the class, itself the last; one of them where there are several.
-        keywords: terms of the class, possibly none.
-        siblings: names of the other classes below its parent.
-        examples: texts of documents that were labelled with it, the surest first, possibly none.
-        documents: how many texts are asked for.
-        seed: decides any draw, another one for each class.
-
-    """
-
-    name: str
-    path: tuple[str, ...]
-    keywords: tuple[str, ...]
-    siblings: tuple[str, ...]
-    examples: tuple[str, ...]
-    documents: int
-    seed: int
-
-
-#: returns as many texts as the assignment asks for, or fewer
-Generator = Callable[[Assignment], list[str]]
-
-
-def from_keywords(assignment: Assignment) -> list[str]:
-    """Texts of the words that are known of a class: its path, its keywords, words of examples.
-
-    No model writes them; they read badly, but say which words a class goes with.
-    """
-    draw = random.Random(assignment.seed)
-    own = [*assignment.keywords, assignment.name] * 3
-    near = [word for text in assignment.examples for word in text.split()[:200]]
-    texts = []
-    for _ in range(assignment.documents):
-        words = [*assignment.path, *own, *draw.sample(near, min(len(near), 20))]
-        draw.shuffle(words)
-        texts.append(" ".join(word.replace("_", " ") for word in words))
-    return texts
-
-
-def load_generator(name: str) -> Generator:
-    """The function at ``module:function``. Raises ConfigError where there is none."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(
-            f"augment.generator = {name}: must be module:function, importable here "
-            f"({type(error).__name__}: {error})"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"augment.generator = {name}: is not callable")
-    generator: Generator = found
-    return generator
-
-
-def augment(
-    context: StageContext, data: DataSettings, corpus: Corpus, settings: AugmentSettings
-) -> None:
+def augment(corpus: Corpus, context: StageContext) -> None:
     """Write documents for the starved classes into the table ``generated``, and count classes.
 
-    A class is starved that, ancestors of labels counted, has too few documents.
+    A class is starved if it has too few documents, counting the ancestors of labels.
 
     Raises:
-        UnitError: a generator failed; what the others wrote is kept.
+        UnitError: a generator failed; documents that others wrote are kept.
 
     """
+    data, settings = context.settings.data, context.settings.augment
     taxonomy = corpus.taxonomy
     stored = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
     direct = label_matrix(stored.column("labels"), len(taxonomy.ids))
@@ -153,10 +87,10 @@ def _from_files(
 def generated_files(
     data: DataSettings, corpus: Corpus, settings: AugmentSettings
 ) -> tuple[Documents, dict[str, list[int]]]:
-    """The written documents of ``augment.source = files`` and their classes.
+    """Return the documents of ``augment.source = files`` and their classes.
 
     Raises:
-        CorpusError: a file that is missing or cannot be used.
+        CorpusError: a file is missing or cannot be used.
 
     """
     folder = data.dir or Path()
@@ -175,7 +109,7 @@ def _from_generator(
     done = {row["class_index"] for row in context.ledger.rows("generated")}
     context.begin(len(starved), len(done))
 
-    def calls() -> Iterator[Call]:
+    def calls() -> Iterator[tuple[int, Any, str, Assignment]]:
         for c in starved.tolist():
             if c in done:
                 continue
@@ -183,11 +117,10 @@ def _from_generator(
             surest = rows[np.argsort(-confidence[rows], kind="stable")][:_EXAMPLES]
             examples = corpus.train.take(surest).text_list(0, len(surest))
             assignment = _assignment(corpus, settings, c, tuple(examples))
-            yield f"augment/{c}", _write, settings.generator, assignment
+            yield c, _write, settings.generator, assignment
 
     with context.pool(pool_options(context, settings, neural=False)) as pool:
-        for name, texts in context.map(pool, calls()):
-            c = int(name.rpartition("/")[2])
+        for c, texts in context.map(pool, calls()):
             context.ledger.put("generated", _rows(corpus, c, texts))
             done.add(c)
             context.advance(len(done))
@@ -215,7 +148,7 @@ def _assignment(
 
 
 def _write(generator: str, assignment: Assignment) -> list[str]:
-    """Task: what a generator writes for a class."""
+    """Task: return the documents that a generator writes for a class."""
     texts = load_generator(generator)(assignment)
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"{generator} must return a list of texts, not {texts!r:.200}")
@@ -228,11 +161,3 @@ def _rows(corpus: Corpus, c: int, texts: list[str]) -> dict[str, Row]:
         f"{c}/{number}": {**about, "number": number, "text": text}
         for number, text in enumerate(texts)
     }
-
-
-def generated_documents(context: StageContext) -> tuple[pa.Array, list[int]]:
-    """The texts that were written, and the class of each, class by class."""
-    rows = context.ledger.rows("generated")
-    rows.sort(key=lambda row: (row["class_index"], row["number"]))
-    texts = pa.array([row["text"] for row in rows], pa.large_string())
-    return texts, [int(row["class_index"]) for row in rows]

@@ -1,4 +1,4 @@
-"""Phase 2 on all workers: every task takes some blocks, the driver joins what they found."""
+"""Phase 2, refine: class vectors from confident documents, then pseudo-labels, in tasks."""
 
 from __future__ import annotations
 
@@ -12,38 +12,26 @@ from scipy import sparse
 from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
-from experiments.teleclass.artifacts import label_lists, record_measures
+from experiments.teleclass.artifacts import label_lists, pseudo_labels_path, record_measures
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.embeddings import Embeddings, Vectors
-from experiments.teleclass.encoding import embeddings_of
-from experiments.teleclass.measures import Counts, count
+from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
+from experiments.teleclass.evaluation import Counts, count
 from experiments.teleclass.refinement import TopDocuments
-from experiments.teleclass.settings import DataSettings, EncodeSettings, RefineSettings
-from experiments.teleclass.tasks import groups, pool_options
+from experiments.teleclass.settings import EncodeSettings, RefineSettings
+from experiments.teleclass.task_pools import groups, pool_options
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import TaskPool
 from raypipe.storage.artifacts import write_parquet
-from raypipe.storage.run_directory import RunDirectory
 
-#: labels of documents, bool ``[N, C]``; how sure they are ``[N]``; measures
-Labelled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]
-
-
-def pseudo_labels_path(run: RunDirectory) -> str:
-    """The labels of the training documents: their ids, class indices and confidence."""
-    return run.artifact("refine", "pseudo_labels.parquet")
+#: labels of documents, bool ``[N, C]``; confidence ``[N]``; measures
+Labeled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]
 
 
-def refine(
-    context: StageContext,
-    data: DataSettings,
-    corpus: Corpus,
-    encoding: EncodeSettings,
-    settings: RefineSettings,
-) -> None:
-    """Give the training documents labels, and measure them where there is gold."""
+def refine(corpus: Corpus, context: StageContext) -> None:
+    """Give the training documents labels; measure them if there are gold labels."""
+    data, encoding, settings = (getattr(context.settings, n) for n in ("data", "encode", "refine"))
     if settings.given is None:
         labels, confidence, counts = _refined(context, corpus, encoding, settings)
     else:
@@ -63,8 +51,8 @@ def refine(
         record_measures(context, corpus.taxonomy, "pseudo_labels", "train", counts)
 
 
-def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labelled:
-    """The labels that somebody gave; measured are the documents that have some."""
+def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labeled:
+    """Return given labels, with the measures of the documents that have some."""
     taxonomy, gold = corpus.taxonomy, corpus.train.gold
     lists = [annotations.get(name, []) for name in corpus.train.ids.to_pylist()]
     starts = np.cumsum([0, *map(len, lists)])
@@ -83,8 +71,8 @@ def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labelled:
 
 def _refined(
     context: StageContext, corpus: Corpus, encoding: EncodeSettings, settings: RefineSettings
-) -> Labelled:
-    """Make the classes of documents, then label the documents."""
+) -> Labeled:
+    """Refine the class vectors by documents, then label the documents."""
     documents = embeddings_of(context.run_dir, corpus, encoding, "train")
     classes = embeddings_of(context.run_dir, corpus, encoding, "classes")
     described = normalize(np.concatenate([vectors for _, vectors in classes.blocks()]))
@@ -96,10 +84,10 @@ def _refined(
             arguments = (documents, corpus.taxonomy, vectors, settings)
             top = _top_documents(context, pool, parts, *arguments)
             chosen = top.members()[1]
-            made_of = documents.read_rows(chosen)
-            vectors = refinement.class_vectors(top, made_of, vectors, settings.anchor * described)
+            members = documents.read_rows(chosen)
+            vectors = refinement.class_vectors(top, members, vectors, settings.anchor * described)
             context.advance(number + 1, f"{len(np.unique(chosen))} documents make the classes")
-        labels, confidence, counts = _labelled(
+        labels, confidence, counts = _labeled(
             context, pool, parts, documents, corpus, vectors, settings
         )
     kept = labels[:, 0] >= 0
@@ -118,17 +106,17 @@ def _top_documents(
     vectors: Vectors,
     settings: RefineSettings,
 ) -> TopDocuments:
-    """The documents of each class, over all blocks."""
+    """Return the most confident documents of each class, over all blocks."""
     related = _related(taxonomy) if settings.confidence == "margin" else None
     shared = pool.share((documents, vectors, related, settings.top_documents))
-    calls = [(f"refine/documents/{part.start}", _best_of, part, shared) for part in parts]
+    calls = [(part, _best_of, part, shared) for part in parts]
     best = TopDocuments.empty(settings.top_documents, len(vectors))
     for _, found in context.map(pool, calls):
         best = best.merge(found)
     return best
 
 
-def _labelled(
+def _labeled(
     context: StageContext,
     pool: TaskPool,
     parts: Sequence[range],
@@ -137,9 +125,9 @@ def _labelled(
     vectors: Vectors,
     settings: RefineSettings,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32], Counts | None]:
-    """The labels ``[N, max_labels]`` of all documents, in their order."""
+    """Return the labels ``[N, max_labels]`` of all documents, in their order."""
     shared = pool.share((documents, vectors, corpus.taxonomy, corpus.train.gold, settings))
-    calls = [(f"refine/labels/{part.start}", _labels_of, part, shared) for part in parts]
+    calls = [(part, _labels_of, part, shared) for part in parts]
     labels = np.full((documents.rows, settings.max_labels), -1, np.int32)
     confidence = np.zeros(documents.rows, np.float32)
     total: Counts | None = None
@@ -154,7 +142,7 @@ def _labelled(
 def _best_of(
     blocks: range, shared: tuple[Embeddings, Vectors, sparse.csr_matrix | None, int]
 ) -> TopDocuments:
-    """Task: the best documents of each class in some blocks."""
+    """Task: return the most confident documents of each class in some blocks."""
     documents, classes, related, k = shared
     best = TopDocuments.empty(k, len(classes))
     for number in blocks:
@@ -169,7 +157,7 @@ def _labels_of(
     blocks: range,
     shared: tuple[Embeddings, Vectors, Taxonomy, sparse.csr_matrix | None, RefineSettings],
 ) -> tuple[int, NDArray[np.int32], NDArray[np.float32], Counts | None]:
-    """Task: the labels of the documents in some blocks; the first row comes with them."""
+    """Task: return the first row, the labels and the confidence of the documents in some blocks."""
     documents, classes, taxonomy, gold, settings = shared
     labels, confidence = [], []
     total: Counts | None = None
@@ -190,11 +178,11 @@ def _labels_of(
 def label(
     scores: NDArray[np.float32], taxonomy: Taxonomy, settings: RefineSettings
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The labels ``[B, max_labels]`` of a block, -1 after the last, and how sure they are ``[B]``.
+    """Return labels ``[B, max_labels]``, -1 after the last, and confidence ``[B]`` of a block.
 
     Args:
         scores: similarities ``[B, C]``.
-        taxonomy: what the top-down search of ``rule=core`` goes through.
+        taxonomy: the classes that the top-down search of ``rule=core`` visits.
         settings: the rule.
 
     """
@@ -207,7 +195,7 @@ def label(
 
 
 def _related(taxonomy: Taxonomy) -> sparse.csr_matrix:
-    """Bool ``[C, C]``: a class with itself, its ancestors and its descendants."""
+    """Return bool ``[C, C]``: each class with itself, its ancestors and its descendants."""
     return (taxonomy.ancestors + taxonomy.ancestors.T).astype(bool)
 
 

@@ -96,7 +96,7 @@ def count(
     return Counts(*arrays)
 
 
-def summarise(counts: Counts, level: Integers) -> list[dict[str, Any]]:
+def summarize(counts: Counts, level: Integers) -> list[dict[str, Any]]:
     """The measures for level "all", then for "1", "2", ...; NaN where no document has gold labels.
 
     Example-F1 is 2|P∩G| / (|P| + |G|) averaged over documents, precision at k is |top-k∩G| / k

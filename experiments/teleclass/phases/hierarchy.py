@@ -1,4 +1,4 @@
-"""Phase 4: with every label come all its ancestors."""
+"""Phase 4, hierarchy: add all ancestors to the label sets."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ import numpy as np
 import pyarrow as pa
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists, label_matrix
-from experiments.teleclass.augmentation import generated_documents
+from experiments.teleclass.artifacts import (
+    generated_documents,
+    label_lists,
+    label_matrix,
+    pseudo_labels_path,
+    training_set_path,
+)
 from experiments.teleclass.data.corpus import Corpus
-from experiments.teleclass.refine import pseudo_labels_path
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet, write_parquet
-from raypipe.storage.run_directory import RunDirectory
 
 
-def training_set_path(run: RunDirectory) -> str:
-    """Which documents are trained on, and their labels with all ancestors."""
-    return run.artifact("hierarchy", "training_set.parquet")
-
-
-def add_ancestors(context: StageContext, corpus: Corpus) -> None:
-    """Complete the label sets upward, of the documents that have labels and of the written ones.
+def add_ancestors(corpus: Corpus, context: StageContext) -> None:
+    """Write the training set: labeled and generated documents with all ancestors of their labels.
 
     Raises:
         ValueError: no document has a label.
 
     """
-    taxonomy, run = corpus.taxonomy, context.run_dir
-    stored = read_parquet(run, pseudo_labels_path(run))
+    taxonomy, run_dir = corpus.taxonomy, context.run_dir
+    stored = read_parquet(run_dir, pseudo_labels_path(run_dir))
     found = label_matrix(stored.column("labels"), len(taxonomy))
     rows = np.flatnonzero(np.diff(found.indptr))
     _, classes = generated_documents(context)
@@ -44,6 +42,6 @@ def add_ancestors(context: StageContext, corpus: Corpus) -> None:
             "labels": label_lists(labels),
         }
     )
-    write_parquet(run, training_set_path(run), table)
+    write_parquet(run_dir, training_set_path(run_dir), table)
     added = labels.sum() - found.sum() - len(classes)
     context.say(f"{len(table)} documents, {labels.sum()} labels, {added} of them ancestors")

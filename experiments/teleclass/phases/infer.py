@@ -1,4 +1,4 @@
-"""Phase 6: the trained classifier labels the test documents on all workers."""
+"""Phase 6, infer: label the documents with the trained classifier, on all workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +17,19 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
-from experiments.teleclass.artifacts import label_lists, record_measures
-from experiments.teleclass.classifier import restore_classifier
+from experiments.teleclass.artifacts import label_lists, record_measures, tokenizer_path
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.embeddings import Embeddings, Vectors
-from experiments.teleclass.measures import Counts, count
+from experiments.teleclass.dataset import NOTHING
+from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
+from experiments.teleclass.evaluation import Counts, count
+from experiments.teleclass.model import restore_classifier
 from experiments.teleclass.refinement import ranked
-from experiments.teleclass.settings import InferSettings
-from experiments.teleclass.tasks import pool_options
-from experiments.teleclass.tokens import tokenizer_path
-from experiments.teleclass.training import NOTHING, Collate
+from experiments.teleclass.settings import InferSettings, takes_vectors
+from experiments.teleclass.task_pools import pool_options
+from experiments.teleclass.training import Collate
 from raypipe.datasets.bpe import token_lists
-from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet, write_parquet
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training import precision
@@ -40,18 +41,18 @@ _IDENTITY, _COUNTS = b"identity", b"counts"
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained classifier of a run directory and how it is asked; cheap to pickle."""
+    """A trained classifier of a run directory with the settings of inference; cheap to pickle."""
 
-    run: RunDirectory
+    run_dir: RunDirectory
     trial_id: str
     settings: InferSettings
 
     def probabilities(self, texts: Sequence[str], vectors: Vectors | None) -> Probabilities:
-        """The probability of each class ``[B, C]``, whatever the other texts are.
+        """Return the probability of each class ``[B, C]``, independent of the other texts.
 
-        ``vectors`` ``[B, d]`` are theirs of phase 1, for a classifier that reads them.
+        ``vectors`` ``[B, d]`` are the texts' vectors of phase 1, if the classifier reads them.
         """
-        model, tokenizer, device = _loaded(self.run, self.trial_id)
+        model, tokenizer, device = _loaded(self.run_dir, self.trial_id)
         precision.check(self.settings.precision, device, "infer.precision")
         precision.configure(self.settings.precision)
         tokens = [each.values.to_numpy() for each in token_lists(tokenizer, texts)]
@@ -69,17 +70,17 @@ class Predictor:
                 logits = model(*inputs)
             parts.append(logits.float().sigmoid().cpu().numpy())
         sorted_ = np.concatenate(parts)
-        found = np.empty_like(sorted_)
-        found[order] = sorted_
-        return found
+        probabilities = np.empty_like(sorted_)
+        probabilities[order] = sorted_
+        return probabilities
 
 
 def choose(
     probabilities: Probabilities, taxonomy: Taxonomy, settings: InferSettings
 ) -> sparse.csr_matrix:
-    """The labels of documents, bool ``[B, C]``: with a class come all its ancestors.
+    """Return the labels of documents, bool ``[B, C]``, with all ancestors.
 
-    Those at or above the threshold, or the most probable class where there is none; or the
+    Classes at or above the threshold, or the most probable class if there is none; or the
     ``top_k``.
     """
     if settings.top_k is not None:
@@ -93,51 +94,47 @@ def choose(
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 
-def infer(
-    context: StageContext,
-    corpus: Corpus,
-    settings: InferSettings,
-    vectors: Embeddings | None,
-    trial_id: str,
-    identity: str,
-) -> None:
-    """Predict the labels of the test documents, write them, measure them where there is gold.
+def infer(corpus: Corpus, context: StageContext) -> None:
+    """Predict the labels of the documents, store them, measure them if there are gold labels.
 
-    Blocks are stored as they come, and not computed again. ``vectors`` are those of phase 1, for a
-    classifier that reads them.
+    Blocks are stored as they are predicted, and not computed again.
 
     Raises:
         UnitError: a task failed for good; the blocks of the others are stored.
 
     """
-    run, taxonomy = context.run_dir, corpus.taxonomy
+    settings, identity = context.settings.infer, context.stage.units[0].fingerprint
+    run_dir, taxonomy = context.run_dir, corpus.taxonomy
+    vectors = None
+    if takes_vectors(context.settings.train.classifier):
+        vectors = embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted)
     documents = corpus.documents(corpus.predicted)
     starts = range(0, len(documents), settings.block)
     context.begin(len(documents))
-    predictor = Predictor(run, trial_id, settings)
+    predictor = Predictor(run_dir, "train", settings)
     done = 0
     with context.pool(pool_options(context, settings, neural=True)) as pool:
         shared = pool.share((predictor, taxonomy, vectors))
 
-        def calls() -> Iterator[Call]:
+        def calls() -> Iterator[tuple[Any, ...]]:
             nonlocal done
             for start in starts:
                 stop = min(start + settings.block, len(documents))
-                if _holds(run, _part_path(run, start), identity):
+                if _holds(run_dir, _part_path(run_dir, start), identity):
                     done += stop - start
                     continue
                 gold = None if documents.gold is None else documents.gold[start:stop]
                 texts = documents.text_list(start, stop)
-                yield f"infer/{start}", _predict, shared, start, texts, gold
+                yield start, _predict, shared, start, texts, gold
 
-        for name, (labels, classes, scores, counts) in context.map(pool, calls()):
-            start = int(name.rpartition("/")[2])
+        for start, (labels, classes, scores, counts) in context.map(pool, calls()):
             part = _part(corpus, start, labels, classes, scores)
             about = {_IDENTITY: identity, _COUNTS: "" if counts is None else _to_json(counts)}
-            write_parquet(run, _part_path(run, start), part.replace_schema_metadata(about))
+            path = _part_path(run_dir, start)
+            write_parquet(run_dir, path, part.replace_schema_metadata(about))
             done += len(part)
             context.advance(done)
-    _finish(context, corpus, [_part_path(run, start) for start in starts])
+    _finish(context, corpus, [_part_path(run_dir, start) for start in starts])
 
 
 def _part(
@@ -147,7 +144,7 @@ def _part(
     classes: NDArray[np.int32],
     scores: Probabilities,
 ) -> pa.Table:
-    """The predictions of a block: class ids, and the most probable classes with their scores."""
+    """Return the predictions of a block: class ids, and the most probable classes with scores."""
     names = np.array(corpus.taxonomy.ids, object)
     lists = label_lists(labels)
     documents = corpus.documents(corpus.predicted)
@@ -164,12 +161,12 @@ def _part(
 
 
 def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None:
-    """One table and one CSV file of all blocks, and the measures."""
-    run = context.run_dir
-    parts = [read_parquet(run, path) for path in paths]
+    """Write all blocks as one table and one CSV file, and the measures."""
+    run_dir = context.run_dir
+    parts = [read_parquet(run_dir, path) for path in paths]
     table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
     ids = pa.array([context.session.run_id] * len(table), pa.string())
-    write_parquet(run, run.partition("predictions"), table.add_column(0, "run_id", ids))
+    write_parquet(run_dir, run_dir.partition("predictions"), table.add_column(0, "run_id", ids))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("id", "labels"))
@@ -177,8 +174,8 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
         labels = batch.column("labels").to_pylist()
         names = batch.column("id").to_pylist()
         writer.writerows((name, " ".join(each)) for name, each in zip(names, labels, strict=True))
-    path = run.artifact("infer", "predictions.csv")
-    run.write(path, stream.getvalue().encode())
+    path = run_dir.artifact("infer", "predictions.csv")
+    run_dir.write(path, stream.getvalue().encode())
     counts = [text for part in parts if (text := part.schema.metadata[_COUNTS].decode())]
     if counts:
         whole = _from_json(counts[0])
@@ -194,7 +191,7 @@ def _predict(
     texts: Sequence[str],
     gold: sparse.csr_matrix | None,
 ) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
-    """Task: the labels of a block, its most probable classes with their probabilities, measures."""
+    """Task: return labels, most probable classes, their probabilities and measures of a block."""
     predictor, taxonomy, stored = shared
     rows = np.arange(start, start + len(texts))
     probabilities = predictor.probabilities(
@@ -207,12 +204,12 @@ def _predict(
 
 
 @lru_cache(maxsize=1)
-def _loaded(run: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
-    """The classifier of a run, its tokenizer, and the device it lies on; once in a process."""
-    weights, metadata = read_weights(run, run.model(trial_id))
+def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
+    """Return the classifier of a run, its tokenizer and its device; loaded once per process."""
+    weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = restore_classifier(weights, metadata).to(device)
-    return model, run.read(tokenizer_path(run)).decode(), device
+    return model, run_dir.read(tokenizer_path(run_dir)).decode(), device
 
 
 def _to_json(counts: Counts) -> str:
@@ -223,16 +220,16 @@ def _from_json(text: str) -> Counts:
     return Counts(**{name: np.array(values) for name, values in json.loads(text).items()})
 
 
-def _part_path(run: RunDirectory, start: int) -> str:
-    return run.artifact("infer", f"{start:09d}.parquet")
+def _part_path(run_dir: RunDirectory, start: int) -> str:
+    return run_dir.artifact("infer", f"{start:09d}.parquet")
 
 
-def _holds(run: RunDirectory, path: str, identity: str) -> bool:
-    """Whether a block is stored whole and by this classifier with these settings."""
-    if not run.exists(path):
+def _holds(run_dir: RunDirectory, path: str, identity: str) -> bool:
+    """Whether a complete block of this unit is stored."""
+    if not run_dir.exists(path):
         return False
     try:
-        table = read_parquet(run, path)
+        table = read_parquet(run_dir, path)
     except ValueError:
         return False
     return bool((table.schema.metadata or {}).get(_IDENTITY) == identity.encode())

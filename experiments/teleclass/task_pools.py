@@ -1,4 +1,4 @@
-"""How the phases that scale become tasks."""
+"""Task pools of the phases, and the split of blocks into tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raypipe.pipeline.launcher import PoolOptions
 
 
 def pool_options(context: StageContext, settings: StageSettings, *, neural: bool) -> PoolOptions:
-    """The pool of a phase; a neural model runs on a GPU where there is one."""
+    """Return the pool of a phase; a neural model runs on a GPU if there is one."""
     gpus = settings.gpus
     names = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     if gpus is None:
@@ -25,6 +25,6 @@ def pool_options(context: StageContext, settings: StageSettings, *, neural: bool
 
 
 def groups(blocks: int, workers: float) -> list[range]:
-    """Blocks in runs of neighbours, a few for each worker: what a task works on."""
+    """Return runs of adjacent blocks, a few per worker: one run per task."""
     size = max(1, blocks // max(1, int(4 * workers)))
     return [range(start, min(start + size, blocks)) for start in range(0, blocks, size)]

@@ -1,4 +1,4 @@
-"""Phase 1: every text becomes a vector, block by block, on as many workers as there are."""
+"""Phase 1, encode: vectors of documents and classes, in blocks, on all workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from experiments.teleclass.data.corpus import Corpus
-from experiments.teleclass.embeddings import Embeddings, Vectors
+from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of, text_sets
 from experiments.teleclass.encoders import (
     Encoder,
     LsaEncoder,
@@ -19,18 +20,17 @@ from experiments.teleclass.encoders import (
     sentence_encoder,
 )
 from experiments.teleclass.settings import EncodeSettings
-from experiments.teleclass.tasks import pool_options
+from experiments.teleclass.task_pools import pool_options
 from raypipe.errors import ConfigError
-from raypipe.pipeline.context import Call, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.identity import fingerprint
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Row
-from raypipe.storage.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of texts that waits for the vectors it lacks; equal texts have one."""
+    """A block of texts with the vectors that are known; equal texts share one."""
 
     embeddings: Embeddings
     number: int
@@ -41,42 +41,37 @@ class _Block:
 
     @property
     def missing(self) -> list[str]:
-        """The keys of the texts that are to be encoded."""
+        """The keys of the texts without a known vector."""
         return [key for key in self.texts if key not in self.known]
 
+    def __str__(self) -> str:
+        return f"encode/{self.embeddings.name}/{self.number}"
+
     def write(self, computed: Mapping[str, Vectors]) -> None:
+        """Store the block with these vectors in addition to the known ones."""
         vectors = {**self.known, **computed}
         self.embeddings.write(
             self.number, np.stack([vectors[key] for key in self.keys]), self.identity
         )
 
 
-def text_sets(corpus: Corpus) -> dict[str, int]:
-    """What is encoded, by name: how many texts each set has."""
-    classes = len(corpus.taxonomy.ids)
-    sets = {"train": len(corpus.train), "classes": classes, "names": classes}
-    return sets if corpus.test is None else {**sets, "test": len(corpus.test)}
-
-
-def embeddings_of(
-    run: RunDirectory, corpus: Corpus, settings: EncodeSettings, name: str
-) -> Embeddings:
-    """The stored vectors of a set of texts."""
-    return Embeddings(run, name, text_sets(corpus)[name], settings.block)
-
-
-def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> None:
-    """Encode the documents, the classes and their names; blocks that are stored are kept.
+def encode(corpus: Corpus, context: StageContext) -> None:
+    """Encode the documents, the classes and their names; keep blocks that are stored.
 
     Raises:
         UnitError: a task failed for good; the blocks of the others are stored.
 
     """
+    for name in ("train", "test") if corpus.test else ("train",):
+        for reason, number in corpus.documents(name).dropped.items():
+            context.say(f"{name}: {reason}: {number}")
+    for reason, number in corpus.taxonomy.dropped.items():
+        context.say(f"taxonomy: {reason}: {number}")
+    settings: EncodeSettings = context.settings.encode
     encoder = _encoder(context, corpus, settings)
     every = [embeddings_of(context.run_dir, corpus, settings, name) for name in text_sets(corpus)]
     total = sum(embeddings.rows for embeddings in every)
     done = taken_over = 0
-    waiting: dict[str, _Block] = {}
     context.begin(total)
 
     with (
@@ -84,7 +79,7 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
         context.pool(pool_options(context, settings, neural=settings.model is not None)) as pool,
     ):
 
-        def calls() -> Iterator[Call]:
+        def calls() -> Iterator[tuple[_Block, Any, Encoder, list[str]]]:
             nonlocal done, taken_over
             for embeddings in every:
                 for number in range(len(embeddings)):
@@ -100,12 +95,9 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
                         block.write({})
                         done += stop - start
                         continue
-                    name = f"encode/{embeddings.name}/{number}"
-                    waiting[name] = block
-                    yield name, _encode, encoder, [block.texts[key] for key in block.missing]
+                    yield block, _encode, encoder, [block.texts[key] for key in block.missing]
 
-        for name, vectors in context.map(pool, calls()):
-            block = waiting.pop(name)
+        for block, vectors in context.map(pool, calls()):
             computed = dict(zip(block.missing, vectors, strict=True))
             block.write(computed)
             cache.put({key: _row(vector) for key, vector in computed.items()})
@@ -116,7 +108,7 @@ def encode(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> N
 def encode_texts(
     context: StageContext, corpus: Corpus, settings: EncodeSettings, texts: Sequence[str]
 ) -> Vectors:
-    """The vectors of further texts, by the encoder that the stored ones are of.
+    """Return the vectors of further texts, by the encoder of the stored ones.
 
     Raises:
         ConfigError: that encoder is missing or damaged.
@@ -139,7 +131,7 @@ def encode_texts(
 
 
 def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) -> Encoder:
-    """The encoder, fitted to the documents and the classes where it has to be."""
+    """Return the encoder; fit it to the documents and the classes if necessary."""
     if settings.model is not None:
         return sentence_encoder(settings)
     identity = _lsa_identity(corpus, settings)
@@ -154,11 +146,10 @@ def _encoder(context: StageContext, corpus: Corpus, settings: EncodeSettings) ->
 
 
 def _lsa_identity(corpus: Corpus, settings: EncodeSettings) -> str:
-    """What an encoder is fitted to, and how."""
-    decisive = settings.model_dump(
-        mode="json", include={"dimensions", "max_features", "fit_documents", "seed"}
-    )
-    return fingerprint({"lsa": decisive, "data": corpus.identity()})
+    """Return the fingerprint of the settings and texts that LSA is fitted to."""
+    names = {"dimensions", "max_features", "fit_documents", "seed"}
+    fit = settings.model_dump(mode="json", include=names)
+    return fingerprint({"lsa": fit, "data": corpus.identity()})
 
 
 def _texts(corpus: Corpus, name: str, start: int, stop: int) -> list[str]:
@@ -189,5 +180,5 @@ def _row(vector: Vectors) -> Row:
 
 
 def _encode(encoder: Encoder, texts: Sequence[str]) -> Vectors:
-    """The task."""
+    """Task: encode a block of texts."""
     return encoder.encode(texts)

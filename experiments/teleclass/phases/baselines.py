@@ -1,4 +1,4 @@
-"""What the phases have to beat: the nearest class name by embedding, and TF-IDF similarity."""
+"""Baselines of the phases: nearest class name by embedding, and TF-IDF similarity."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sklearn.preprocessing import normalize
 from experiments.teleclass.artifacts import record_measures
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
-from experiments.teleclass.encoding import embeddings_of
-from experiments.teleclass.measures import Counts, count
+from experiments.teleclass.embeddings import embeddings_of
+from experiments.teleclass.evaluation import Counts, count
 from experiments.teleclass.refinement import similarities
-from experiments.teleclass.settings import EncodeSettings
 from raypipe.pipeline.context import StageContext
 
 _BLOCK = 4096
 
 
-def measure_baselines(context: StageContext, corpus: Corpus, encoding: EncodeSettings) -> None:
-    """Measure both on the documents that are predicted, where their gold labels are known.
+def measure_baselines(corpus: Corpus, context: StageContext) -> None:
+    """Measure both baselines on the documents to predict, if they have gold labels.
 
     Each takes the most similar class with its ancestors. The names' vectors are those of the
     encoder; TF-IDF, of the training documents, sees the classes' names and keywords.
     """
+    encoding = context.settings.encode
     documents = corpus.documents(corpus.predicted)
     if documents.gold is None:
         context.say("there are no gold labels to measure the baselines by")
@@ -48,14 +48,14 @@ def measure_baselines(context: StageContext, corpus: Corpus, encoding: EncodeSet
 
 
 def _tfidf_measured(corpus: Corpus) -> Counts:
-    """Task: the sums of TF-IDF similarity."""
+    """Task: return the sums of the measures of TF-IDF similarity."""
     descriptions = corpus.taxonomy.descriptions()
     documents = corpus.documents(corpus.predicted)
-    vectoriser = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
-    vectoriser.fit(chain(*_texts(corpus.train), descriptions))
-    classes = vectoriser.transform(descriptions).T
+    vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
+    vectorizer.fit(chain(*_texts(corpus.train), descriptions))
+    classes = vectorizer.transform(descriptions).T
     blocks = (
-        (start, (vectoriser.transform(texts) @ classes).toarray())
+        (start, (vectorizer.transform(texts) @ classes).toarray())
         for start, texts in zip(count_from(0, _BLOCK), _texts(documents), strict=False)
     )
     return _measured(corpus, blocks)
@@ -67,7 +67,7 @@ def _texts(documents: Documents) -> Iterator[list[str]]:
 
 
 def _measured(corpus: Corpus, blocks: Iterable[tuple[int, NDArray[np.float32]]]) -> Counts:
-    """The sums where each document has the class with the best score, and its ancestors."""
+    """Return the sums if each document has the class with the best score, and its ancestors."""
     taxonomy, gold = corpus.taxonomy, corpus.documents(corpus.predicted).gold
     counts = []
     for start, scores in blocks:
