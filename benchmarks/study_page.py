@@ -22,10 +22,10 @@ import yaml
 
 from experiments.pabbo_lda.aggregation import MEASURES
 from experiments.pabbo_lda.figures import figures
+from experiments.pabbo_lda.figures_report import findings
 from experiments.pabbo_lda.marks import by_optimizer
 from experiments.pabbo_lda.progress import quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
-from raypipe.report.page import findings
 from raypipe.report.plots import encode, slug
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables

@@ -11,9 +11,9 @@ def __getattr__(name: str) -> Any:
     """``EXPERIMENT``, loaded when it is asked for: the worker of an LDA training needs no torch."""
     if name != "EXPERIMENT":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from experiments.pabbo_lda.figures import figures
+    from experiments.pabbo_lda.figures_report import sections
     from experiments.pabbo_lda.pipeline import VERSION, stages
     from experiments.pabbo_lda.settings import MainSettings
     from raypipe.pipeline.experiment import Experiment
 
-    return Experiment("pabbo_lda", VERSION, MainSettings, stages, figures)
+    return Experiment("pabbo_lda", VERSION, MainSettings, stages, sections)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from experiments.pabbo_lda.marks import (
@@ -36,7 +36,7 @@ from raypipe.report.plots import (
     MUTED,
     PAPER,
     WIDTH,
-    Figure,
+    Plot,
     Stroke,
     finite,
     frame_y,
@@ -47,10 +47,10 @@ from raypipe.report.plots import (
     style,
 )
 
-_Draw = Callable[[str, pd.DataFrame], Figure]
+_Draw = Callable[[str, pd.DataFrame], Plot]
 
 
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """All figures the tables allow, by kind and then by corpus.
 
     Reads ``study_history`` (curves, trajectories), ``convergence`` (shares of runs that came
@@ -58,7 +58,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     corpus without a finite value, leaves its figures out; a table that lacks a column is a
     ValueError.
     """
-    drawn: list[Figure] = []
+    drawn: list[Plot] = []
     history_columns = ["dataset", "optimizer", "run", "seed", "evaluation", "batch", "T", "value"]
     history_columns += ["best_T", "best_value", "cpu_s"]
     with style():
@@ -94,19 +94,19 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     return drawn
 
 
-def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
+def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Plot]:
     """One figure a corpus that has a finite value, in the table's order of corpora."""
     groups = table.groupby("dataset", sort=False)
     return [draw(str(name), group) for name, group in groups if finite(group[value]).size]
 
 
-def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
+def _trajectory(dataset: str, table: pd.DataFrame) -> Plot:
     """One panel an optimiser: every T it tried, and the median of its best T so far."""
     optimizers = by_optimizer(table)
     columns = min(2, len(optimizers))
     lines = -(-len(optimizers) // columns)
     height = 0.75 + 1.2 * lines
-    figure = Canvas(figsize=(WIDTH, height))
+    figure = Figure(figsize=(WIDTH, height))
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     figure.subplots_adjust(
         left=0.135,
@@ -124,7 +124,7 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
                   markeredgewidth=0, color=MUTED, alpha=0.4, label="T",
                   rasterized=len(table) > 1500)  # fmt: skip
         best = best_of(group, "evaluation", "best_T")
-        axes.plot(best.index, best.median(axis=1), color=stroke.colour, label="best T",
+        axes.plot(best.index, best.median(axis=1), color=stroke.color, label="best T",
                   drawstyle="steps-post", linestyle=stroke.line)  # fmt: skip
         axes.set_title(name_of(name), pad=3)
     set_log(grid[0, 0].yaxis, float(table["T"].min()), float(table["T"].max()), (1, 3))
@@ -138,22 +138,22 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
     caption = f"Grey: every number of topics T evaluated ({runs}). Line: the best T so far"
     caption += ", median over runs." if table["run"].nunique() > 1 else "."
     group_title = "Numbers of topics tried"
-    return Figure(f"t_trajectory-{dataset}", dataset, caption, figure, group_title)
+    return Plot(f"t_trajectory-{dataset}", dataset, caption, figure, group_title)
 
 
-def _bars(dataset: str, table: pd.DataFrame) -> Figure:
+def _bars(dataset: str, table: pd.DataFrame) -> Plot:
     """Mean and standard deviation of the final best; zero-based bars, or points on a log axis."""
     known = np.isfinite(table["mean"].astype(float))
     lost = ", ".join(name_of(name) for name in table.loc[~known, "optimizer"])
     table = table[known].sort_values("mean", ascending=False, kind="stable")
-    figure = Canvas(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
+    figure = Figure(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
     axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
     fixed = strokes_of(list(table["optimizer"]))
     mean = table["mean"].to_numpy(float)
     std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)
     y = np.arange(len(table))
-    colours = [fixed[name].colour for name in table["optimizer"]]
+    colours = [fixed[name].color for name in table["optimizer"]]
     logarithmic = needs_log(mean, 20)
     # A deviation larger than the mean has no place on a log axis: its bar ends at the best run.
     below = np.minimum(std, mean - table["min"].to_numpy(float)) if logarithmic else std
@@ -186,10 +186,10 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
     )
     caption += f" Left out, without a finite mean: {lost}." if lost else ""
-    return Figure(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
+    return Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
 
 
-def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
+def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     """Quartiles over runs with every run as a point, best median at the left."""
     groups = {}
     for name, group, _ in by_optimizer(table):
@@ -197,10 +197,10 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
             groups[name] = known
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
     fixed = strokes_of(names)
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
     for place, name in enumerate(names):
-        known, colour = groups[name], fixed[name].colour
+        known, colour = groups[name], fixed[name].color
         if known.size > 1:
             axes.boxplot(
                 [known], positions=[place], widths=0.55, showfliers=False, patch_artist=True,
@@ -226,14 +226,14 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
     caption = caption if most > 1 else "The final best perplexity of the one run."
     caption += " The axis does not start at zero."
     caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
-    return Figure(
+    return Plot(
         f"final_boxes-{dataset}", dataset, caption, figure, "Final best perplexity, every run"
     )
 
 
-def _regret(stage: str, table: pd.DataFrame) -> Figure:
+def _regret(stage: str, table: pd.DataFrame) -> Plot:
     """Simple regret of the model against random search, with its confidence band."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
     fixed = strokes_of([model])
@@ -243,9 +243,9 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
         name = model if method == "pabbo" else str(method)
         stroke = fixed.get(name, fixed["random"])
         axes.plot(
-            group["step"], group["mean"], color=stroke.colour, linestyle=stroke.line, label=name
+            group["step"], group["mean"], color=stroke.color, linestyle=stroke.line, label=name
         )
-        axes.fill_between(group["step"], group["low"], group["high"], color=stroke.colour,
+        axes.fill_between(group["step"], group["low"], group["high"], color=stroke.color,
                           alpha=0.16, linewidth=0)  # fmt: skip
         last = float(group["mean"].iloc[-1])
         ends.append((last, f"{name_of(name)}  {number(last)}", stroke))
@@ -256,7 +256,7 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
     axes.set_xlim(float(table["step"].min()), max(1.0, float(table["step"].max())))
     caption = "Distance of the best point queried from the optimum, mean over held-out functions"
     caption += " with its confidence band; the label is the regret after the last duel."
-    return Figure(
+    return Plot(
         f"regret-{stage}",
         f"{name_of(model)} and random search",
         caption,

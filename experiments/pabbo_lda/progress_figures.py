@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from experiments.pabbo_lda.marks import LABELLED, by_optimizer, name_of, runs_of
@@ -18,7 +18,7 @@ from raypipe.report.plots import (
     HEIGHT,
     MUTED,
     WIDTH,
-    Figure,
+    Plot,
     Stroke,
     finite,
     frame_y,
@@ -112,20 +112,20 @@ def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float
     moves.loc[band.index[band.index <= end].max()] = True
     band = band[moves]
     x = band.index.to_numpy(float)
-    look: dict[str, Any] = {"color": stroke.colour, "drawstyle": "steps-post"}
+    look: dict[str, Any] = {"color": stroke.color, "drawstyle": "steps-post"}
     own, rest = band[x <= end], band[x >= x[x <= end].max()]
     axes.plot(own.index, own[0.5], linestyle=stroke.line, label=name, **look)
     if len(rest) > 1:
         axes.plot(rest.index, rest[0.5], linestyle=":", linewidth=1.1, label="_carried", **look)
     if best.shape[1] > 1:
         axes.fill_between(
-            x, band[0.25], band[0.75], step="post", color=stroke.colour, alpha=0.12, linewidth=0
+            x, band[0.25], band[0.75], step="post", color=stroke.color, alpha=0.12, linewidth=0
         )
 
 
-def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
+def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Figure, Axes, str]:
     """The best-so-far curves of one corpus over the column ``at``; the last is for the caption."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     start, last = _start(table), float(table[at].max())
     ends: list[tuple[float, str, Stroke]] = []
@@ -153,7 +153,7 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, A
     return figure, axes, note
 
 
-def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
+def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
     """A quantity of one corpus after each evaluation; the start that all share is shaded."""
     last, start = int(table["evaluation"].max()), _start(table)
     figure, axes, note = _curves(quantity, table, "evaluation")
@@ -175,10 +175,10 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figu
         note += " Dotted: the studies have ended and their best is carried forward."
     caption = f"{quantity.caption} after each evaluation{note}"
     name = f"{quantity.name}_by_evaluation-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by evaluation")
+    return Plot(name, dataset, caption, figure, f"{quantity.group} by evaluation")
 
 
-def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
+def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
     """A quantity of one corpus by the summed duration of a study's evaluations."""
     longest = float(table["cpu_s"].max())
     if longest >= 2 * 3600:
@@ -190,16 +190,16 @@ def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
     axes.set_xlabel(f"CPU time of LDA evaluations, {unit}")
     caption = f"{quantity.caption} by the summed time of a study's own evaluations{note}"
     name = f"{quantity.name}_by_time-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by time")
+    return Plot(name, dataset, caption, figure, f"{quantity.group} by time")
 
 
-def solved(dataset: str, table: pd.DataFrame) -> Figure:
+def solved(dataset: str, table: pd.DataFrame) -> Plot:
     """The share of runs within 1 % of the best known by evaluations beyond the start.
 
     An empirical distribution with censored runs, the data profile of Moré and Wild (2009,
     doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
     """
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     last = max(1.0, float((table["evaluations"] - table["start_evaluations"]).max()))
     ends: list[tuple[float, float, tuple[float, str, Stroke]]] = []
@@ -207,7 +207,7 @@ def solved(dataset: str, table: pd.DataFrame) -> Figure:
         needed = np.sort(finite(group[SOLVED]))
         x = np.concatenate([[0.0], needed, [last]])
         share = np.concatenate([np.arange(needed.size + 1), [needed.size]]) / len(group)
-        axes.plot(x, share, color=stroke.colour, linestyle=stroke.line, label=name,
+        axes.plot(x, share, color=stroke.color, linestyle=stroke.line, label=name,
                   drawstyle="steps-post")  # fmt: skip
         label = (float(share[-1]), f"{name_of(name)}  {100 * share[-1]:.0f} %", stroke)
         ends.append((label[0], -float(needed.sum()), label))
@@ -221,4 +221,4 @@ def solved(dataset: str, table: pd.DataFrame) -> Figure:
     most = int(table.groupby("optimizer").size().max())
     caption = f"Share of {runs_of(most)} of each optimiser that had come within 1 % of the best"
     caption += " known value of its corpus and seed after so many evaluations."
-    return Figure(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")
+    return Plot(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")

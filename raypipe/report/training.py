@@ -56,7 +56,7 @@ def _by_stage(
     if "stage" not in table.columns:
         trials = rows(tables, "trials", ["trial_id", "stage"])
         stages = {} if trials is None else trials.set_index("trial_id")["stage"].to_dict()
-        table = table.assign(stage=table["trial_id"].map(stages).fillna("training"))
+        table = table.assign(stage=[stages.get(name, "training") for name in table["trial_id"]])
     for stage, group in table[table["stage"] != SWEEP].groupby("stage", sort=False):
         yield str(stage), group
 
