@@ -8,7 +8,7 @@ from typing import Any
 from experiments.transformer.data import Data, Kind
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import evaluate
-from experiments.transformer.figures import figures
+from experiments.transformer.figures import sections
 from experiments.transformer.prepare_stage import prepare
 from experiments.transformer.sequence_data import load_builtin, load_sequences
 from experiments.transformer.settings import DataSettings, TrainerSettings
@@ -116,7 +116,7 @@ EXPERIMENT = Experiment(
     2,
     TrainerSettings,
     stages,
-    figures,
+    sections,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )
