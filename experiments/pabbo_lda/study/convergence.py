@@ -75,7 +75,7 @@ def convergence(studies: pd.DataFrame) -> pd.DataFrame:
             "start_s": start["cpu_s"],
         }
     )
-    table["best_T"] = grouped["best_T"].last()
+    table["best_T"] = grouped["best_T"].last().astype("Int64")  # missing without a finite value
     for name, tolerance in TARGETS.items():
         limit = studies["best_known"] + tolerance * studies["best_known"].abs()
         reached = studies[studies["best_value"].astype(float) <= limit].groupby(STUDY)
