@@ -168,7 +168,7 @@ def main(
         "started": started,
         "commit": git_commit(),
         "machine": machine(torch.device("cpu"), threads),
-        "packages": {name: package_version(name) for name in ("torch", "raypipe")},
+        "packages": {name: package_version(name) for name in ("torch", "raypipe-runner")},
         "steps": steps,
         "warmup_steps": LOG_EVERY,
         "training": case.training.model_dump(mode="json"),

@@ -120,7 +120,7 @@ class PretrainingSettings(Settings):
             ),
             loader=LoaderSettings(prefetch=4),
         ),
-        description="Training.",
+        description="Length, optimizer and resources of the training.",
     )
     sample: SampleSettings = Field(
         SampleSettings(), description="Text that the model writes after the training."

@@ -156,7 +156,7 @@ class SummarizationSettings(Settings):
                 clip_norm=1.0,
             )
         ),
-        description="Training.",
+        description="Length, optimizer and resources of the training.",
     )
     generation: GenerationSettings = Field(
         GenerationSettings(), description="Search for a summary, greedy or with several beams."

@@ -1,4 +1,4 @@
-"""The vectors of documents in a run directory: blocks of rows, each a memory-mapped Arrow file."""
+"""Embeddings of texts in a run directory: blocks of rows, each a memory-mapped Arrow file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from experiments.teleclass.artifacts import vector_lists
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.settings import EncodeSettings
 from raypipe.storage.artifacts import read_arrow, write_arrow
 from raypipe.storage.run_directory import RunDirectory
 
@@ -26,7 +28,7 @@ class Embeddings:
     is mapped into memory and its rows are read from disk when they are used.
     """
 
-    run: RunDirectory
+    run_dir: RunDirectory
     name: str
     rows: int
     block: int
@@ -62,11 +64,11 @@ class Embeddings:
         column = vector_lists(vectors)
         about = {_FINGERPRINT: fingerprint, _CHECKSUM: str(zlib.crc32(column.values.buffers()[1]))}
         table = pa.table({_COLUMN: column}).replace_schema_metadata(about)
-        write_arrow(self.run, self._path(number), table)
+        write_arrow(self.run_dir, self._path(number), table)
 
     def holds(self, number: int, fingerprint: str) -> bool:
         """Whether a block is stored whole, and of this."""
-        if not self.run.exists(self._path(number)):
+        if not self.run_dir.exists(self._path(number)):
             return False
         try:
             table = self._table(number)
@@ -87,7 +89,7 @@ class Embeddings:
             yield self.bounds(number)[0], self.read(number)
 
     def _table(self, number: int) -> pa.Table:
-        return read_arrow(self.run, self._path(number))
+        return read_arrow(self.run_dir, self._path(number))
 
     @staticmethod
     def _vectors(table: pa.Table) -> Vectors:
@@ -99,4 +101,18 @@ class Embeddings:
         return vectors.reshape(-1, chunks[0].type.list_size)
 
     def _path(self, number: int) -> str:
-        return self.run.artifact("encode", self.name, f"{number:06d}.arrow")
+        return self.run_dir.artifact("encode", self.name, f"{number:06d}.arrow")
+
+
+def text_sets(corpus: Corpus) -> dict[str, int]:
+    """Return the number of texts in each set that is encoded, by name."""
+    classes = len(corpus.taxonomy.ids)
+    sets = {"train": len(corpus.train), "classes": classes, "names": classes}
+    return sets if corpus.test is None else {**sets, "test": len(corpus.test)}
+
+
+def embeddings_of(
+    run_dir: RunDirectory, corpus: Corpus, settings: EncodeSettings, name: str
+) -> Embeddings:
+    """Return the stored vectors of a set of texts."""
+    return Embeddings(run_dir, name, text_sets(corpus)[name], settings.block)

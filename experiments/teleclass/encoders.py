@@ -197,12 +197,12 @@ def need_nlp(what: str) -> None:
     """Refuse what needs the extra ``nlp`` where it is not installed. Raises ConfigError."""
     for module in ("transformers", "sentence_transformers"):
         if find_spec(module) is None:
-            raise ConfigError(f"{what}: needs {module}: pip install 'raypipe[nlp]'")
+            raise ConfigError(f"{what}: needs {module}: pip install 'raypipe-runner[nlp]'")
 
 
 @lru_cache(maxsize=8)
 def model_identity(model: str, key: str) -> str:
-    """What a pretrained model is: its name, or the SHA-256 of the files of its directory.
+    """Return the identity of a pretrained model: its name, or the SHA-256 of its directory's files.
 
     Raises:
         ConfigError: a directory without a model.
@@ -214,7 +214,7 @@ def model_identity(model: str, key: str) -> str:
             raise ConfigError(f"{key} = {model}: there is no such directory")
         return model
     if not (folder / "config.json").is_file():
-        raise ConfigError(f"{key} = {model}: holds no config.json, so it is no saved model")
+        raise ConfigError(f"{key} = {model}: holds no config.json, so it is not a saved model")
     digest = hashlib.sha256()
     for path in sorted(path for pattern in _FILES for path in folder.rglob(pattern)):
         digest.update(path.relative_to(folder).as_posix().encode())

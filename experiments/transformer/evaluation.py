@@ -1,4 +1,4 @@
-"""The trained model on the test rows, beside what knows the training targets alone."""
+"""Evaluation of the trained model on the held-out rows, with a trivial baseline."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from sklearn.metrics import (
 from torch.utils.data import DataLoader
 
 from experiments.transformer.data import Data, Target
+from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer, TransformerSettings
-from experiments.transformer.stored import StoredSamples
 from experiments.transformer.training import TransformerTask
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 _BATCH = 64
-#: the classes whose confusion is shown, the most frequent
+#: most frequent classes in the confusion matrix
 _SHOWN = 12
 OTHERS = "others"
 
 
-def evaluate(
-    context: StageContext, data: Data, model: TransformerSettings, trial_id: str, *, on_gpu: bool
-) -> None:
-    """Rows of ``measures``, of the model and of the baseline, and of ``confusion``."""
+def evaluate(context: StageContext, data: Data, model: TransformerSettings, trial_id: str) -> None:
+    """Write rows of ``measures`` (the model and the baseline) and of ``confusion``."""
+    on_gpu = context.stage.on_gpu
     outputs = context.call("evaluate", predict, context.run_dir, model, trial_id, on_gpu=on_gpu)
     target, gold = data.target, data.test.target
     if target.kind == "classification":
@@ -46,20 +45,22 @@ def evaluate(
         methods = {"transformer": predicted, "majority class": common}
     else:
         methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
-    for method, found in methods.items():
-        measured = measures(gold, found, target)
+    for method, prediction in methods.items():
+        measured = measures(gold, prediction, target)
         row = {"method": method, "rows": len(gold), **measured}
         context.ledger.put("measures", {method: row})
         context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
 
 
-def predict(run: RunDirectory, model: TransformerSettings, trial_id: str) -> NDArray[np.float32]:
-    """Task: the outputs ``[n, K]`` of the test rows."""
+def predict(
+    run_dir: RunDirectory, model: TransformerSettings, trial_id: str
+) -> NDArray[np.float32]:
+    """Task: return the outputs ``[n, K]`` for the held-out rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = Transformer(model)
-    network.load_state_dict(read_weights(run, run.model(trial_id))[0])
+    network.load_state_dict(read_weights(run_dir, run_dir.model(trial_id))[0])
     network.to(device).eval()
-    samples = StoredSamples(run, "test")
+    samples = StoredSamples(run_dir, "test")
     collate = TransformerTask(model, samples).collate()
     parts = []
     with torch.inference_mode():
@@ -69,7 +70,7 @@ def predict(run: RunDirectory, model: TransformerSettings, trial_id: str) -> NDA
 
 
 def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dict[str, float]:
-    """Accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE in the target's unit, R2."""
+    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2."""
     if target.kind == "classification":
         classes = np.unique(gold)
         f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
@@ -81,7 +82,7 @@ def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dic
         "rmse": float(root_mean_squared_error(truth, found)),
         "mae": float(mean_absolute_error(truth, found)),
     }
-    if len(truth) > 1:  # of one row it is not defined
+    if len(truth) > 1:  # otherwise it is not defined
         measured["r2"] = float(r2_score(truth, found))
     return measured
 
@@ -89,7 +90,7 @@ def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dic
 def confused(
     gold: NDArray[np.int64], predicted: NDArray[np.int64], target: Target
 ) -> list[dict[str, Any]]:
-    """How often which of the most frequent classes is taken for which; the rest is one class."""
+    """Count predictions by class, for the most frequent classes; the rest is one class."""
     frequent = np.argsort(-np.bincount(gold, minlength=len(target.classes)), kind="stable")
     shown = {int(index): target.classes[index] for index in frequent[:_SHOWN]}
     pairs = Counter(

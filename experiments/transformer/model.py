@@ -1,8 +1,8 @@
-"""A transformer encoder that classifies, or regresses on, a table's row or a sequence.
+"""Transformer encoder for classification and regression of table rows and sequences.
 
 A row becomes tokens as in FT-Transformer (Gorishniy et al. 2021, Revisiting deep learning models
 for tabular data, section 3.3), a sequence as in BERT (Devlin et al. 2019, section 3). A [CLS] token
-comes first, and its state after the last layer gives the outputs. Normalisation comes before each
+comes first; its state after the last layer gives the outputs. Normalization comes before each
 block (Xiong et al. 2020, On layer normalization in the transformer architecture, section 3.1).
 """
 
@@ -24,16 +24,18 @@ _HEAD_WIDTH = 64
 class EncoderSettings(Settings):
     """The size of the transformer, whatever its input."""
 
-    length: PositiveInt = Field(128, description="longest sequence, in tokens")
-    hidden: PositiveInt = Field(256, description="width of a token")
-    layers: PositiveInt = Field(3, description="encoder layers")
+    length: PositiveInt = Field(128, description="Longest sequence in tokens; longer ones are cut.")
+    hidden: PositiveInt = Field(256, description="Width of the hidden states.")
+    layers: PositiveInt = Field(3, description="Number of encoder layers.")
     heads: PositiveInt | None = Field(
-        None, description="attention heads; by default one for each 64 of the width"
+        None, description="Number of attention heads; by default one per 64 of the width."
     )
     feed_forward: PositiveInt | None = Field(
-        None, description="hidden width of the feed-forward block; by default 4 x hidden"
+        None, description="Hidden width of the feed-forward block; by default 4 x hidden."
     )
-    dropout: float = Field(0.1, ge=0, lt=1, description="of attention weights and block outputs")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
+    )
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:

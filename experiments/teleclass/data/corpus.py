@@ -24,7 +24,7 @@ class Corpus:
     test: Documents | None
 
     def documents(self, name: str) -> Documents:
-        """The documents ``train`` or ``test``."""
+        """Return the documents ``train`` or ``test``."""
         return self.test if name == "test" and self.test is not None else self.train
 
     @property
@@ -33,17 +33,17 @@ class Corpus:
         return "train" if self.test is None else "test"
 
     def identity(self) -> dict[str, str]:
-        """What decides results: the content of the files, and never their paths."""
+        """Return the fingerprints of the content of the files, never their paths."""
         about = {"taxonomy": self.taxonomy.fingerprint, "train": self.train.fingerprint}
         return about if self.test is None else {**about, "test": self.test.fingerprint}
 
 
-@lru_cache(maxsize=1)  # a sweep asks for the stages of each of its trials
+@lru_cache(maxsize=1)  # a sweep builds the stages of every trial
 def load(settings: DataSettings) -> Corpus:
-    """The corpus of the settings.
+    """Return the corpus of the settings.
 
     Raises:
-        CorpusError: a file that is missing or cannot be used.
+        CorpusError: a file is missing or cannot be used.
 
     """
     if settings.dir is None:

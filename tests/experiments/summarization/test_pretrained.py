@@ -214,7 +214,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pretrained_settings(str(tmp_path))
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     for function in (pretrained_settings, tokenizer_content):
-        with pytest.raises(ConfigError, match=r"takes transformers: pip install 'raypipe\[nlp\]'"):
+        with pytest.raises(
+            ConfigError, match=r"takes transformers: pip install 'raypipe-runner\[nlp\]'"
+        ):
             function("google-t5/t5-small")
 
 

@@ -13,12 +13,11 @@ import torch
 from pyarrow import fs as arrow_fs
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists
+from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.refine import pseudo_labels_path
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext
 from raypipe.pipeline.experiment import Stage, Unit

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.transformer import sequences
+from experiments.transformer import sequence_data as sequences
 from experiments.transformer.data import Category, Data, Numeric, make_target
-from experiments.transformer.pipeline import load
+from experiments.transformer.experiment import load
 from experiments.transformer.settings import DataSettings, ModelSettings
-from experiments.transformer.tables import encode_rows
+from experiments.transformer.table_data import encode_rows
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
