@@ -4,9 +4,9 @@
     python -m benchmarks.nanogpt --nanogpt nanoGPT --text data/tinyshakespeare/input.txt --threads 1
 
 Both train on 12 sequences of 64 characters per step: 4 layers, 4 heads, width 128, no dropout,
-fp32, not compiled, AdamW, clipping, warm-up and cosine, in this process with the same number of threads;
-they log every 10 steps, and do not evaluate or save in the measured steps. nanoGPT runs its
-unchanged ``train.py``. raypipe trains
+fp32, not compiled, AdamW, clipping, warm-up and cosine, in this process with the same number of
+threads; they log every 10 steps, and do not evaluate or save in the measured steps. nanoGPT runs
+its unchanged ``train.py``. raypipe trains
 
 - ``raypipe``: nanoGPT's model (LayerNorm, learned positions, GELU, tied; as many parameters),
 - ``raypipe_config``: the model of configs/lm_shakespeare.yaml (RMSNorm, rotary, SwiGLU, untied).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import PoolOptions
@@ -11,12 +11,14 @@ from raypipe.pipeline.launcher import PoolOptions
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
+S = TypeVar("S", bound=str)
 
-class Block(NamedTuple):
+
+class Block(NamedTuple, Generic[S]):
     """Rows ``[start, end)`` of a split; its text is the key of its task."""
 
     stage: str
-    split: str
+    split: S
     start: int
     end: int
 
@@ -26,10 +28,10 @@ class Block(NamedTuple):
 
 def map_blocks(
     context: StageContext,
-    rows: Mapping[Any, int],
+    rows: Mapping[S, int],
     size: int,
-    call: Callable[[Block], tuple[Any, ...]],
-) -> Iterator[tuple[Block, Any]]:
+    call: Callable[[Block[S]], tuple[Any, ...]],
+) -> Iterator[tuple[Block[S], Any]]:
     """Run a CPU task per block of rows; yield each block with its result, in the order of the rows.
 
     Args:

@@ -45,7 +45,7 @@ def text_content(settings: Any) -> dict[str, Any]:
     if settings.source == "builtin":
         return {"python": sys.version, "skipped": sorted(SKIPPED)}
     return {
-        key: [_checksum(path, f"data.{key}") for path in getattr(settings, key)]
+        f"data.{key}": [_checksum(path, f"data.{key}") for path in getattr(settings, key)]
         for key in _FILE_KEYS
         if getattr(settings, key)
     }

@@ -33,7 +33,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
         reads.append("model.vocabulary")
     text = Unit("tokenize", text_content(data))
     # a literal: the training checks the prompt, but does not depend on it
-    prompt = Unit("sample", {"prompt": settings.sample.prompt})
+    prompt = Unit("sample", {"sample.prompt": settings.sample.prompt})
     on_gpu = settings.train.scaling.gpus_per_worker != 0
     export = Stage(
         "export", run_export, needs=("train",), reads=("model",), workload="the model's files"

@@ -67,19 +67,19 @@ def load(settings: Any) -> Data:
     """
     if settings.source == "builtin":
         pairs = _docstrings(settings.min_words)
-        content = {"content": fingerprint([pairs.documents, pairs.summaries])}
-        return _divide(pairs, settings.held_out_share, "the standard library", content)
+        texts = {"content": fingerprint([pairs.documents, pairs.summaries])}
+        return _divide(pairs, settings.held_out_share, "the standard library", texts)
     columns = settings.document, settings.summary
-    content = {
-        key: tuple(checksum(path, f"data.{key}") for path in getattr(settings, key))
+    content: dict[str, Any] = {
+        f"data.{key}": tuple(checksum(path, f"data.{key}") for path in getattr(settings, key))
         for key in ("files", "held_out_files")
         if getattr(settings, key)
     }
-    train = _read(settings.files, content["files"], *columns)
+    train = _read(settings.files, content["data.files"], *columns)
     if not settings.held_out_files:
         names = ", ".join(str(path) for path in settings.files)
         return _divide(train, settings.held_out_share, names, content)
-    further = _read(settings.held_out_files, content["held_out_files"], *columns)
+    further = _read(settings.held_out_files, content["data.held_out_files"], *columns)
     known = set(further.documents)
     leaked = np.array([document in known for document in train.documents])
     if leaked.all():

@@ -24,7 +24,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
 
     """
     data, name = load(settings.data), settings.model.pretrained
-    pretrained = {} if name is None else {"pretrained": model_fingerprint(name)}
+    pretrained = {} if name is None else {"model.pretrained": model_fingerprint(name)}
     workload = f"{len(data.train)} documents to train on, {len(data.held_out)} held out"
     lengths = ("data.source_length", "data.target_length")
     encoding = ("model.vocabulary", "model.pretrained", "data.prefix", *lengths)

@@ -55,13 +55,13 @@ def run_tokenize(context: StageContext) -> None:
     content = store_tokenizer(context, make_tokenizer, texts, model.vocabulary, model.pretrained)
     splits = {split: getattr(data, split) for split in SPLITS}
 
-    def call(block: Block) -> tuple[Any, ...]:
-        pairs, part = splits[block.split], slice(block.start, block.end)  # type: ignore[index]
+    def call(block: Block[Split]) -> tuple[Any, ...]:
+        pairs, part = splits[block.split], slice(block.start, block.end)
         tokenizer = TextTokenizer(content)
         texts = pairs.documents[part], pairs.summaries[part]
         return encode_pairs, tokenizer, settings.prefix, lengths, *texts
 
-    blocks: dict[str, list[Encoded]] = {split: [] for split in SPLITS}
+    blocks: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
     sizes = {split: len(pairs) for split, pairs in splits.items()}
     for block, encoded in map_blocks(context, sizes, _BLOCK, call):
         blocks[block.split].append(encoded)

@@ -13,6 +13,7 @@ import pytest
 from experiments.lm_pretrain import tokenize_stage
 from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import run_folder
+from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
@@ -82,6 +83,11 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
         for split in ("train", "held_out")
     ]
     assert decoded == [TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]]
+    for declared in TABLES:
+        names = [column.name for column in declared.columns]
+        assert {*table(found, declared.name)} - {"run_id", "command_id"} == {*names}
+    logged = [name for name in table(found, "steps") if name.startswith("eval_")]
+    assert logged == [column.name for column in STEP_METRICS]
     text = table(found, "samples").iloc[0]["text"]
     assert 0 < len(tokenizer.encode(text)) <= 20
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model
 from experiments.summarization.presets import PRESETS
+from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import documents_path, pairs_path, tokenizer_of
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
@@ -103,7 +104,12 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     assert {"document", "references", "summarizer", "lead_sentence", "rouge_l"} <= {*texts.columns}
     assert (texts["lead_sentence"].str.startswith("Some words come first")).all()
     assert texts["rouge_l"].mean() == pytest.approx(own["rouge_l"], abs=0.2)
+    for declared in TABLES:
+        names = [column.name for column in declared.columns]
+        assert {*found(tmp_path, declared.name)} - {"run_id", "command_id"} == {*names}
     steps = found(tmp_path, "steps")
+    logged = {name for name in steps if name.startswith("eval_")}
+    assert logged == {column.name for column in STEP_METRICS}
     assert steps["loss"].iloc[-1] < 0.5 * steps["loss"].iloc[0]
     assert (tmp_path / "run/report/figures/measures.svg").is_file()
     said = capsys.readouterr().out
