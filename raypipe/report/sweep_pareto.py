@@ -12,21 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from raypipe.report import plots
 from raypipe.report.formatting import bytes_text
-from raypipe.report.plots import (
-    HEIGHT,
-    INK,
-    MUTED,
-    PAPER,
-    WIDTH,
-    Plot,
-    draw_legend,
-    finite,
-    frame_y,
-    needs_log,
-    set_log,
-    write_numbers,
-)
+from raypipe.report.plots import INK, MUTED, PAPER, Plot
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, describe, ordered, precision_strokes
 
 
@@ -42,15 +30,15 @@ def pareto_plot(sweep: Sweep) -> Plot | None:
     size, unit = sweep.memory_unit
     trials = trials.assign(memory=trials["peak_bytes"] / size)
     panels = [("memory", f"peak {'GPU' if sweep.on_gpu else 'host'} memory, {unit}")]
-    if finite(trials["energy_j_per_sample"]).size > 1:
+    if plots.finite(trials["energy_j_per_sample"]).size > 1:
         panels.append(("energy_j_per_sample", "energy, J per sample"))
-    figure = Figure(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(plots.WIDTH, plots.HEIGHT))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     figure.subplots_adjust(0.115, 0.135, 0.98, 0.86, wspace=0.1)
     for axes, (column, label) in zip(grid, panels, strict=True):
         _panel(axes, trials.dropna(subset=[column]), column, sweep)
         axes.set_xlabel(label)
-    frame_y(grid[0], trials["samples_per_s"])
+    plots.frame_y(grid[0], trials["samples_per_s"])
     grid[0].set_title("samples per second")
     figure.draw_without_rendering()  # the positions of the points are final
     for axes, (column, _) in zip(grid, panels, strict=True):
@@ -83,11 +71,11 @@ def _panel(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
                 zorder=3 if on_front else 2,
             )
     values = trials[column].to_numpy(float)
-    if needs_log(values):
-        set_log(axes.xaxis, float(values.min()), float(values.max()))
+    if plots.needs_log(values):
+        plots.set_log(axes.xaxis, float(values.min()), float(values.max()))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        write_numbers(axes.xaxis)
+        plots.write_numbers(axes.xaxis)
     axes.margins(x=0.08)
     axes.grid(visible=True, axis="x")
 
@@ -144,7 +132,7 @@ def _legend(figure: Figure, trials: pd.DataFrame) -> None:
         keys.append(Line2D([], [], marker="o", color=INK, markerfacecolor="none",
                            label="checkpointing", **look))  # fmt: skip
     keys.append(Line2D([], [], color=MUTED, linewidth=1.0, label="front"))
-    draw_legend(figure, keys)
+    plots.draw_legend(figure, keys)
 
 
 def _title(trials: pd.DataFrame, sweep: Sweep, *, energy: bool) -> str:

@@ -68,7 +68,7 @@ class Sweep:
         values: dict[str, set[str]] = {}
         for point in self.trials["point"]:
             for key, value in point.items():
-                values.setdefault(key, set()).add(json.dumps(value))
+                values.setdefault(key, set()).add(repr(value))
         return [key for key, different in values.items() if len(different) > 1]
 
 

@@ -9,21 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raypipe.report import plots
 from raypipe.report.formatting import bytes_text, cell, number
-from raypipe.report.plots import (
-    HEIGHT,
-    WIDTH,
-    Plot,
-    Stroke,
-    finite,
-    frame_steps,
-    frame_y,
-    label_lines,
-    new_axes,
-    rows,
-    strokes,
-    style,
-)
+from raypipe.report.plots import Plot, Stroke, finite
 from raypipe.report.sweep_trials import SWEEP
 
 _MAX_LABELS = 8
@@ -35,26 +23,26 @@ def training_plots(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     The use is that of the GPUs, or of the CPUs if no sample is of a GPU. Reads ``steps``,
     ``gpu_samples`` and, for the stages, ``trials``. A sweep's trials have other plots.
     """
-    plots: list[Plot] = []
-    with style():
-        steps = rows(tables, "steps", ["trial_id", "step", "loss", "samples_per_s"])
+    drawn: list[Plot] = []
+    with plots.style():
+        steps = plots.rows(tables, "steps", ["trial_id", "step", "loss", "samples_per_s"])
         if steps is not None:
             stages = list(_by_stage(steps, tables))
-            plots += [_loss(*stage) for stage in stages if finite(stage[1]["loss"]).size]
-            plots += [_speed(*stage) for stage in stages if finite(stage[1]["samples_per_s"]).size]
-        samples = rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
+            drawn += [_loss(*stage) for stage in stages if finite(stage[1]["loss"]).size]
+            drawn += [_speed(*stage) for stage in stages if finite(stage[1]["samples_per_s"]).size]
+        samples = plots.rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
         if samples is not None:
             for stage in _by_stage(samples, tables):
-                plots += _use(*stage)
-    return plots
+                drawn += _use(*stage)
+    return drawn
 
 
 def _by_stage(
     table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows of each stage; a table without the column ``stage`` has it from ``trials``."""
+    """Yield the plots.rows of each stage; a table without the column ``stage`` has it from ``trials``."""
     if "stage" not in table.columns:
-        trials = rows(tables, "trials", ["trial_id", "stage"])
+        trials = plots.rows(tables, "trials", ["trial_id", "stage"])
         stages = {} if trials is None else trials.set_index("trial_id")["stage"].to_dict()
         table = table.assign(stage=[stages.get(name, "training") for name in table["trial_id"]])
     for stage, group in table[table["stage"] != SWEEP].groupby("stage", sort=False):
@@ -74,7 +62,7 @@ def _draw_lines(axes: Axes, table: pd.DataFrame, column: str, *, from_zero: bool
     """
     trials = [(str(name), trial) for name, trial in table.groupby("trial_id", sort=False)]
     few = len(trials) <= _MAX_LABELS
-    palette = list(strokes([str(i) for i in range(_MAX_LABELS)]).values())
+    palette = list(plots.strokes([str(i) for i in range(_MAX_LABELS)]).values())
     single = Stroke(palette[3].color, "-")
     ends: list[tuple[float, str, Stroke]] = []
     for i, (name, trial) in enumerate(trials):
@@ -90,11 +78,11 @@ def _draw_lines(axes: Axes, table: pd.DataFrame, column: str, *, from_zero: bool
             linewidth=1.7 if few else 0.9, alpha=1.0 if few else 0.6,
         )  # fmt: skip
         ends.append((float(smooth.iloc[-1]), name, stroke))
-    frame_y(axes, _without_outliers(axes))
+    plots.frame_y(axes, _without_outliers(axes))
     if from_zero and axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     if len(ends) > 1:
-        label_lines(axes, ends if few else [min(ends)])
+        plots.label_lines(axes, ends if few else [min(ends)])
     return len(ends)
 
 
@@ -106,8 +94,8 @@ def _without_outliers(axes: Axes) -> np.ndarray:
 
 
 def _step_axes(table: pd.DataFrame) -> tuple[Figure, Axes]:
-    figure, axes = new_axes(0.6 if table["trial_id"].nunique() > 1 else 0.84)
-    frame_steps(axes, float(table["step"].max()))
+    figure, axes = plots.new_axes(0.6 if table["trial_id"].nunique() > 1 else 0.84)
+    plots.frame_steps(axes, float(table["step"].max()))
     return figure, axes
 
 
@@ -146,37 +134,38 @@ def _speed(stage: str, table: pd.DataFrame) -> Plot:
     return Plot(f"throughput-{stage}", f"Throughput: {stage}", caption, figure)
 
 
-def _use(stage: str, table: pd.DataFrame) -> Iterator[Plot]:
-    if _measured(table, "util", "memory_bytes"):
+def _use(stage: str, table: pd.DataFrame) -> list[Plot]:
+    """Draw the use of the GPUs, or of the CPUs if no GPU was measured."""
+    if _is_measured(table, "util", "memory_bytes"):
         table = table[table["gpu_uuid"].notna()]
         figure, count = _over_time(table, "gpu_uuid", "util", "memory_bytes")
         figure.axes[0].set(title="utilization, %", ylim=(0, 100))
         figure.axes[1].set_title("memory, GiB")
-        mean, peak = _mean_and_peak(table, "util", "memory_bytes")
         start = f"{count} GPUs; mean" if count > 1 else "Mean"
+        mean, peak = _mean_and_peak(table, "util", "memory_bytes")
         caption = f"{start} utilization {mean}, peak memory {peak} (NVML samples)."
-        yield Plot(f"gpu-{stage}", f"GPU use: {stage}", caption, figure)
-    elif _measured(table, "cpu_util", "rss_bytes"):
+        return [Plot(f"gpu-{stage}", f"GPU use: {stage}", caption, figure)]
+    if _is_measured(table, "cpu_util", "rss_bytes"):
         figure, count = _over_time(table, "rank", "cpu_util", "rss_bytes")
         figure.axes[0].set_title("CPU, % of one core")
         figure.axes[1].set_title("resident memory, GiB")
+        start = f"{count} workers, each" if count > 1 else "A worker"
         mean, peak = _mean_and_peak(table, "cpu_util", "rss_bytes")
-        workers = f"{count} workers, each" if count > 1 else "A worker"
-        caption = f"{workers} with its loader: mean use {mean} of one core, peak memory {peak}."
-        yield Plot(f"cpu-{stage}", f"CPU use: {stage}", caption, figure)
+        caption = f"{start} with its loader: mean use {mean} of one core, peak memory {peak}."
+        return [Plot(f"cpu-{stage}", f"CPU use: {stage}", caption, figure)]
+    return []
 
 
-def _measured(table: pd.DataFrame, *columns: str) -> bool:
+def _is_measured(table: pd.DataFrame, *columns: str) -> bool:
     return all(name in table.columns and finite(table[name]).size for name in columns)
 
 
 def _mean_and_peak(table: pd.DataFrame, use: str, memory: str) -> tuple[str, str]:
     """Return the mean use after the warm-up, if there are such samples, and the peak of all."""
-    known = finite(table[use])
-    if "warmup" in table.columns:
-        steady = finite(table.loc[~table["warmup"].astype(bool), use])
-        known = steady if steady.size else known
-    return cell("util", float(known.mean())), bytes_text(float(finite(table[memory]).max()))
+    steady = table[~table["warmup"].astype(bool)] if "warmup" in table.columns else table
+    values = finite(steady[use])
+    mean = float((values if values.size else finite(table[use])).mean())
+    return cell("util", mean), bytes_text(float(finite(table[memory]).max()))
 
 
 def _over_time(table: pd.DataFrame, line: str, use: str, memory: str) -> tuple[Figure, int]:
@@ -190,8 +179,8 @@ def _over_time(table: pd.DataFrame, line: str, use: str, memory: str) -> tuple[F
     table = table.assign(_seconds=at - at.min()).sort_values("_seconds")
     names = sorted(table[line].unique())
     several = 1 < len(names) <= _MAX_LABELS
-    palette = strokes([str(i) for i in range(_MAX_LABELS)])
-    figure = Figure(figsize=(WIDTH, HEIGHT))
+    palette = plots.strokes([str(i) for i in range(_MAX_LABELS)])
+    figure = Figure(figsize=(plots.WIDTH, plots.HEIGHT))
     upper, lower = figure.subplots(2, 1, sharex=True)
     figure.subplots_adjust(0.115, 0.135, 0.78 if several else 0.97, 0.915, hspace=0.38)
     ends: list[tuple[float, str, Stroke]] = []
@@ -211,5 +200,5 @@ def _over_time(table: pd.DataFrame, line: str, use: str, memory: str) -> tuple[F
     lower.set_xlim(left=0)
     lower.set_xlabel("time, s")
     if several:
-        label_lines(lower, ends)
+        plots.label_lines(lower, ends)
     return figure, len(names)
