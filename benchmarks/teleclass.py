@@ -36,6 +36,7 @@ from experiments.teleclass.phases.refine import refine
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
+    TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
 from raypipe.launch.inline import InlineLauncher

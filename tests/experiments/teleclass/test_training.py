@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments.teleclass import tokenize_stage, training
+from experiments.teleclass import dataset, tokenize_stage
 from experiments.teleclass.artifacts import training_set_path
 from experiments.teleclass.dataset import NOTHING, TokenizedDocuments
 from experiments.teleclass.phases.encode import encode
@@ -71,7 +71,7 @@ def task() -> TeleclassTask:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatch, vectors):
-    for module in (tokenize_stage, training):
+    for module in (tokenize_stage, dataset):
         monkeypatch.setattr(module, "BLOCK", 4)
     corpus, expected = labelled(3)
     encode(corpus, with_sections(context, encode=ENCODING))
