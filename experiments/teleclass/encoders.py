@@ -59,7 +59,8 @@ class LsaEncoder:
         Its fingerprint is that of the weights: if singular values are close, rounding can rotate
         the axes, so that two fits to the same texts differ.
         """
-        return LsaEncoder(run_dir, hashlib.sha256(run_dir.read(LsaEncoder.path(run_dir))).hexdigest())
+        weights = run_dir.read(LsaEncoder.path(run_dir))
+        return LsaEncoder(run_dir, hashlib.sha256(weights).hexdigest())
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return vectors ``[n, d]`` of length 1, or 0 for a text without a known word."""

@@ -173,7 +173,7 @@ def _hits(scores: Floats, truth: Mask) -> tuple[int, int]:
 
 
 def _reciprocal_ranks(scores: Floats, truth: Mask) -> float:
-    """Sum 1/rank over gold labels, where a rank counts the other classes scored at least as high."""
+    """Sum 1/rank over gold labels; a rank counts the other classes scored at least as high."""
     others = np.where(truth, np.nan, scores)  # NaN is not at least as high as anything
     rows, columns = np.nonzero(truth)
     total = 0.0

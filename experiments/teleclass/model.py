@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.teleclass.settings import ClassifierSettings
-from experiments.transformer.model import Transformer, TransformerSettings, flops_per_sample
+from experiments.transformer.model import Transformer, flops_per_sample
+from experiments.transformer.settings import TransformerSettings
 
 
 def transformer_settings(settings: ClassifierSettings, classes: int) -> TransformerSettings:

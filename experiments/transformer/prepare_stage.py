@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from experiments.transformer.data import Data, SplitName
-from experiments.transformer.table_data import Column, encode_rows
+from experiments.transformer.data.splits import Data, SplitName
+from experiments.transformer.data.tables import Column, encode_rows
 from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import PoolOptions
@@ -34,9 +34,9 @@ def split_path(run_dir: RunDirectory, name: SplitName) -> str:
     return run_dir.artifact("prepare", f"{name}.arrow")
 
 
-def prepare(context: StageContext, data: Data, length: int) -> None:
+def run_prepare(data: Data, context: StageContext) -> None:
     """Train the tokenizer on the training texts; encode both splits in blocks and store them."""
-    run_dir, tokenizer = context.run_dir, None
+    run_dir, length, tokenizer = context.run_dir, context.settings.model.length, None
     for note in data.notes:
         context.say(note)
     if "text" in data.train.inputs.column_names:

@@ -64,8 +64,7 @@ def document_blocks(path: Path, columns: Columns) -> Iterator[Block]:
         if path.name.removesuffix(".gz").endswith(suffix):
             return reader(path, columns)
     raise CorpusError(
-        f"{path}: unknown suffix; allowed are .jsonl, .csv, .txt, each also with .gz, "
-        "and .parquet"
+        f"{path}: unknown suffix; allowed are .jsonl, .csv, .txt, each also with .gz, and .parquet"
     )
 
 

@@ -47,7 +47,7 @@ class Documents:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hexadecimal) of ids, texts and gold labels, independent of their memory layout."""
+        """SHA-256 (hexadecimal) of ids, texts and gold labels, whatever their memory layout."""
         shape = None if self.gold is None else self.gold.shape
         digest = hashlib.sha256(repr((len(self), shape)).encode("ascii"))
         for texts in (self.ids, self.texts):

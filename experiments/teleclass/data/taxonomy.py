@@ -72,7 +72,7 @@ class Taxonomy:
 
     @cached_property
     def depth(self) -> NDArray[np.int64]:
-        """Number of classes on the longest path from a root to each class, int64 [C]; 1 for roots."""
+        """Length of the longest path from a root to each class, int64 [C]; 1 for roots."""
         depth = np.ones(len(self), dtype=np.int64)
         for c in self._order:
             for parent in self.parents[c]:

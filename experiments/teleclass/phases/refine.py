@@ -31,7 +31,7 @@ Labeled = tuple[sparse.csr_matrix, NDArray[np.float32], Counts | None]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the tasks of a round share: documents, class vectors, taxonomy and gold labels."""
+    """Inputs that all tasks of a round share; gold labels only for the labels."""
 
     documents: Embeddings
     classes: Vectors
@@ -86,7 +86,7 @@ def _refined(context: StageContext, corpus: Corpus, settings: RefineSettings) ->
     documents = embeddings_of(context.run_dir, corpus, encoding, "train")
     classes = embeddings_of(context.run_dir, corpus, encoding, "classes")
     described = normalize(np.concatenate([vectors for _, vectors in classes.blocks()]))
-    inputs = _Inputs(documents, described, corpus.taxonomy, corpus.train.gold, settings)
+    inputs = _Inputs(documents, described, corpus.taxonomy, None, settings)
     labels = np.full((documents.rows, settings.max_labels), -1, np.int32)
     confidence = np.zeros(documents.rows, np.float32)
     total: Counts | None = None
@@ -104,7 +104,7 @@ def _refined(context: StageContext, corpus: Corpus, settings: RefineSettings) ->
             )
             inputs = replace(inputs, classes=vectors)
             context.advance(number + 1, f"{len(np.unique(rows))} documents make the classes")
-        shared = pool.share(inputs)
+        shared = pool.share(replace(inputs, gold=corpus.train.gold))
         calls = [(part, _labels, part, shared) for part in parts]
         for part, (best_labels, gaps, counts) in context.map(pool, calls):
             start = documents.bounds(part.start)[0]

@@ -275,7 +275,11 @@ def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffi
         ("a.jsonl", '\n["text"]\n', r"line 2: expected an object, got list"),
         ("a.jsonl", '{"text": 3}\n', r"line 1: column 'text' holds int, not text"),
         ("a.jsonl", '{"txt": "a"}\n', r"line 1: there is no column 'text'.*nearest is 'txt'"),
-        ("a.jsonl", '{"id": 1, "text": "a"}\n{"text": "b"}\n', r"line 2: None is not a document id"),
+        (
+            "a.jsonl",
+            '{"id": 1, "text": "a"}\n{"text": "b"}\n',
+            "2: None is not a document id",
+        ),
         ("a.jsonl", '{"id": true, "text": "a"}\n', r"line 1: True is not a document id"),
         ("a.jsonl", '{"id": "", "text": "a"}\n', r"line 1: '' is not a document id; give"),
         ("a.jsonl", '{"text": "a", "labels": "0"}\n', r"'labels' must be a list of class ids"),

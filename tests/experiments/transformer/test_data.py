@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.transformer import sequence_data as sequences
-from experiments.transformer.data import Category, Data, Numeric, make_target
-from experiments.transformer.experiment import load
+from experiments.transformer.data import sequences
+from experiments.transformer.data.load import load
+from experiments.transformer.data.splits import Category, Data, Numeric, make_target
+from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.settings import DataSettings, ModelSettings
-from experiments.transformer.table_data import encode_rows
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
@@ -62,7 +62,7 @@ def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path: Path) -> 
         assert columns.equals(encoded[0])
 
 
-def test_standardised_columns_have_mean_0_and_deviation_1_on_the_training_rows(
+def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     tmp_path: Path,
 ) -> None:
     data = table(write(tmp_path, frame(), ".parquet"), target="price")
@@ -141,7 +141,7 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
     [
         (lambda rows: rows.drop(columns="y"), "no column 'y'"),
         (lambda rows: rows.assign(y=[None, *rows["y"][1:]]), "missing in row 0"),
-        (lambda rows: rows.assign(y="one"), "one class alone"),
+        (lambda rows: rows.assign(y="one"), "only one class"),
         (lambda rows: rows.assign(y=[float("inf"), *rows["size"][1:]]), "is inf in row 0"),
         (lambda rows: rows.assign(y=[float("nan"), *rows["size"][1:]]), "missing in row 0"),
         (lambda rows: rows.assign(y=2.5), "nothing to learn"),
@@ -149,7 +149,7 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
         (lambda rows: rows.assign(size=[1e300, *rows["size"][1:]]), "too far apart"),
         (lambda rows: rows.assign(size=float("nan")), "has no value"),
         (lambda rows: rows.assign(size=pd.Timestamp(0)), "is timestamp"),
-        (lambda rows: rows[["y"]], "no column beside the target"),
+        (lambda rows: rows[["y"]], "no column other than the target"),
         (lambda rows: rows.head(0), "no row"),
     ],
 )
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             table(path)
     with pytest.raises(CorpusError, match="suffix says nothing"):
         table(write(tmp_path, frame(), ".csv").rename(tmp_path / "rows.txt"))
-    with pytest.raises(CorpusError, match="makes no number"):
+    with pytest.raises(CorpusError, match="not a number"):
         table(write(tmp_path, frame(), ".csv"), "regression")
     with pytest.raises(CorpusError, match="no column 'nowhere'"):
         table(write(tmp_path, frame(), ".csv"), ignore=["nowhere"])
@@ -211,11 +211,11 @@ def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path: Path, name: str) -
         ([{"text": "a", "label": 1}, {"label": 0}], {}, "row 1.* is empty"),
         ([{"text": "a", "label": 1}] * 2, {"text": "words"}, "no column 'words'"),
         ([{"text": "a", "label": 1}] * 2, {"label": "class"}, "no column 'class'"),
-        ([{"text": 5, "label": 1}] * 2, {}, "name one of texts"),
+        ([{"text": 5, "label": 1}] * 2, {}, "name one of text"),
         ([{"text": "a", "label": 1}, {"text": "b"}], {}, "missing in row"),
         ([{"text": "a", "label": [1]}, {"text": "b", "label": None}], {}, "label in row 1"),
         ([{"text": "a", "label": [1]}], {"label_index": 1}, "no element data.label_index"),
-        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "one class alone"),
+        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "only one class"),
     ],
 )
 def test_texts_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
@@ -240,7 +240,7 @@ def test_token_ids_have_no_padding_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "target", "message"),
     [
-        ([[0, 0], [1, 2]], (0, 1), "row 0 is padding alone"),
+        ([[0, 0], [1, 2]], (0, 1), "row 0 has only padding"),
         ([[1, 2], [0, 2]], (0, 1), "row 1 has padding .* before a token"),
         ([[-1, 2], [1, 2]], (0, 1), "from -1"),
         ([[0.5, 2], [1, 2]], (0, 1), "expected whole numbers"),
