@@ -122,8 +122,7 @@ class Experiment:
         figures: returns the figures of the report from the tables.
         presets: batch sizes published for some cards, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
-        step_metrics: columns of the table ``steps`` for the metrics of its evaluations, such as
-            ``eval_loss``.
+        step_metrics: columns ``eval_...`` that its trainings add to the table ``steps``.
 
     """
 

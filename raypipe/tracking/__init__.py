@@ -152,7 +152,7 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
         if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
             raise ConfigError(
                 f"tracking: {name} needs {', '.join(missing)}, not installed here: "
-                "pip install 'raypipe[tracking]', or take it out of tracking"
+                "pip install 'raypipe-runner[tracking]', or take it out of tracking"
             )
         server = {
             "tensorboard": (False, ""),

@@ -218,7 +218,7 @@ with open_trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
 @pytest.fixture(scope="module")
 def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     if not HERE:
-        pytest.skip("no tracker is installed: pip install 'raypipe[tracking]'")
+        pytest.skip("no tracker is installed: pip install 'raypipe-runner[tracking]'")
     folder = tmp_path_factory.mktemp("continued")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "WANDB_"))}
     for how, code in (("killed", -signal.SIGKILL), ("continued", 0)):
@@ -236,7 +236,9 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def needs(name: TrackerName) -> pytest.MarkDecorator:
     missing = name not in HERE
-    return pytest.mark.skipif(missing, reason=f"needs {name}: pip install 'raypipe[tracking]'")
+    return pytest.mark.skipif(
+        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
+    )
 
 
 @needs("tensorboard")
@@ -456,7 +458,7 @@ def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
 def test_a_missing_package_is_named(run, name, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(
-        ConfigError, match=rf"{name} needs {name}.*pip install 'raypipe\[tracking\]'"
+        ConfigError, match=rf"{name} needs {name}.*pip install 'raypipe-runner\[tracking\]'"
     ):
         check([name], run)
     with pytest.raises(ConfigError), open_trackers([name], run, "quick-1", "quick", {}):
