@@ -22,10 +22,10 @@ import yaml
 
 from experiments.pabbo_lda.figures.optimizer_styles import by_optimizer
 from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.report_sections import findings
 from experiments.pabbo_lda.study.aggregation import MEASURES
 from experiments.pabbo_lda.study.convergence import quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
-from raypipe.report.page import findings
 from raypipe.report.plots import encode, slug
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables

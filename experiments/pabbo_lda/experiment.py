@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
@@ -142,7 +142,7 @@ EXPERIMENT = Experiment(
     version=1,
     settings=MainSettings,
     stages=stages,
-    figures=figures,
+    report=sections,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )

@@ -6,7 +6,7 @@ from experiments.common.pretrained import model_fingerprint
 from experiments.summarization.data import keys_read, load
 from experiments.summarization.evaluation import run_evaluate
 from experiments.summarization.export import run_export
-from experiments.summarization.figures import figures
+from experiments.summarization.figures import sections
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.settings import SummarizationSettings
 from experiments.summarization.tables import STEP_METRICS, TABLES
@@ -66,7 +66,7 @@ EXPERIMENT = Experiment(
     1,
     SummarizationSettings,
     stages,
-    figures,
+    sections,
     PRESETS,
     tables=TABLES,
     step_metrics=STEP_METRICS,

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
-from experiments.teleclass.figures import figures
+from experiments.teleclass.figures import sections
 from experiments.teleclass.generators import load_generator
 from experiments.teleclass.phases.augment import augment, generated_files
 from experiments.teleclass.phases.baselines import measure_baselines
@@ -155,7 +155,7 @@ EXPERIMENT = Experiment(
     2,
     TeleclassSettings,
     stages,
-    figures,
+    sections,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )

@@ -6,7 +6,7 @@ from functools import partial
 
 from experiments.transformer.data.load import load
 from experiments.transformer.evaluation import run_evaluate
-from experiments.transformer.figures import figures
+from experiments.transformer.figures import sections
 from experiments.transformer.prepare_stage import run_prepare
 from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.tables import STEP_METRICS, TABLES
@@ -55,7 +55,7 @@ EXPERIMENT = Experiment(
     2,
     TrainerSettings,
     stages,
-    figures,
+    sections,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )

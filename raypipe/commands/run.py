@@ -107,7 +107,7 @@ def run(request: Request) -> int:
             )
             failed = run_stages(stages, session)
             if ledger.rows("stages"):
-                build(run_dir, configuration.experiment, again)
+                build(run_dir, name, configuration.experiment.report, again)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             display.say(f"interrupted; finished units are kept. Continue with: {again}")

@@ -1,4 +1,4 @@
-"""How the trials of a sweep learn: the recommended one among all others."""
+"""Learning curves of a sweep: the recommended trial among all others, or loss parity with fp32."""
 
 from __future__ import annotations
 
@@ -8,23 +8,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from raypipe.report.formatting import number
-from raypipe.report.plots import HEIGHT, INK, MUTED, WIDTH, Figure, finite, frame_y, rows
+from raypipe.report.plots import (
+    HEIGHT,
+    INK,
+    MUTED,
+    WIDTH,
+    Plot,
+    draw_legend,
+    finite,
+    frame_steps,
+    frame_y,
+    new_axes,
+    rows,
+)
 from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
 from raypipe.report.training import running_median
 
 _BLUE = "#2856cf"
-_MOST_POINTS = 100  # of a line, where there are many
+_MAX_POINTS = 100  # per line
 
 
-def curves(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Figure | None:
-    """Learning curves of kind quality; of kind systems how the losses differ from fp32's.
+def curves_plot(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Plot | None:
+    """Draw learning curves for the kind quality; for the kind systems the parity of the losses.
 
-    None without two curves or, of kind systems, without a trial that has a reference.
+    None with fewer than two curves or, for the kind systems, without a trial that has a reference.
     """
     columns = ["trial_id", "step", "loss"]
     steps = rows(tables, "steps", columns)
@@ -35,7 +47,7 @@ def curves(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Figure | None:
     return _parity(sweep, steps) if finite(sweep.trials["parity"]).size else None
 
 
-def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
+def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
     states = sweep.trials.set_index("trial_id")["status"]
     population = "parent" in sweep.trials and sweep.trials["parent"].notna().any()
     if population:
@@ -44,8 +56,7 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
     lines = _lines(steps, column)
     if len(lines) < 2:
         return None
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes((0.115, 0.135, 0.85, 0.735))
+    figure, axes = new_axes(0.85, 0.735)
     stopped = 0
     for name, line in lines.items():
         chosen = name == sweep.chosen
@@ -64,7 +75,7 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
     caption += ", running median of the logged loss. " if column == "loss" else ". "
     caption += f"{stopped} ended early, where their marks are. " if stopped else ""
     if population:
-        caption += "Each goes back through those of the population whose weights it went on with. "
+        caption += "Each curve begins with those of the trials whose weights it continued. "
     settings = point_name(sweep)
     caption += f"Recommended: {settings}." if settings else ""
     chosen_line = lines.get(sweep.chosen)
@@ -72,27 +83,27 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
     if chosen_line is not None:
         end = number(float(chosen_line.iloc[-1]))
         title = f"The recommended trial ends at {_measure(column)} {end}"
-    return _figure(sweep, title, caption.strip(), figure)
+    return Plot(f"sweep-curves-{sweep.stage}", title, caption.strip(), figure)
 
 
 def _with_ancestors(
     steps: pd.DataFrame, trials: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.Series[str]]:
-    """The steps of each trial of a population that none went on from, with all before them.
+    """Return the steps of each last trial of a population, preceded by those of its ancestors.
 
-    Also how each ended: one that was given up before the end counts as stopped.
+    Also return the status of each: a trial that was abandoned before the end was interrupted.
     """
     named = trials.set_index("trial_id")
     parents = named["parent"].dropna().to_dict()
     leaves = named.index.difference(pd.Index(list(parents.values())))
-    found = []
+    curves = []
     for leaf in leaves:
         line = [leaf]
         while line[-1] in parents:
             line.append(parents[line[-1]])
-        found.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
+        curves.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
     early = (named["status"] == "succeeded") & (named["until"] < named["until"].max())
-    return pd.concat(found), named["status"].mask(early, "interrupted").loc[leaves]
+    return pd.concat(curves), named["status"].mask(early, "interrupted").loc[leaves]
 
 
 def _measure(column: str) -> str:
@@ -100,30 +111,28 @@ def _measure(column: str) -> str:
 
 
 def _lines(steps: pd.DataFrame, column: str) -> dict[str, pd.Series[float]]:
-    """The values of each trial by step; the loss as its running median."""
+    """Return the values of each trial by step; of the loss its running median."""
     known = steps[np.isfinite(pd.to_numeric(steps[column], errors="coerce").astype(float))]
     lines = {}
     for name, trial in known.sort_values("step").groupby("trial_id", sort=False):
         line = trial.set_index("step")[column].astype(float)
         line = running_median(line) if column == "loss" else line
-        kept = np.unique(np.linspace(0, len(line) - 1, _MOST_POINTS).round().astype(int))
-        lines[str(name)] = line.iloc[kept]
+        places = np.unique(np.linspace(0, len(line) - 1, _MAX_POINTS).round().astype(int))
+        lines[str(name)] = line.iloc[places]
     return lines
 
 
 def _frame(axes: Axes, lines: Mapping[str, pd.Series[float]]) -> None:
-    """Both axes; a bad trial's highest values may leave the picture, the others' may not."""
+    """Frame both axes; the highest values of the worst trials may be outside."""
     ends = [float(line.max()) for line in lines.values()]
     low = min(float(line.min()) for line in lines.values())
     frame_y(axes, [low, float(np.quantile(ends, 0.9, method="lower"))])
-    axes.set_xlim(0, max(1.0, max(float(line.index[-1]) for line in lines.values())) * 1.01)
-    axes.set_xlabel("optimiser step")
+    frame_steps(axes, 1.01 * max(float(line.index[-1]) for line in lines.values()))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 6))))
 
 
 def _legend(
-    figure: Canvas,
+    figure: Figure,
     sweep: Sweep,
     lines: Mapping[str, pd.Series[float]],
     states: pd.Series[str],
@@ -138,28 +147,27 @@ def _legend(
         if status in present:
             keys.append(Line2D([], [], color=MUTED, linewidth=0.8, marker=mark, markersize=4,
                                markeredgewidth=0, label=label))  # fmt: skip
-    figure.legend(
-        handles=keys, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(keys), fontsize=7.5,
-        handlelength=1.6, columnspacing=1.2, handletextpad=0.5, borderaxespad=0.3,
-    )  # fmt: skip
+    draw_legend(figure, keys)
 
 
-def _parity(sweep: Sweep, steps: pd.DataFrame) -> Figure:
-    """The logged losses by precision, and the largest difference of each trial from fp32's."""
+def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:
+    """Draw the losses by precision, and the largest difference of each trial from fp32."""
     trials = sweep.trials[sweep.trials["parity"].notna()]
     names = ordered(trials["precision"])
-    colours = precision_strokes(names)
+    fixed = precision_strokes(names)
     percent = 100 * trials["parity"]
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     lines = _lines(steps, "loss")
     if lines:
         _losses(figure.add_axes((0.115, 0.135, 0.46, 0.78)), sweep, lines)
     axes = figure.add_axes((0.68, 0.135, 0.3, 0.78) if lines else (0.115, 0.135, 0.865, 0.78))
     for place, name in enumerate(names):
         mine = percent[trials["precision"] == name].to_numpy()
-        beside = place + 0.07 * (np.arange(mine.size) * 4 % 9 - 4)  # side by side, in no order
+        beside = place + 0.07 * (
+            np.arange(mine.size) * 4 % 9 - 4
+        )  # side by side, in no particular order
         axes.scatter(beside, mine, s=16, marker=MARKERS.get(name, "p"),
-                     color=colours[name].colour, linewidth=0, alpha=0.8)  # fmt: skip
+                     color=fixed[name].color, linewidth=0, alpha=0.8)  # fmt: skip
     frame_y(axes, percent)
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
@@ -170,27 +178,22 @@ def _parity(sweep: Sweep, steps: pd.DataFrame) -> Figure:
     worst = ", ".join(
         f"{name} {percent[trials['precision'] == name].max():.2g} %" for name in names
     )
-    caption = "Left: the logged losses, coloured by precision, of fp32 references dashed. Right: "
-    caption = f"{caption}the" if lines else "The"
+    left = "Left: the logged losses, colored by precision; fp32 references are dashed. Right: "
+    caption = f"{left}the" if lines else "The"
     caption += " largest relative difference of a trial's losses from those of the fp32 trial"
-    caption += f" with the same other settings; at most: {worst}."
+    caption += f" with otherwise equal settings; at most: {worst}."
     title = f"Losses are at most {percent.max():.2g} % from fp32's"
-    return _figure(sweep, title, caption, figure)
+    return Plot(f"sweep-curves-{sweep.stage}", title, caption, figure)
 
 
 def _losses(axes: Axes, sweep: Sweep, lines: Mapping[str, pd.Series[float]]) -> None:
     precisions = sweep.trials.set_index("trial_id")["precision"]
-    colours = precision_strokes(precisions)
+    fixed = precision_strokes(precisions)
     for name, line in lines.items():
         if name in precisions.index:
-            axes.plot(line.index, line, color=colours[precisions[name]].colour, linewidth=0.9)
+            axes.plot(line.index, line, color=fixed[precisions[name]].color, linewidth=0.9)
         else:
             axes.plot(line.index, line, color=INK, linewidth=0.9, linestyle="--", zorder=3)
     _frame(axes, lines)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.set_title("loss")
-
-
-def _figure(sweep: Sweep, title: str, caption: str, figure: Canvas) -> Figure:
-    name, group = f"sweep-curves-{sweep.stage}", f"Sweep of {sweep.stage}"
-    return Figure(name, title, caption, figure, group)

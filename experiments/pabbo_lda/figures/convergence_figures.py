@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from experiments.pabbo_lda.figures.optimizer_styles import LABELLED, by_optimizer, name_of, runs_of
@@ -18,7 +18,7 @@ from raypipe.report.plots import (
     HEIGHT,
     MUTED,
     WIDTH,
-    Figure,
+    Plot,
     Stroke,
     finite,
     frame_y,
@@ -124,9 +124,9 @@ def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float
         )
 
 
-def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, Axes, str]:
+def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Figure, Axes, str]:
     """Draw the curves of one corpus over the column ``at``; the text is for the caption."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     start, last = _start(table), float(table[at].max())
     ends: list[tuple[float, str, Stroke]] = []
@@ -154,7 +154,7 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Canvas, A
     return figure, axes, note
 
 
-def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
+def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
     """Draw a quantity of one corpus by evaluation; the shared start is shaded."""
     last, start = int(table["evaluation"].max()), _start(table)
     figure, axes, note = _curves(quantity, table, "evaluation")
@@ -176,10 +176,10 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figu
         note += " Dotted: the studies have ended and their best is carried forward."
     caption = f"{quantity.caption} after each evaluation{note}"
     name = f"{quantity.name}_by_evaluation-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by evaluation")
+    return Plot(name, dataset, caption, figure, f"{quantity.group} by evaluation")
 
 
-def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
+def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
     """Draw a quantity of one corpus by the summed CPU time of a study's evaluations."""
     longest = float(table["cpu_s"].max())
     if longest >= 2 * 3600:
@@ -191,16 +191,16 @@ def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Figure:
     axes.set_xlabel(f"CPU time of LDA evaluations, {unit}")
     caption = f"{quantity.caption} by the summed CPU time of a study's evaluations{note}"
     name = f"{quantity.name}_by_time-{dataset}"
-    return Figure(name, dataset, caption, figure, f"{quantity.group} by time")
+    return Plot(name, dataset, caption, figure, f"{quantity.group} by time")
 
 
-def solved(dataset: str, table: pd.DataFrame) -> Figure:
+def solved(dataset: str, table: pd.DataFrame) -> Plot:
     """Draw the fraction of runs within 1 % of the best known value by evaluations after the start.
 
     An empirical distribution with censored runs: the data profile of Moré and Wild (2009,
     doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
     """
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     last = max(1.0, float((table["evaluations"] - table["start_evaluations"]).max()))
     ends: list[tuple[float, float, tuple[float, str, Stroke]]] = []
@@ -222,4 +222,4 @@ def solved(dataset: str, table: pd.DataFrame) -> Figure:
     most = int(table.groupby("optimizer").size().max())
     caption = f"Fraction of {runs_of(most)} of each optimizer within 1 % of the best known value"
     caption += " of the corpus and seed, by evaluations after the start."
-    return Figure(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")
+    return Plot(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from experiments.pabbo_lda.figures.convergence_figures import (
@@ -36,7 +36,7 @@ from raypipe.report.plots import (
     MUTED,
     PAPER,
     WIDTH,
-    Figure,
+    Plot,
     Stroke,
     finite,
     frame_y,
@@ -47,7 +47,7 @@ from raypipe.report.plots import (
     style,
 )
 
-_Draw = Callable[[str, pd.DataFrame], Figure]
+_Draw = Callable[[str, pd.DataFrame], Plot]
 
 
 #: columns that the figures read
@@ -60,7 +60,7 @@ _COLUMNS = {
 }
 
 
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """Return all figures that the tables allow, by kind and then by corpus.
 
     A missing or empty table, or a corpus without a finite value, leaves its figures out.
@@ -69,7 +69,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
         ValueError: a table lacks a column.
 
     """
-    drawn: list[Figure] = []
+    drawn: list[Plot] = []
     history, reached, summary, studies, regret = (
         rows(tables, name, columns.split()) for name, columns in _COLUMNS.items()
     )
@@ -95,19 +95,19 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     return drawn
 
 
-def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Figure]:
+def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Plot]:
     """Return one figure per corpus with a finite value, in the table's order of corpora."""
     groups = table.groupby("dataset", sort=False)
     return [draw(str(name), group) for name, group in groups if finite(group[value]).size]
 
 
-def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
+def _trajectory(dataset: str, table: pd.DataFrame) -> Plot:
     """Draw one panel per optimizer: every T it tried, and the median of its best T so far."""
     optimizers = by_optimizer(table)
     columns = min(2, len(optimizers))
     lines = -(-len(optimizers) // columns)
     height = 0.75 + 1.2 * lines
-    figure = Canvas(figsize=(WIDTH, height))
+    figure = Figure(figsize=(WIDTH, height))
     grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
     figure.subplots_adjust(
         left=0.135,
@@ -139,15 +139,15 @@ def _trajectory(dataset: str, table: pd.DataFrame) -> Figure:
     runs = runs_of(int(table["run"].nunique()))
     caption = f"Gray: every number of topics T evaluated ({runs}). Line: the best T so far"
     caption += ", median over runs." if table["run"].nunique() > 1 else "."
-    return Figure(f"t_trajectory-{dataset}", dataset, caption, figure, "Numbers of topics tried")
+    return Plot(f"t_trajectory-{dataset}", dataset, caption, figure, "Numbers of topics tried")
 
 
-def _bars(dataset: str, table: pd.DataFrame) -> Figure:
+def _bars(dataset: str, table: pd.DataFrame) -> Plot:
     """Draw mean and standard deviation of final values: bars from zero, or points on a log axis."""
     known = np.isfinite(table["mean"].astype(float))
     lost = ", ".join(name_of(name) for name in table.loc[~known, "optimizer"])
     table = table[known].sort_values("mean", ascending=False, kind="stable")
-    figure = Canvas(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
+    figure = Figure(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
     axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
     fixed = strokes_of(list(table["optimizer"]))
@@ -187,10 +187,10 @@ def _bars(dataset: str, table: pd.DataFrame) -> Figure:
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
     )
     caption += f" Left out for lack of a finite mean: {lost}." if lost else ""
-    return Figure(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
+    return Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
 
 
-def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
+def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     """Draw quartiles over runs with every run as a point, best median on the left."""
     groups = {}
     for name, group, _ in by_optimizer(table):
@@ -198,7 +198,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
             groups[name] = known
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
     fixed = strokes_of(names)
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
     for place, name in enumerate(names):
         known, (color, _) = groups[name], fixed[name]
@@ -228,14 +228,14 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Figure:
         caption += " whiskers reach the furthest run within 1.5 box lengths."
     caption += " The axis does not start at zero."
     caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
-    return Figure(
+    return Plot(
         f"final_boxes-{dataset}", dataset, caption, figure, "Final best perplexity, every run"
     )
 
 
-def _regret(stage: str, table: pd.DataFrame) -> Figure:
+def _regret(stage: str, table: pd.DataFrame) -> Plot:
     """Draw the simple regret of the model and of random search, with confidence bands."""
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELLED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
     fixed = strokes_of([model])
@@ -257,4 +257,4 @@ def _regret(stage: str, table: pd.DataFrame) -> Figure:
     caption = "Utility of the optimum minus that of the best queried point, mean over held-out"
     caption += " functions with its confidence band. The label is the regret after the last duel."
     title = f"{name_of(model)} and random search"
-    return Figure(f"regret-{stage}", title, caption, figure, "Simple regret of the model")
+    return Plot(f"regret-{stage}", title, caption, figure, "Simple regret of the model")

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from experiments.pabbo_lda.figures import convergence_figures
 from experiments.pabbo_lda.figures.optimizer_styles import NAMES
 from experiments.pabbo_lda.figures.report_figures import figures
-from raypipe.report.plots import Figure, encode
+from raypipe.report.plots import Plot, encode
 
 START = [733, 133, 355, 115]
 KINDS = ["best_by_evaluation", "best_by_time", "excess_by_evaluation", "excess_by_time"]
@@ -61,7 +61,7 @@ def _tables(
     return {"study_history": table, "studies": studies, "summary": summary}
 
 
-def _named(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+def _named(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
     return {figure.name: figure for figure in figures(tables)}
 
 
