@@ -23,6 +23,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
+from experiments.common.pretrained import model_fingerprint
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
@@ -33,7 +34,6 @@ from raypipe.storage.run_directory import RunDirectory
 Vectors = NDArray[np.float32]
 
 _TOKEN_PATTERN = r"[^\W\d_]{2,}"
-_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,8 @@ def need_nlp(what: str) -> None:
             raise ConfigError(f"{what}: needs {module}: pip install 'raypipe-runner[nlp]'")
 
 
-@lru_cache(maxsize=8)
 def model_identity(model: str, key: str) -> str:
-    """Return the identity of a pretrained model: its name, or the SHA-256 of its directory's files.
+    """Return the identity of a pretrained model: its name, or a hash of its directory's files.
 
     Raises:
         ConfigError: the directory does not hold a model.
@@ -228,15 +227,9 @@ def model_identity(model: str, key: str) -> str:
     if not folder.is_dir():
         if folder.is_absolute() or model.startswith("."):
             raise ConfigError(f"{key} = {model}: there is no such directory")
-        return model
-    if not (folder / "config.json").is_file():
+    elif not (folder / "config.json").is_file():
         raise ConfigError(f"{key} = {model}: holds no config.json, so it is not a saved model")
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in _FILES for path in folder.rglob(pattern)):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return model_fingerprint(model)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.transformer.data.splits import SplitName
+from experiments.common.blocks import Split
 from experiments.transformer.model import PADDING
 from experiments.transformer.prepare_stage import split_path
 from experiments.transformer.settings import TransformerSettings
@@ -33,7 +33,7 @@ class StoredSamples(Dataset[Sample]):
     """
 
     run_dir: RunDirectory
-    name: SplitName
+    split: Split
 
     def __len__(self) -> int:
         return len(self._columns["target"])
@@ -51,7 +51,7 @@ class StoredSamples(Dataset[Sample]):
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table = read_arrow(self.run_dir, split_path(self.run_dir, self.name))
+        table = read_arrow(self.run_dir, split_path(self.run_dir, self.split))
         # one chunk each; combine_chunks would copy it
         columns = {name: table.column(name).chunk(0) for name in table.column_names}
         columns["target"] = columns["target"].to_numpy()
@@ -62,7 +62,7 @@ class StoredSamples(Dataset[Sample]):
         return columns
 
     def __getstate__(self) -> dict[str, object]:
-        return {"run_dir": self.run_dir, "name": self.name}
+        return {"run_dir": self.run_dir, "split": self.split}
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
     """Record the measures of the transformer and of a baseline, and the confusion of classes."""
     model = context.settings.model.completed(data.sizes())
     outputs = context.call("evaluate", predict, context.run_dir, model, on_gpu=context.stage.on_gpu)
-    target, gold = data.target, data.test.target
+    target, gold = data.target, data.held_out.target
     rows: dict[str, dict[str, Row]] = {"measures": {}}
     if target.kind == "classification":
         predicted = outputs.argmax(1)
@@ -60,7 +60,7 @@ def predict(run_dir: RunDirectory, model: TransformerSettings) -> NDArray[np.flo
     network = Transformer(model)
     network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
     network.to(device).eval()
-    samples = StoredSamples(run_dir, "test")
+    samples = StoredSamples(run_dir, "held_out")
     collate = TransformerTask(model, samples).collate()
     parts = []
     with torch.inference_mode():

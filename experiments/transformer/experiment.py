@@ -27,7 +27,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
     task = partial(build_task, data)
     if data is None:
         return [hardware_stage(), train_stage("train", settings.train, task)]
-    train, test = len(data.train.target), len(data.test.target)
+    train, held_out = len(data.train.target), len(data.held_out.target)
     return [
         hardware_stage(),
         Stage(
@@ -36,7 +36,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             [Unit("prepare", {"content": dict(data.identity)})],
             ("hardware",),
             ("data", "model.length", "model.kind"),
-            f"{train + test} rows",
+            f"{train + held_out} rows",
         ),
         train_stage("train", settings.train, task, ("prepare",)),
         Stage(
@@ -44,7 +44,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             partial(run_evaluate, data),
             needs=("train",),
             reads=("model",),
-            workload=f"{test} rows",
+            workload=f"{held_out} rows",
             on_gpu=settings.train.scaling.gpus_per_worker != 0,
         ),
     ]

@@ -102,5 +102,5 @@ def build_task(data: Data | None, settings: Any, run_dir: RunDirectory | None) -
         held_out = RandomSamples(model, own.held_out, own.seed, first=own.samples)
         return TransformerTask(model, samples, held_out)
     deviation = data.target.deviation if model.kind == "regression" else None
-    splits = StoredSamples(run_dir, "train"), StoredSamples(run_dir, "test")
+    splits = StoredSamples(run_dir, "train"), StoredSamples(run_dir, "held_out")
     return TransformerTask(model, *splits, deviation)

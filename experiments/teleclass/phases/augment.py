@@ -22,7 +22,7 @@ from raypipe.storage.ledger import Row
 _EXAMPLES = 3
 
 
-def augment(corpus: Corpus, context: StageContext) -> None:
+def run_augment(corpus: Corpus, context: StageContext) -> None:
     """Write documents for the starved classes into the table ``generated``, and count classes.
 
     A class is starved if it has too few documents, counting the ancestors of labels.

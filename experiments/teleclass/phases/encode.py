@@ -51,7 +51,7 @@ class _Block:
         self.embeddings.write(self.number, vectors, self.identity)
 
 
-def encode(corpus: Corpus, context: StageContext) -> None:
+def run_encode(corpus: Corpus, context: StageContext) -> None:
     """Encode the documents, the classes and their names; keep blocks that are stored.
 
     Raises:

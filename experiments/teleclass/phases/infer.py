@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
-from experiments.teleclass.artifacts import label_lists, record_measures, tokenizer_path
+from experiments.common.tokenizer import read_tokenizer
+from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.dataset import NOTHING
@@ -90,7 +91,7 @@ def choose(
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 
-def infer(corpus: Corpus, context: StageContext) -> None:
+def run_infer(corpus: Corpus, context: StageContext) -> None:
     """Predict the labels of the documents, store them, measure them if there are gold labels.
 
     Blocks are stored as they are predicted, and not computed again.
@@ -196,7 +197,7 @@ def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch
     weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = restore_classifier(weights, metadata).to(device)
-    return model, run_dir.read(tokenizer_path(run_dir)).decode(), device
+    return model, read_tokenizer(run_dir), device
 
 
 def _to_json(counts: Counts) -> str:

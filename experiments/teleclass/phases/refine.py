@@ -40,7 +40,7 @@ class _Inputs:
     settings: RefineSettings
 
 
-def refine(corpus: Corpus, context: StageContext) -> None:
+def run_refine(corpus: Corpus, context: StageContext) -> None:
     """Give the training documents labels; measure them if there are gold labels."""
     settings: RefineSettings = context.settings.refine
     if settings.given is None:

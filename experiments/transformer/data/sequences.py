@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from experiments.transformer.data.splits import Data, Kind, Split, is_text, make_target
+from experiments.transformer.data.splits import Data, Kind, Rows, is_text, make_target
 from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
@@ -104,7 +104,7 @@ def _data(
     train, test = parts
     target, *targets = make_target(train[_TARGET], test[_TARGET], kind, None, source)
     splits = [
-        Split(part.drop_columns([_TARGET]), values)
+        Rows(part.drop_columns([_TARGET]), values)
         for part, values in zip(parts, targets, strict=True)
     ]
     vocabulary = settings.vocabulary
@@ -127,9 +127,7 @@ def _read(path: Path, settings: DataSettings, notes: list[str]) -> pa.Table:
         check_column(rows, name, path)
     texts, labels = rows[settings.text], rows[settings.label]
     if not is_text(texts.type):
-        raise CorpusError(
-            f"{path}: column {settings.text!r} is {texts.type}; name one of text"
-        )
+        raise CorpusError(f"{path}: column {settings.text!r} is {texts.type}; name one of text")
     if pa.types.is_nested(labels.type):
         texts, labels = _picked(texts, labels, path, settings, notes)
     empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)

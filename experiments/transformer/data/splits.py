@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from raypipe.datasets.corpus import CorpusError
 
 Kind = Literal["classification", "regression"]
-SplitName = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,8 @@ class Category:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The training or the held-out rows.
+class Rows:
+    """The rows of a split.
 
     Attributes:
         inputs: a column ``text`` or ``tokens`` (a list of ids), or the columns of a table.
@@ -70,7 +69,7 @@ class Data:
 
     Attributes:
         train: training rows.
-        test: held-out rows.
+        held_out: held-out rows.
         target: the target of both.
         identity: fingerprints of the content, never a path.
         columns: features of a table.
@@ -79,17 +78,17 @@ class Data:
 
     """
 
-    train: Split
-    test: Split
+    train: Rows
+    held_out: Rows
     target: Target
     identity: Mapping[str, Any]
     columns: tuple[Numeric | Category, ...] = ()
     vocabulary: int = 0
     notes: tuple[str, ...] = ()
 
-    def split(self, name: SplitName) -> Split:
-        """Return one of the splits."""
-        return self.train if name == "train" else self.test
+    def split(self, name: str) -> Rows:
+        """Return the split ``train`` or ``held_out``."""
+        return self.train if name == "train" else self.held_out
 
     def sizes(self) -> dict[str, Any]:
         """Return the settings of the model that follow from the data."""
@@ -107,7 +106,7 @@ class Data:
 
 def make_target(
     train: pa.ChunkedArray,
-    test: pa.ChunkedArray,
+    held_out: pa.ChunkedArray,
     kind: Kind | None,
     few: int | None,
     source: str,
@@ -116,7 +115,7 @@ def make_target(
 
     Args:
         train: values of the training rows.
-        test: values of the held-out rows.
+        held_out: values of the held-out rows.
         kind: kind of prediction; by default text, truth values and whole numbers with few distinct
             values are classes, and other numbers are a regression.
         few: largest number of distinct values that counts as few; None for any number.
@@ -127,7 +126,7 @@ def make_target(
             type, or the kind does not suit it.
 
     """
-    parts = [train, test]
+    parts = [train, held_out]
     for part in parts:
         _check_complete(part, source)
     numeric = all(_is_number(part.type) for part in parts)

@@ -16,7 +16,7 @@ from experiments.transformer.data.splits import (
     Data,
     Kind,
     Numeric,
-    Split,
+    Rows,
     as_text,
     is_plain,
     make_target,
@@ -64,7 +64,7 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     made, *targets = make_target(train[target], test[target], kind, few, source)
     columns = tuple(_column(train[name], test[name], name, few, path) for name in names)
     splits = [
-        Split(part.select(names), values)
+        Rows(part.select(names), values)
         for part, values in zip((train, test), targets, strict=True)
     ]
     numeric = sum(isinstance(column, Numeric) for column in columns)

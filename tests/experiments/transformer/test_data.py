@@ -78,7 +78,7 @@ def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     assert set(numeric[~known, names.index("gap")]) == {0.0}
     np.testing.assert_allclose(data.train.target.mean(), 0, atol=1e-5)
     np.testing.assert_allclose(data.train.target.std(), 1, atol=1e-5)
-    own = data.target.mean + data.target.deviation * data.test.target
+    own = data.target.mean + data.target.deviation * data.held_out.target
     assert 800 < own.min() < own.max() < 1600
 
 
@@ -100,10 +100,10 @@ def test_every_value_of_a_category_has_an_index(known, seen) -> None:
 def test_equal_rows_are_on_the_same_side_and_none_is_lost(tmp_path: Path) -> None:
     rows = frame()
     data = table(write(tmp_path, pd.concat([rows, rows]), ".parquet"))
-    sides = [set(split.inputs["many"].to_pylist()) for split in (data.train, data.test)]
+    sides = [set(split.inputs["many"].to_pylist()) for split in (data.train, data.held_out)]
     assert sides[0].isdisjoint(sides[1])
     assert sides[0] | sides[1] == set(rows["many"])
-    assert 0.1 < len(data.test.target) / (2 * ROWS) < 0.35
+    assert 0.1 < len(data.held_out.target) / (2 * ROWS) < 0.35
 
 
 def test_a_test_file_is_the_test(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_test_file_is_the_test(tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     rows.head(7).assign(colour="violet").to_csv(other, index=False)
     data = table(path, test_file=other)
-    assert (len(data.train.target), len(data.test.target)) == (ROWS, 7)
+    assert (len(data.train.target), len(data.held_out.target)) == (ROWS, 7)
     position = [c.name for c in data.columns if isinstance(c, Category)].index("colour")
-    encoded = np.array(encode_rows(data.columns, data.test.inputs)["categories"].to_pylist())
+    encoded = np.array(encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist())
     assert set(encoded[:, position]) == {0}  # unknown
 
 
@@ -265,12 +265,14 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     data = load(DataSettings(), None)
     assert data is not None
     assert data.target.classes == ("p0", "p1", "p2")
-    found = [text for split in (data.train, data.test) for text in split.inputs["text"].to_pylist()]
+    found = [
+        text for split in (data.train, data.held_out) for text in split.inputs["text"].to_pylist()
+    ]
     assert sorted(found) == sorted({record.text for record in records[:-1]})
     monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records[::-1]))
     again = load(DataSettings(), None)
     assert again is not None
-    assert len(again.test.target) > 10
+    assert len(again.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
         load(DataSettings(min_documents=99), None)
 
