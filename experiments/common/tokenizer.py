@@ -20,15 +20,16 @@ def evenly_spread(items: Sequence[T], most: int) -> Sequence[T]:
     return items[:: max(1, -(-len(items) // most))]
 
 
-def tokenizer_path(run_dir: RunDirectory) -> str:
-    """Return the path of the tokenizer that the tokenize stage stores."""
-    return run_dir.artifact("tokenize", "tokenizer.json")
+def tokenizer_path(run_dir: RunDirectory, stage: str = "tokenize") -> str:
+    """Return the path of the tokenizer that a stage stores."""
+    return run_dir.artifact(stage, "tokenizer.json")
 
 
 def store_tokenizer(context: StageContext, make: Callable[..., str], *arguments: object) -> str:
     """Make a tokenizer in a task, store it, and return it as JSON."""
     content: str = context.call(f"{context.stage.name}/tokenizer", make, *arguments)
-    context.run_dir.write(tokenizer_path(context.run_dir), content.encode())
+    path = tokenizer_path(context.run_dir, context.stage.name)
+    context.run_dir.write(path, content.encode())
     return content
 
 

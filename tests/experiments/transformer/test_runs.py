@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.transformer import experiment as pipeline
-from experiments.transformer import sequence_data as sequences
-from experiments.transformer.data import Target
+from experiments.transformer import experiment
+from experiments.transformer.data import sequences
+from experiments.transformer.data.splits import Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
@@ -122,7 +122,7 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     def never(*arguments):
         raise AssertionError("prepared twice")
 
-    monkeypatch.setattr(pipeline, "prepare", never)
+    monkeypatch.setattr(experiment, "run_prepare", never)
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
     assert rows.loc["transformer", "accuracy"] > 0.95
@@ -219,7 +219,7 @@ def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
     [
         ("model.numeric=9", "model.numeric = 9: the data have 4; leave it out"),
         ("model.outputs=7", "model.outputs = 7: the data have 2"),
-        ("model.kind=regression", "makes no number"),
+        ("model.kind=regression", "not a number"),
         ("data.target=nothing", "no column 'nothing'"),
         ("data.file=none.csv", "no such file"),
         ("data.target=null", "target must name the column"),

@@ -1,4 +1,4 @@
-"""Files of documents and of gold labels, read a block at a time."""
+"""Readers of document and gold-label files, block by block."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import check_known, reading
 from raypipe.storage import parquet
 
-#: Bytes of CSV parsed at a time; no document may be longer.
+#: bytes of CSV parsed at a time; no document may be longer
 CSV_BLOCK = 2**24
 
 
 def unit(path: Path) -> str:
-    """What places in a file are counted in: lines from 1, or rows from 0."""
+    """Return the unit of places in a file: lines from 1, or rows from 0."""
     return "row" if path.name.removesuffix(".gz").endswith((".csv", ".parquet")) else "line"
 
 
 def document_blocks(path: Path, columns: Columns) -> Iterator[Block]:
-    """The documents of a file; its suffix says what it is.
+    """Yield the documents of a file in the format of its suffix.
 
     ``.jsonl``, ``.csv`` (each plain or ``.gz``) and ``.parquet`` are tables: a document's text is
-    its text columns that are not empty, joined by newlines; without an id column the ids are
-    the row numbers from 0. ``.txt``, plain or ``.gz``, has lines ``id<TAB>text``.
+    its non-empty text columns, joined by newlines; without an id column, row numbers from 0 are
+    the ids. ``.txt``, plain or ``.gz``, has lines ``id<TAB>text``.
 
     Raises:
-        CorpusError: no such file, another suffix, a missing column, values of another type, a
-            document without id, or a damaged file.
+        CorpusError: the file does not exist, is corrupt, has an unknown suffix or lacks a column,
+            a value has another type, or a document has no id.
 
     """
     readers = {
@@ -59,21 +59,20 @@ def document_blocks(path: Path, columns: Columns) -> Iterator[Block]:
     if not path.is_file():
         raise CorpusError(f"{path}: there is no such file; name a file of documents")
     if not columns.texts:
-        raise CorpusError(f"{path}: no column is named; name those that make the text")
+        raise CorpusError(f"{path}: no text column is given; name at least one")
     for suffix, reader in readers.items():
         if path.name.removesuffix(".gz").endswith(suffix):
             return reader(path, columns)
     raise CorpusError(
-        f"{path}: the suffix says nothing; allowed are .jsonl, .csv, .txt, each also with .gz, "
-        "and .parquet"
+        f"{path}: unknown suffix; allowed are .jsonl, .csv, .txt, each also with .gz, and .parquet"
     )
 
 
 def gold_blocks(path: Path) -> Iterator[Block]:
-    """The lines ``document id<TAB>class id,class id,...`` of a file, plain or ``.gz``.
+    """Yield the lines ``document id<TAB>class id,class id,...`` of a file, plain or ``.gz``.
 
     Raises:
-        CorpusError: a damaged file or a line of another form.
+        CorpusError: the file is corrupt, or a line has another format.
 
     """
     form = "document id<TAB>class id,class id,..."
@@ -96,7 +95,7 @@ def _txt_blocks(path: Path, _: Columns) -> Iterator[Block]:
 def _split_lines(
     path: Path, chunk: list[tuple[int, str]], form: str
 ) -> tuple[NDArray[np.int64], pa.Array, list[str]]:
-    """Numbers, what is before and what is after the first tab of some lines."""
+    """Return the numbers of lines, and their parts before and after the first tab."""
     ids, rest = [], []
     for number, line in chunk:
         id_, tab, right = line.partition("\t")
@@ -139,7 +138,7 @@ def _record(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
         if "\\ud" in line.lower():
-            json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+            json.dumps(record, ensure_ascii=False).encode()  # half of a surrogate pair is not text
     except ValueError as error:
         raise CorpusError(f"{place}: not JSON: {error}; give an object a line") from error
     if not isinstance(record, dict):
@@ -155,7 +154,7 @@ def _json_text(value: object, column: str, place: str) -> str | None:
 
 def _json_id(value: object, place: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise CorpusError(f"{place}: {value!r} is no document id; give a text or a whole number")
+        raise CorpusError(f"{place}: {value!r} is not a document id; give a text or a whole number")
     return str(value)
 
 
@@ -175,7 +174,7 @@ def _csv_blocks(path: Path, columns: Columns) -> Iterator[Block]:
         with pa.csv.open_csv(path, reading_options, parsing) as reader:
             wanted = _wanted(path, columns, reader.schema.names)
         types = dict.fromkeys(wanted, pa.large_string())
-        # without the conversions that are default, "NA" and "1.0" are words, not values
+        # as text: by default "NA" and "1.0" would be converted to values
         conversion = pa.csv.ConvertOptions(column_types=types, include_columns=wanted)
         with pa.csv.open_csv(path, reading_options, parsing, conversion) as reader:
             for batch in reader:
@@ -202,7 +201,7 @@ def _parquet_blocks(path: Path, columns: Columns) -> Iterator[Block]:
 
 
 def _wanted(path: Path, columns: Columns, names: Sequence[str]) -> list[str]:
-    """The columns to read; the text's must be there."""
+    """Return the columns to read; refuse a file without the text columns."""
     for column in columns.texts:
         check_known("column", column, list(dict.fromkeys(names)), str(path))
     sought = dict.fromkeys([*columns.texts, columns.id, columns.labels])
@@ -216,14 +215,14 @@ def _wanted(path: Path, columns: Columns, names: Sequence[str]) -> list[str]:
 def _table_block(
     path: Path, batch: pa.RecordBatch, start: int, columns: Columns, labels: Labels
 ) -> Block:
-    """A block of rows from ``start``."""
+    """Return a block of rows from ``start``."""
     rows = np.arange(start, start + len(batch), dtype=np.int64)
     numbers = pa.array(rows).cast(pa.large_string())
     ids = batch[columns.id] if columns.id in batch.schema.names else numbers
     if not (pa.types.is_integer(ids.type) or _is_text(ids.type)):
         raise CorpusError(
-            f"{path}: column {columns.id!r} holds {ids.type}, no document ids; give texts or "
-            "whole numbers"
+            f"{path}: column {columns.id!r} holds {ids.type}; document ids are texts or whole "
+            "numbers"
         )
     ids = _checked(ids)
     bad = pc.equal(ids.fill_null(""), "").to_numpy(zero_copy_only=False)
@@ -240,7 +239,7 @@ def _table_block(
 
 
 def _list_labels(path: Path, column: str | None, lists: pa.Array) -> Labels:
-    """The labels in a column of lists."""
+    """Return the labels in a column of lists."""
     kind = lists.type
     if pa.types.is_null(kind):
         return flat_labels([None] * len(lists))
@@ -252,7 +251,7 @@ def _list_labels(path: Path, column: str | None, lists: pa.Array) -> Labels:
 
 
 def _checked(values: pa.Array) -> pa.Array:
-    """The values as text; Arrow believes a file that says its bytes are UTF-8."""
+    """Return the values as text; check their UTF-8, which Arrow trusts files for."""
     texts = values.cast(pa.large_string())
     texts.validate(full=True)
     return texts

@@ -1,9 +1,9 @@
-"""What is trained and evaluated on, as it was read: inputs, targets, and what they are."""
+"""Training and held-out rows as they were read: inputs, targets, and how they are encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from raypipe.datasets.corpus import CorpusError
 
 Kind = Literal["classification", "regression"]
-SplitName = Literal["train", "test"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted: classes, or a number that is standardised by the training rows."""
+    """The target: classes, or a number that is standardized by the training rows."""
 
     kind: Kind
     classes: tuple[str, ...] = ()
@@ -29,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Numeric:
-    """A numeric column and how it is standardised; ``indicator``: it says which are missing."""
+    """A numeric column and its standardization; ``indicator`` adds a feature for missing values."""
 
     name: str
     mean: float
@@ -51,12 +50,12 @@ class Category:
 
 
 @dataclass(frozen=True)
-class Split:
-    """The training or the test rows.
+class Rows:
+    """The rows of a split.
 
     Attributes:
         inputs: a column ``text`` or ``tokens`` (a list of ids), or the columns of a table.
-        target: class indices, int64, or standardised numbers, float32 ``[n]``.
+        target: class indices, int64, or standardized numbers, float32 ``[n]``.
 
     """
 
@@ -66,22 +65,33 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits; ``columns`` are a table's features, ``vocabulary`` a sequence's token ids."""
+    """Both splits.
 
-    train: Split
-    test: Split
+    Attributes:
+        train: training rows.
+        held_out: held-out rows.
+        target: the target of both.
+        identity: fingerprints of the content, never a path.
+        columns: features of a table.
+        vocabulary: number of token ids of sequences.
+        notes: remarks for the user.
+
+    """
+
+    train: Rows
+    held_out: Rows
     target: Target
     identity: Mapping[str, Any]
     columns: tuple[Numeric | Category, ...] = ()
     vocabulary: int = 0
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
-    def split(self, name: SplitName) -> Split:
-        """One of the two."""
-        return self.train if name == "train" else self.test
+    def split(self, name: str) -> Rows:
+        """Return the split ``train`` or ``held_out``."""
+        return self.train if name == "train" else self.held_out
 
     def sizes(self) -> dict[str, Any]:
-        """The settings of the model that follow."""
+        """Return the settings of the model that follow from the data."""
         numeric = [column for column in self.columns if isinstance(column, Numeric)]
         categories = [column.size for column in self.columns if isinstance(column, Category)]
         indicators = [2 for column in numeric if column.indicator]
@@ -96,39 +106,39 @@ class Data:
 
 def make_target(
     train: pa.ChunkedArray,
-    test: pa.ChunkedArray,
+    held_out: pa.ChunkedArray,
     kind: Kind | None,
     few: int | None,
     source: str,
 ) -> tuple[Target, NDArray[Any], NDArray[Any]]:
-    """The target, and that of the training and the test rows.
+    """Return the target, and its values in the training and the held-out rows.
 
     Args:
-        train: the training rows' values.
-        test: the test rows' values.
-        kind: what it is to be; by default text, truth values and whole numbers of few values are
-            classes, other numbers a regression.
-        few: how many values are few; None: whole numbers are classes however many.
-        source: what errors name.
+        train: values of the training rows.
+        held_out: values of the held-out rows.
+        kind: kind of prediction; by default text, truth values and whole numbers with few distinct
+            values are classes, and other numbers are a regression.
+        few: largest number of distinct values that counts as few; None for any number.
+        source: name of the data in errors.
 
     Raises:
-        CorpusError: a missing value or one that is not finite, fewer than two classes, a constant,
-            a type that is neither, or a kind that does not suit it.
+        CorpusError: a value is missing or not finite, the target is constant or has an unsupported
+            type, or the kind does not suit it.
 
     """
-    parts = [train, test]
+    parts = [train, held_out]
     for part in parts:
-        _check_whole(part, source)
-    number = all(_is_number(part.type) for part in parts)
+        _check_complete(part, source)
+    numeric = all(_is_number(part.type) for part in parts)
     if kind is None:
         whole = all(pa.types.is_integer(part.type) for part in parts)
         distinct = pc.count_distinct(train).as_py()
-        classes = not number or (whole and (few is None or distinct <= few))
+        classes = not numeric or (whole and (few is None or distinct <= few))
         kind = "classification" if classes else "regression"
     if kind == "regression":
-        if not number:
+        if not numeric:
             raise CorpusError(
-                f"{source} is {train.type}, of which model.kind = regression makes no number"
+                f"{source} is {train.type}, not a number; model.kind = regression needs numbers"
             )
         values = [part.to_numpy().astype(np.float64) for part in parts]
         target = Target(kind, (), float(values[0].mean()), float(values[0].std()))
@@ -137,23 +147,27 @@ def make_target(
         scaled = [((v - target.mean) / target.deviation).astype(np.float32) for v in values]
         return target, scaled[0], scaled[1]
     texts = [as_text(part, source) for part in parts]
-    known = sorted({*texts[0].unique().to_pylist(), *texts[1].unique().to_pylist()})
+    names = sorted({*texts[0].unique().to_pylist(), *texts[1].unique().to_pylist()})
     if len(texts[0].unique()) < 2:
-        raise CorpusError(f"{source} has one class alone in the training rows: {known[:1]}")
+        raise CorpusError(f"{source} has only one class in the training rows: {names[:1]}")
     indices = [
-        pc.index_in(text, pa.array(known, pa.large_string())).to_numpy().astype(np.int64)
+        pc.index_in(text, pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
         for text in texts
     ]
-    return Target(kind, tuple(known)), indices[0], indices[1]
+    return Target(kind, tuple(names)), indices[0], indices[1]
 
 
 def as_text(values: pa.ChunkedArray, source: str) -> pa.ChunkedArray:
-    """Values of a plain type as text. Raises CorpusError for another type."""
+    """Return plain values as text. Raises CorpusError for nested types and times."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    plain = pa.types.is_boolean(kind) or _is_number(kind) or is_text(kind)
-    if not plain:
+    if not is_plain(kind):
         raise CorpusError(f"{source} is {kind}; give text, numbers or truth values")
     return values.cast(kind).cast(pa.large_string())
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether values of the type are text, numbers or truth values."""
+    return bool(pa.types.is_boolean(kind)) or _is_number(kind) or is_text(kind)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -167,8 +181,8 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _check_whole(values: pa.ChunkedArray, source: str) -> None:
-    """Raises CorpusError: a value is missing, empty or not finite."""
+def _check_complete(values: pa.ChunkedArray, source: str) -> None:
+    """Refuse values that are missing, empty or not finite. Raises CorpusError."""
     missing = values.is_null(nan_is_null=True)
     if is_text(values.type):
         missing = pc.or_(missing, pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True))

@@ -1,4 +1,4 @@
-"""Sequences: texts with labels from a file or of the standard library, or token ids."""
+"""Sequences: labeled texts from a file or the standard library, or token ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from experiments.transformer.data import Data, Kind, Split, is_text, make_target
+from experiments.transformer.data.splits import Data, Kind, Rows, is_text, make_target
 from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
@@ -31,12 +31,13 @@ _TARGET = "target"
 
 
 def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
-    """Docstrings of Python's standard library, each text once; the class is the package.
+    """Return docstrings of Python's standard library, each text once; the class is the package.
 
-    Which ones are for the test hangs on a hash of their names.
+    A hash of its name decides whether a docstring is held out.
 
     Raises:
-        CorpusError: no package has so many documents, or a Python without its sources.
+        CorpusError: every package has fewer documents than ``data.min_documents``, or this Python
+            has no sources of its library.
 
     """
     texts: dict[str, tuple[str, str]] = {}
@@ -64,11 +65,11 @@ def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
 
 
 def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
-    """A file of texts or token ids, and the file or the share of it that is evaluated on.
+    """Return the texts or token ids of a file, split by a hash or with held-out rows of another.
 
     Raises:
-        CorpusError: a damaged file, a missing column, a text that is empty, a label that is none,
-            or what :func:`~experiments.transformer.data.make_target` raises.
+        CorpusError: a file is corrupt, a column is missing, a text or label is empty, or as
+            :func:`~experiments.transformer.data.splits.make_target`.
 
     """
     path = Path(settings.file or "")
@@ -103,7 +104,7 @@ def _data(
     train, test = parts
     target, *targets = make_target(train[_TARGET], test[_TARGET], kind, None, source)
     splits = [
-        Split(part.drop_columns([_TARGET]), values)
+        Rows(part.drop_columns([_TARGET]), values)
         for part, values in zip(parts, targets, strict=True)
     ]
     vocabulary = settings.vocabulary
@@ -113,12 +114,12 @@ def _data(
 
 
 def _divided(rows: pa.Table, mask: NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:
-    """The training and the test rows."""
+    """Return the training and the held-out rows."""
     return rows.filter(pa.array(~mask)), rows.filter(pa.array(mask))
 
 
 def _read(path: Path, settings: DataSettings, notes: list[str]) -> pa.Table:
-    """``text`` or ``tokens``, then ``target``; rows without a label are left out and counted."""
+    """Return ``text`` or ``tokens``, and ``target``; leave out and count rows without a label."""
     if is_npz(path):
         return _token_rows(path)
     rows = read_rows(path)
@@ -126,11 +127,11 @@ def _read(path: Path, settings: DataSettings, notes: list[str]) -> pa.Table:
         check_column(rows, name, path)
     texts, labels = rows[settings.text], rows[settings.label]
     if not is_text(texts.type):
-        raise CorpusError(f"{path}: column {settings.text!r} is {texts.type}; name one of texts")
+        raise CorpusError(f"{path}: column {settings.text!r} is {texts.type}; name one of text")
     if pa.types.is_nested(labels.type):
         texts, labels = _picked(texts, labels, path, settings, notes)
-    bare = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
-    if (row := pc.index(bare, True).as_py()) >= 0:
+    empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
+    if (row := pc.index(empty, True).as_py()) >= 0:
         raise CorpusError(f"{path}: the text in row {row}, counted from 0, is empty; leave it out")
     return pa.table({"text": texts.cast(pa.large_string()), _TARGET: labels})
 
@@ -142,24 +143,24 @@ def _picked(
     settings: DataSettings,
     notes: list[str],
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """The element ``data.label_index`` of each list, of the rows whose list has any."""
-    index, found = settings.label_index, labels.to_pylist()
+    """Return the rows with labels, and the element ``data.label_index`` of each."""
+    index, lists = settings.label_index, labels.to_pylist()
     needed = index + 1 if index >= 0 else -index
-    for row, each in enumerate(found):
-        if each is None or not isinstance(each, list) or 0 < len(each) < needed:
+    for row, label in enumerate(lists):
+        if label is None or not isinstance(label, list) or 0 < len(label) < needed:
             raise CorpusError(
-                f"{path}: the label in row {row}, counted from 0, is {each!r}, which has no "
+                f"{path}: the label in row {row}, counted from 0, is {label!r}, which has no "
                 f"element data.label_index = {index}"
             )
-    labelled = pa.array([bool(each) for each in found])
-    if number := labelled.false_count:
+    labeled = pa.array([bool(label) for label in lists])
+    if number := labeled.false_count:
         notes.append(f"{path.name}: {number} rows without a label left out")
-    chosen = pa.chunked_array([pa.array([each[index] for each in found if each])])
-    return texts.filter(labelled), chosen
+    chosen = pa.chunked_array([pa.array([label[index] for label in lists if label])])
+    return texts.filter(labeled), chosen
 
 
 def _token_rows(path: Path) -> pa.Table:
-    """The arrays ``tokens``, int ``[n, L]`` with 0 as padding after the ids, and ``target``."""
+    """Return the arrays ``tokens``, int ``[n, L]`` padded by 0 at the end, and ``target``."""
     arrays = read_arrays(path)
     if not {"tokens", _TARGET} <= arrays.keys():
         raise CorpusError(f"{path}: needs the arrays tokens and target; it has {[*arrays]}")
@@ -174,7 +175,7 @@ def _token_rows(path: Path) -> pa.Table:
     real = tokens != 0
     lengths = real.sum(1)
     if (lengths == 0).any():
-        raise CorpusError(f"{path}: row {int((lengths == 0).argmax())} is padding alone")
+        raise CorpusError(f"{path}: row {int((lengths == 0).argmax())} has only padding")
     gaps = (np.diff(real.astype(np.int8), axis=1) > 0).any(1)
     if gaps.any():
         raise CorpusError(f"{path}: row {int(gaps.argmax())} has padding (0) before a token")

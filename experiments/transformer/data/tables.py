@@ -1,4 +1,4 @@
-"""Tables: which columns are numbers, which are categories, and rows as the model takes them."""
+"""Tables: numeric and categorical columns, and rows encoded as the model takes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from experiments.transformer.data import (
+from experiments.transformer.data.splits import (
     Category,
     Data,
     Kind,
     Numeric,
-    Split,
+    Rows,
     as_text,
-    is_text,
+    is_plain,
     make_target,
 )
 from experiments.transformer.settings import DataSettings
@@ -26,16 +26,16 @@ from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.rows import check_column, checksum, held_out, table_of
 
 Column = Numeric | Category
-#: a standardised value beyond it is a damaged file, and nears what single precision holds
+#: largest standardized value; beyond it the file is corrupt, and fp32 near its limit
 _MOST = 1e30
 
 
 def load_table(settings: DataSettings, kind: Kind | None) -> Data:
-    """A file of rows, and the file or the share of it that is evaluated on.
+    """Return the rows of a file, split by a hash or with the held-out rows of another file.
 
     Raises:
-        CorpusError: a damaged file, a column that is missing or cannot be used, or what
-            :func:`~experiments.transformer.data.make_target` raises.
+        CorpusError: a file is corrupt, a column is missing or cannot be used, or as
+            :func:`~experiments.transformer.data.splits.make_target`.
 
     """
     path, target = Path(settings.file or ""), str(settings.target)
@@ -46,9 +46,9 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     table = table.drop_columns(list(settings.ignore))
     names = [name for name in table.column_names if name != target]
     if not names:
-        raise CorpusError(f"{path}: there is no column beside the target {target!r}")
+        raise CorpusError(f"{path}: there is no column other than the target {target!r}")
+    _check_columns(table, path)
     if settings.test_file is None:
-        _check_flat(table, path)
         hashed = pd.util.hash_pandas_object(table.to_pandas(), index=False)
         hashes = np.asarray(hashed, np.uint64)
         mask = held_out(hashes, settings.test_share, str(path), "data.test_share")
@@ -59,14 +59,13 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
         for name in table.column_names:
             check_column(test, name, settings.test_file)
         test = test.select(table.column_names)
-        _check_flat(train, path)
-        _check_flat(test, settings.test_file)
-    source = f"{path}: column {target!r}"
-    few = settings.few_values
+        _check_columns(test, settings.test_file)
+    source, few = f"{path}: column {target!r}", settings.few_values
     made, *targets = make_target(train[target], test[target], kind, few, source)
     columns = tuple(_column(train[name], test[name], name, few, path) for name in names)
     splits = [
-        Split(part.select(names), rows) for part, rows in zip((train, test), targets, strict=True)
+        Rows(part.select(names), values)
+        for part, values in zip((train, test), targets, strict=True)
     ]
     numeric = sum(isinstance(column, Numeric) for column in columns)
     note = f"{numeric} numeric and {len(columns) - numeric} categorical columns"
@@ -74,14 +73,14 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
 
 
 def encode_rows(columns: Sequence[Column], rows: pa.Table) -> pa.Table:
-    """Rows as the model takes them.
+    """Return rows as the model takes them.
 
-    A missing number is the mean, which standardised is 0, and an indicator where training rows have
-    missing ones.
+    A missing number is the mean, which is 0 after standardization; a column whose training rows
+    have missing values also gets an indicator.
 
     Returns:
-        ``numeric``, float32, and ``categories``, int32, as lists of fixed size; a kind of which
-        there is no column is left out.
+        ``numeric``, float32, and ``categories``, int32, as lists of fixed size, each if there is
+        such a column.
 
     """
     numeric, categories, indicators = [], [], []
@@ -113,13 +112,13 @@ def _column(
     if pa.types.is_floating(train.type) or (whole and pc.count_distinct(train).as_py() > few):
         if not (pa.types.is_floating(test.type) or pa.types.is_integer(test.type)):
             raise CorpusError(f"{source} is a number, but {test.type} in data.test_file")
-        return _standardised(_numbers(train), _numbers(test), name, source)
+        return _standardized(_numbers(train), _numbers(test), name, source)
     as_text(test, source)
     values = as_text(train, source).drop_null().unique().to_pylist()
     return Category(name, tuple(sorted(values)))
 
 
-def _standardised(
+def _standardized(
     train: NDArray[np.float64], test: NDArray[np.float64], name: str, source: str
 ) -> Numeric:
     for part in (train, test):
@@ -133,32 +132,30 @@ def _standardised(
         mean, deviation = float(known.mean()), float(known.std()) or 1.0
         most = np.nanmax(np.abs((np.concatenate((train, test)) - mean) / deviation))
     if not (np.isfinite([mean, deviation]).all() and most < _MOST):
-        raise CorpusError(f"{source} has numbers too far apart to be standardised; correct them")
+        raise CorpusError(f"{source} has numbers too far apart to be standardized; correct them")
     return Numeric(name, mean, deviation, bool(np.isnan(train).any()))
 
 
 def _numbers(values: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Values with NaN where they are missing."""
+    """Return values with NaN for missing ones."""
     numbers: NDArray[np.float64] = values.cast(pa.float64(), safe=False).to_numpy()
     return numbers
 
 
 def _indices(column: Category, values: pa.ChunkedArray) -> NDArray[np.int32]:
     texts = as_text(values, column.name)
-    found = pc.fill_null(pc.index_in(texts, pa.array(column.values, pa.large_string())), -2)
-    known = found.to_numpy().astype(np.int32) + 2
-    return np.where(texts.is_null().to_numpy(), 1, known).astype(np.int32)
+    places = pc.fill_null(pc.index_in(texts, pa.array(column.values, pa.large_string())), -2)
+    indices = places.to_numpy().astype(np.int32) + 2
+    return np.where(texts.is_null().to_numpy(), 1, indices).astype(np.int32)
 
 
-def _check_flat(table: pa.Table, path: Path) -> None:
-    """Raises CorpusError: a column whose values are no text, number or truth value."""
+def _check_columns(table: pa.Table, path: Path) -> None:
+    """Refuse columns that are empty, or not text, numbers or truth values. Raises CorpusError."""
     for name in table.column_names:
         kind = table[name].type
         if pa.types.is_null(kind):
             raise CorpusError(f"{path}: column {name!r} has no value; name it in data.ignore")
-        if not (
-            pa.types.is_dictionary(kind) or pa.types.is_boolean(kind) or is_text(kind)
-        ) and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        if not pa.types.is_dictionary(kind) and not is_plain(kind):
             raise CorpusError(
                 f"{path}: column {name!r} is {kind}; give text, numbers or truth values, or name "
                 "it in data.ignore"
