@@ -12,7 +12,7 @@ from experiments.teleclass.data.corpus import Corpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
 from experiments.teleclass.figures import sections
 from experiments.teleclass.generators import load_generator
-from experiments.teleclass.phases.augment import run_augment, generated_files
+from experiments.teleclass.phases.augment import generated_files, run_augment
 from experiments.teleclass.phases.baselines import run_baselines
 from experiments.teleclass.phases.encode import run_encode
 from experiments.teleclass.phases.hierarchy import run_hierarchy

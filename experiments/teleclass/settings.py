@@ -19,9 +19,7 @@ class DataSettings(Settings):
         "builtin", description="The built-in corpus, or files in `dir`."
     )
     dir: Path | None = Field(None, description="Folder of the files.")
-    labels: str = Field(
-        "labels.txt", description="File of the classes, `id<TAB>name` per line."
-    )
+    labels: str = Field("labels.txt", description="File of the classes, `id<TAB>name` per line.")
     hierarchy: str = Field(
         "label_hierarchy.txt", description="File of the edges, `parent id<TAB>child id` per line."
     )
