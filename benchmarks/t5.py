@@ -47,7 +47,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.utils import logging
 
 from benchmarks.training import machine
@@ -184,10 +190,15 @@ class Library(nn.Module):
         order = mask.sum(1).argsort(descending=True, stable=True)
         for rows in order.split(settings.batch):
             length = int(mask[rows].sum(1).max())
+            cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+            # the beams of a document share its keys and values: the library would copy them anew
+            # in every step, which takes up to three quarters of the time
+            cache.reorder_cache = cache.self_attention_cache.reorder_cache
             found = self.model.generate(
                 input_ids=inputs[rows, :length],
                 attention_mask=mask[rows, :length].long(),
                 generation_config=how,
+                past_key_values=cache,
             )
             for row, text in zip(rows.tolist(), found.tolist(), strict=True):
                 summaries[row] = [token for token in text if token not in (PAD, END)]
