@@ -5,7 +5,8 @@
 Both have the same weights and see the same batches of the built-in corpus, padded alike.
 ``transformers`` runs twice: with ``sdpa`` and with ``eager`` attention; its better one is the
 opponent. In each round every contender runs once, in an order that rotates; a first round is not
-counted. A ratio is ``transformers`` divided by ours in the same round: above 1, ours is better.
+counted. Seconds are those of the CPU, since other programs may run beside. A ratio is
+``transformers`` divided by ours in the same round: above 1, ours is better.
 
 - ``step``: forward with dropout and label smoothing, and backward, summed over batches that are
   spread evenly over the lengths of the corpus;
@@ -346,10 +347,10 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         names = [*models][count % len(models) :] + [*models][: count % len(models)]
         for work, function in works.items():
             for name in names:
-                begin = time.perf_counter()
+                begin = time.process_time()
                 function(name)
                 if count >= 0:
-                    seconds[work][name].append(time.perf_counter() - begin)
+                    seconds[work][name].append(time.process_time() - begin)
         if count >= 0:
             for name in names:
                 trained = seconds["step"][name][-1] / len(batches) * number
