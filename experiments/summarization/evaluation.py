@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from experiments.summarization.generation import GenerationSettings, generate
-from experiments.summarization.model import T5
+from experiments.summarization.model import build_model
 from experiments.summarization.pairs import count_words
 from experiments.summarization.rouge import MEASURES, lead, score
 from experiments.summarization.settings import ModelSettings
@@ -24,6 +24,9 @@ from raypipe.errors import ConfigError
 from raypipe.launch.launcher import PoolOptions
 from raypipe.paths import RunDirectory
 from raypipe.training.weights import read_weights
+
+if TYPE_CHECKING:
+    from transformers import T5ForConditionalGeneration
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
@@ -91,11 +94,14 @@ def read_documents(run: RunDirectory) -> pa.Table:
         ) from error
 
 
-def load_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> T5:
+def load_model(
+    run: RunDirectory, model: ModelSettings, trial_id: str
+) -> T5ForConditionalGeneration:
     """The trained model of a run, on the CPU, for evaluation."""
-    network = T5(model.sizes)
+    network = build_model(model.sizes)
     network.load_state_dict(read_weights(run, run.model(trial_id))[0])
-    return network.eval()
+    network.eval()
+    return network
 
 
 def summarise(
@@ -107,10 +113,10 @@ def summarise(
 ) -> list[str]:
     """Task: what the trained model writes of some held-out documents, on a GPU if it has one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = load_model(run, model, trial_id).to(device)
+    network: torch.nn.Module = load_model(run, model, trial_id)
     sources = read_documents(run).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
-    ids = generate(network, inputs.to(device), mask.to(device), generation)
+    ids = generate(network.to(device), inputs.to(device), mask.to(device), generation)
     return tokenizer_of(run).decode(ids)
 
 

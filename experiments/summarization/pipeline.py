@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiments.summarization.evaluation import evaluate, load_model
+from experiments.summarization.model import require_transformers
 from experiments.summarization.pairs import Data, load
 from experiments.summarization.settings import ModelSettings, SummarizationSettings
 from experiments.summarization.stored import RandomPairs, StoredPairs
@@ -15,7 +16,7 @@ from raypipe.paths import RunDirectory
 from raypipe.stages import hardware_stage, train_stage
 
 #: part of every unit's identity; raised when results change
-VERSION = 1
+VERSION = 2
 #: samples of a task that has no data
 _RANDOM_SAMPLES = 4096
 
@@ -24,9 +25,11 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
     """Hardware, the tokens of both splits, the training, and the measures.
 
     Raises:
-        ConfigError: documents that cannot be used, or a model that is not the pretrained one.
+        ConfigError: documents that cannot be used, a model that is not the pretrained one, or
+            ``transformers`` is not installed.
 
     """
+    require_transformers()
     data, model = settings.data, settings.model
     pairs = load(data)
     encoded = {
@@ -84,7 +87,7 @@ def export_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> None
     from experiments.summarization.pretrained import export
 
     network = load_model(run, model, trial_id)
-    export(network, tokenizer_of(run).content, run, run.artifact("export"))
+    export(network, model.sizes, tokenizer_of(run).content, run, run.artifact("export"))
 
 
 def _task(settings: SummarizationSettings, run: RunDirectory | None) -> SummarizationTask:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.summarization.model import PAD, T5, DecoderLayer, T5Settings, flops_per_sample
+from experiments.summarization.model import (
+    PAD,
+    T5Settings,
+    build_model,
+    flops_per_sample,
+    next_token_logits,
+)
 from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
 from raypipe.training.task import Loss, StepContext, TrainTask
+
+if TYPE_CHECKING:
+    from transformers import T5ForConditionalGeneration
 
 #: a batch is padded to a multiple: matrix units take so many values at a time
 MULTIPLE = 8
@@ -67,14 +76,14 @@ class SummarizationTask(TrainTask):
         self.copying = copying
         self.pretrained = pretrained
 
-    def build_model(self) -> T5:
+    def build_model(self) -> T5ForConditionalGeneration:
         """The T5 of the settings, with the weights of the pretrained one if there is one."""
-        model = T5(self.settings)
         if self.pretrained is not None:
             from experiments.summarization.pretrained import load_pretrained
 
-            load_pretrained(self.pretrained, model)
-        elif self.copying:
+            return load_pretrained(self.pretrained, self.settings)
+        model = build_model(self.settings)
+        if self.copying:
             begin_as_copy(model)
         return model
 
@@ -114,10 +123,9 @@ class SummarizationTask(TrainTask):
         """Pairs are padded to the longest of the batch."""
         return pad
 
-    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+    def blocks(self, model: Any) -> Iterable[nn.Module]:
         """The layers of the encoder and the decoder."""
-        inner = next(module for module in model.modules() if isinstance(module, T5))
-        return list(inner.blocks)
+        return [*model.encoder.block, *model.decoder.block]
 
     def flops_per_sample(self, model: nn.Module) -> float:
         """As the model counts them, of a pair of mean lengths."""
@@ -125,10 +133,11 @@ class SummarizationTask(TrainTask):
         source, target = self.data.lengths().double().mean(0).round().int().tolist()
         return float(flops_per_sample(self.settings, source, target))
 
-    def loss(self, model: nn.Module, batch: Batch, context: StepContext) -> Loss:
+    def loss(self, model: T5ForConditionalGeneration, batch: Batch, context: StepContext) -> Loss:
         """The cross-entropy of the targets in nats, summed over their tokens."""
         del context
-        logits = model(batch.inputs, batch.mask, batch.decoder_inputs).flatten(0, 1)
+        logits = next_token_logits(model, batch.inputs, batch.mask, batch.decoder_inputs)
+        logits = logits.flatten(0, 1)
         if logits.dtype != torch.float64:  # under autocast they are of half precision
             logits = logits.float()
         targets = batch.targets.flatten()
@@ -144,7 +153,7 @@ class SummarizationTask(TrainTask):
 
 
 @torch.no_grad()
-def begin_as_copy(model: T5) -> None:
+def begin_as_copy(model: Any) -> None:
     """Let cross-attention hand on what it reads, so that words of the source are written.
 
     Its values are the source's states turned by a random orthogonal matrix, its output turns them
@@ -153,13 +162,11 @@ def begin_as_copy(model: T5) -> None:
     pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
     pointing is to be learned. From thousands of pairs copying is hardly learned otherwise.
     """
-    for layer in model.blocks:
-        if isinstance(layer, DecoderLayer):
-            attention = layer.cross_attention
-            inner = attention.out.in_features
-            turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
-            attention.key_value.weight[inner:] = turn
-            attention.out.weight.copy_(_COPY_SCALE * turn.T)
+    for block in model.decoder.block:
+        attention = block.layer[1].EncDecAttention
+        turn = nn.init.orthogonal_(torch.empty_like(attention.v.weight))
+        attention.v.weight.copy_(turn)
+        attention.o.weight.copy_(_COPY_SCALE * turn.T)
 
 
 def pad(pairs: Sequence[Pair]) -> Batch:
