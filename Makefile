@@ -1,8 +1,12 @@
 PYTHON ?= python
 
-.PHONY: check lint test test-all bench chaos fuzz audit
+.PHONY: docs check lint test test-all bench chaos fuzz audit
 
 check: lint test
+
+# the generated tables in docs/
+docs:
+	$(PYTHON) -m docs.generate
 
 lint:
 	$(PYTHON) -m ruff check .
@@ -15,15 +19,16 @@ test:
 test-all:
 	$(PYTHON) -m pytest -m "slow or not slow"
 
-# real runs that are killed, cut and frozen at random; fifty rounds take an hour on two cores
+# Chaos test: real runs, killed, corrupted or frozen at random. 50 rounds take an hour on two cores.
 chaos:
 	$(PYTHON) -m tests.chaos.rounds --rounds 50
 
-# damaged files for every reader, drawn anew each time
+# Fuzz every file reader with freshly generated corrupt files.
 fuzz:
 	RAYPIPE_FUZZ_EXAMPLES=5000 $(PYTHON) -m pytest tests/fuzz
 
-# known vulnerabilities of what is pinned and of what is installed; apart from check, since news elsewhere must not break it
+# List known vulnerabilities of the pinned and of the installed packages. Not part of `check`: a
+# newly published vulnerability must not break the build.
 audit:
 	$(PYTHON) -m pip_audit --strict --disable-pip --no-deps -r requirements.txt
 	$(PYTHON) -m pip_audit --skip-editable

@@ -160,7 +160,7 @@ def _write(file: Path, started: str, found: dict[str, Any]) -> None:
         "commit": git_commit(),
         "machine": machine(torch.device("cpu"), threads=1),
         "load_at_the_end": os.getloadavg(),
-        "packages": {package: package_version(package) for package in ("ray", "raypipe")},
+        "packages": {package: package_version(package) for package in ("ray", "raypipe-runner")},
         **found,
     }
     file.parent.mkdir(parents=True, exist_ok=True)

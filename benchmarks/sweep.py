@@ -42,7 +42,7 @@ from raypipe.provenance import git_commit, package_version
 
 REFERENCE = "plain_ray"
 CONTENDERS = ("raypipe", REFERENCE)
-PACKAGES = ("torch", "ray", "raypipe")
+PACKAGES = ("torch", "ray", "raypipe-runner")
 #: at most this part of the reference's time, by the number of workers
 TARGETS = {1: 0.1, 2: 0.6}
 TOLERANCE = 1e-4

@@ -26,26 +26,25 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from experiments.teleclass.classifier import build_classifier
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.embeddings import Embeddings
-from experiments.teleclass.refine import refine
+from experiments.teleclass.model import build_classifier
+from experiments.teleclass.phases.refine import run_refine
 from experiments.teleclass.settings import (
     ClassifierSettings,
-    DataSettings,
     EncodeSettings,
-    RefineSettings,
+    TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
-from raypipe.context import Session, StageContext
-from raypipe.experiment import Stage
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"
@@ -80,19 +79,24 @@ def make_vectors(run: RunDirectory, encoding: EncodeSettings, documents: int) ->
             store.write(number, own + noise, name)
 
 
+SETTINGS = TeleclassSettings()
+
+
 def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
     """Phase 2 in this process: seconds, and the process's peak resident memory in bytes."""
-    encoding = EncodeSettings()
     ids = pa.array(np.arange(documents)).cast(pa.large_string())
     train = Documents(ids, ids, None, {})
     corpus = Corpus(taxonomy(CLASSES), train, None)
     display, ledger = Display(), Ledger(run)
     with display, open_trackers((), run, "benchmark", "teleclass", {}) as trackers:
         launcher = InlineLauncher()
-        session = Session(run, "benchmark", ledger, launcher, display, [], trackers)
-        context = StageContext(Stage("refine", print, []), session)
+        session = Session(
+            run, "benchmark", ledger, launcher, display, [], trackers, TeleclassSettings()
+        )
+        stage = Stage("refine", print, reads=("data", "encode", "refine"))
+        context = StageContext(stage, session)
         clock, cpu = time.perf_counter(), time.process_time()
-        refine(context, DataSettings(), corpus, encoding, RefineSettings())
+        run_refine(corpus, context)
         seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}

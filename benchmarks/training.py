@@ -47,7 +47,7 @@ from raypipe.training.peak_flops import peak_flops
 
 REFERENCE = "by_hand"
 CONTENDERS = (REFERENCE, "raypipe_loop", "hf_trainer", "hf_accelerate", "lightning_trainer")
-PACKAGES = ("torch", "raypipe", "transformers", "accelerate", "lightning")
+PACKAGES = ("torch", "raypipe-runner", "transformers", "accelerate", "lightning")
 TOLERANCE = 1e-4
 
 

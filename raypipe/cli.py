@@ -84,14 +84,20 @@ def run(
     profile: Profile = "auto",
     only: Only = None,
     address: Address = None,
+    strict_code: Annotated[
+        bool,
+        typer.Option(
+            "--strict-code",
+            help="Refuse to continue a run whose experiment's source code changed.",
+        ),
+    ] = False,
 ) -> None:
     """Run an experiment; finished work is kept, and never done twice."""
-    from raypipe import commands
+    from raypipe.commands import run as command
+    from raypipe.commands.request import Request
 
-    request = commands.Request(
-        "run", config, overrides or [], run_dir, profile, only or [], address
-    )
-    raise typer.Exit(commands.run(request))
+    given = overrides or [], run_dir, profile, only or [], address
+    raise typer.Exit(command.run(Request("run", config, *given, strict_code=strict_code)))
 
 
 @app.command(epilog=_SUBMIT_EXAMPLES)
@@ -114,10 +120,11 @@ def submit(
     follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
 ) -> None:
     """Run an experiment as a job of a Ray cluster, with a copy of this directory."""
-    from raypipe import commands
+    from raypipe.commands import submit as command
+    from raypipe.commands.request import Request
 
-    request = commands.Request("run", config, overrides or [], run_dir, profile, only or [])
-    raise typer.Exit(commands.submit(request, address, follow=follow))
+    request = Request("run", config, overrides or [], run_dir, profile, only or [])
+    raise typer.Exit(command.submit(request, address, follow=follow))
 
 
 @app.command(epilog=_SWEEP_EXAMPLES)
@@ -133,12 +140,11 @@ def sweep(
     ] = None,
 ) -> None:
     """Measure the points of the section `sweep` and say which to use on this machine."""
-    from raypipe import commands
+    from raypipe.commands import sweep as command
+    from raypipe.commands.request import Request
 
-    request = commands.Request(
-        "sweep", config, overrides or [], run_dir, profile, address=address, write=write
-    )
-    raise typer.Exit(commands.sweep(request))
+    given = overrides or [], run_dir, profile, (), address, write
+    raise typer.Exit(command.sweep(Request("sweep", config, *given)))
 
 
 @app.command(epilog=_FIT_EXAMPLES)
@@ -158,10 +164,11 @@ def fit(
     """
     import pandas as pd
 
-    from raypipe import commands
+    from raypipe.commands import fit as command
+    from raypipe.commands.request import Request
 
-    request = commands.Request("fit", config, overrides or [], None, profile, address=address)
-    rows = pd.DataFrame(commands.fit(request, stage))
+    request = Request("fit", config, overrides or [], None, profile, address=address)
+    rows = pd.DataFrame(command.fit(request, stage))
     _show(rows.drop(columns="failed").convert_dtypes())
     raise typer.Exit(int(rows["failed"].any()))
 
@@ -174,9 +181,38 @@ def plan(
     profile: Profile = "auto",
 ) -> None:
     """Show what would run, what is already done and what it should cost; start nothing."""
-    from raypipe import inspection
+    from raypipe.commands import plan as command
 
-    _show(inspection.plan(config, overrides or [], run_dir=run_dir, profile=profile))
+    _show(command.plan(config, overrides or [], run_dir=run_dir, profile=profile))
+
+
+@app.command("config")
+def config_command(
+    config: Config,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]... [PREFIX]",
+            help="Overrides, as in `raypipe run`; with --keys also the prefix of the keys.",
+        ),
+    ] = None,
+    profile: Profile = "auto",
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="List the keys with type, default and meaning instead."),
+    ] = False,
+) -> None:
+    """Show the resolved configuration with the origin of every value, or all keys."""
+    from raypipe.commands import config as command
+
+    given = [text for text in overrides or [] if "=" in text or not keys]
+    prefixes = [text for text in overrides or [] if text not in given]
+    if len(prefixes) > 1:
+        raise ConfigError(f"--keys takes one prefix, not {len(prefixes)}: {' '.join(prefixes)}")
+    if keys:
+        typer.echo(command.keys(config, given, profile, *prefixes))
+    else:
+        typer.echo(command.resolved(config, given, profile))
 
 
 @app.command()
@@ -184,9 +220,9 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster."""
-    from raypipe import inspection
+    from raypipe.commands import doctor as command
 
-    found = inspection.doctor()
+    found = command.doctor()
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
@@ -213,17 +249,17 @@ def results(
     ] = None,
 ) -> None:
     """Print a results table, or without TABLE the tables there are."""
-    from raypipe import inspection
+    from raypipe.commands import results as command
 
-    _show(inspection.table(run_dir, table))
+    _show(command.table(run_dir, table))
 
 
 @app.command()
 def report(run_dir: Existing) -> None:
     """Write report/index.html (one self-contained page) and the figures again."""
-    from raypipe import inspection
+    from raypipe.commands import report as command
 
-    typer.echo(inspection.report(run_dir))
+    typer.echo(command.report(run_dir))
 
 
 def _show(frame: Any) -> None:

@@ -1,22 +1,15 @@
-"""What this machine has: GPUs through NVML, CPUs, memory; and which profile fits it."""
+"""Hardware detection: GPUs through NVML, CPUs and memory of this machine."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from operator import ge
 from typing import Any, Literal
 
 import psutil
 import pynvml
-
-#: what a profile may ask of every GPU, and what its value is
-PROFILE_CONDITIONS = {
-    "min_gpu_memory_gb": "a number of GB",
-    "min_compute_capability": "a number, such as 8.0",
-}
 
 #: the arithmetic of a training run
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -113,29 +106,6 @@ def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
             break
         found += named
     return tuple(found)
-
-
-def pick_profile(profiles: Mapping[str, Mapping[str, Any]], nodes: Sequence[Hardware]) -> str:
-    """The name of the profile for these nodes.
-
-    Without a GPU it is ``cpu``. With GPUs it is a profile whose name begins with ``gpu`` and whose
-    ``min_gpu_memory_gb`` and ``min_compute_capability`` (0 where it has none) every GPU reaches:
-    the one with the largest memory, of these the one with the largest capability; ``gpu`` if the
-    configuration has no such profile.
-    """
-    memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
-    capability = lowest_compute_capability(nodes)
-    if capability is None:
-        return "cpu"
-    # what is sold as 24 GB is 24e9 bytes, or a little more
-    has = min(memories) / 1e9, float(capability)
-    asked = {
-        name: tuple(float(profile.get(key, 0)) for key in PROFILE_CONDITIONS)
-        for name, profile in profiles.items()
-        if name.startswith("gpu")
-    }
-    fitting = [name for name, least in asked.items() if all(map(ge, has, least))]
-    return max(fitting, key=lambda name: asked[name], default="gpu")
 
 
 def lowest_compute_capability(nodes: Sequence[Hardware]) -> str | None:

@@ -1,31 +1,61 @@
-"""Where results come from: the code, the packages and the machine of each run."""
+"""Provenance: the command, code, packages and machines that results come from."""
 
 from __future__ import annotations
 
 import platform
+import runpy
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from raypipe.hardware import detect
 
+#: packages whose versions the table ``environment`` records, by their names on PyPI
+PACKAGES = (
+    "torch",
+    "ray",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "numba",
+    "optuna",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "tokenizers",
+    "transformers",
+    "sentence-transformers",
+    "rouge-score",
+)
+
 
 def now() -> str:
-    """The current time, UTC, as ISO 8601."""
+    """Return the current time, UTC, in ISO 8601."""
     return datetime.now(UTC).isoformat()
 
 
 def package_version(name: str) -> str | None:
-    """The installed version of a package, without importing it."""
+    """Return the installed version of a package, without importing it; None if it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
+def release(name: str) -> str | None:
+    """Return the first two parts of a package's version, ``5.0`` of 5.0.1; None if missing."""
+    found = package_version(name)
+    return None if found is None else ".".join(found.split(".")[:2])
+
+
 def git_commit() -> str | None:
-    """The commit of the current directory, with ``+`` where files differ from it."""
+    """Return the commit of the current directory, followed by ``+`` if files differ from it.
+
+    None outside of a git repository.
+    """
     try:
         commit = _git("rev-parse", "HEAD")
         return f"{commit}+" if _git("status", "--porcelain") else commit
@@ -34,9 +64,7 @@ def git_commit() -> str | None:
 
 
 def environment_row() -> dict[str, Any]:
-    """The row of the ``environment`` table for the node this runs on."""
-    import torch
-
+    """Return this node's row of the table ``environment``: hardware and package versions."""
     hardware = detect()
     return {
         "hostname": hardware.hostname,
@@ -47,14 +75,21 @@ def environment_row() -> dict[str, Any]:
         "gpu_memory_bytes": sum(gpu.memory_bytes for gpu in hardware.gpus),
         "gpu_driver": hardware.driver,
         "cuda_driver": hardware.cuda,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "torch": package_version("torch"),
-        "ray": package_version("ray"),
-        "raypipe": package_version("raypipe"),
-        "scikit_learn": package_version("scikit-learn"),
+        "cuda": _cuda_of_torch(),
         "platform": platform.platform(),
+        "python": platform.python_version(),
+        "raypipe": package_version("raypipe-runner"),
+        **{name.replace("-", "_"): package_version(name) for name in PACKAGES},
     }
+
+
+def _cuda_of_torch() -> str | None:
+    """Return the CUDA version that torch was built for, without importing torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    cuda = runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
+    return None if cuda is None else str(cuda)
 
 
 def _git(*arguments: str) -> str:

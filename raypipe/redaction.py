@@ -1,4 +1,4 @@
-"""What is shown or stored of what a user gave: everything but who signs in, and with what."""
+"""Redaction of credentials from everything that is printed, logged or stored."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import re
 import traceback
 from collections.abc import Mapping
 from typing import Any
-
-from raypipe.errors import ConfigError
-from raypipe.yaml_text import load_yaml
 
 HIDDEN = "***"
 # a key with a slash in it that should have been written %2F is a secret nevertheless
@@ -74,20 +71,3 @@ def holds_text(value: Any) -> bool:
         items = value.values() if isinstance(value, Mapping) else value
         return any(holds_text(item) for item in items)
     return isinstance(value, str)
-
-
-def hidden_override(override: str) -> str:
-    """``dotted.key=value`` as it may be shown."""
-    key, separator, text = override.partition("=")
-    if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
-        return f"{key}={HIDDEN}"
-    return without_credentials(override)
-
-
-def _has_secrets(text: str) -> bool:
-    """Whether secrets are in a section or a list that is written as YAML."""
-    try:
-        value = load_yaml(text, "")
-    except ConfigError:
-        return False
-    return isinstance(value, Mapping | list) and without_secrets(value) != value

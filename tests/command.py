@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from raypipe import cli, commands
+from raypipe import cli
+from raypipe.commands import cluster
 
 if TYPE_CHECKING:
     from raypipe.launch.cluster import RayLauncher
@@ -50,7 +51,7 @@ def in_process(
     """The same command in this process, on the cluster of the tests: seconds less each time."""
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
-        patch.setattr(commands, "_start", lambda stack: launcher)
+        patch.setattr(cluster, "start", lambda stack: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
         for name, value in environment.items():
             patch.setenv(name, value)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raypipe import config
+from raypipe.commands import configuration as config
 from raypipe.hardware import Gpu, Hardware
 
 PROJECT = Path(__file__).resolve().parents[1]

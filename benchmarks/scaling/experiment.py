@@ -7,10 +7,10 @@ from statistics import fmean
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from benchmarks.scaling.units import Kind, unit
-from raypipe.context import StageContext
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
 
 
 class Work(Settings):
@@ -38,16 +38,14 @@ def stages(settings: Scale) -> list[Stage]:
     summary = Unit("summary", {"count": work.count, **identity})
 
     def run(context: StageContext) -> None:
-        todo = {one.slot: one for one in context.todo()}
+        todo = {one.key: one for one in context.todo()}
         done = len(units) - len(todo)
         context.begin(len(units), done)
-        calls = (
-            (slot, unit, work.kind, work.seconds, int(slot.partition("/")[2])) for slot in todo
-        )
+        calls = ((key, unit, work.kind, work.seconds, int(key.partition("/")[2])) for key in todo)
         with context.pool(PoolOptions(work.cpus)) as pool:
-            for slot, (value, node) in context.map(pool, calls):
+            for key, (value, node) in context.map(pool, calls):
                 row = {"dataset": work.kind, "seed": 0, "value": value, "node": node}
-                context.finish(todo[slot], {"evaluations": {slot: row}})
+                context.finish(todo[key], {"evaluations": {key: row}})
                 done += 1
                 context.advance(done)
 

@@ -18,11 +18,11 @@ import ray
 
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
-from raypipe.context import Session, StageContext
-from raypipe.launch.launcher import Launcher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.launcher import Launcher
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers
 
 REFERENCE, OURS = "bare_ray", "raypipe"

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from raypipe import results
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 
 _SAMPLE_S = 0.05
 
@@ -102,8 +102,7 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
     ledger = Ledger(run, writable=False)
     opened = time.perf_counter()
-    names = [name for name in ledger.tables() if name not in results.INTERNAL]
-    results.write_tables(RunDirectory.at(folder / "copy"), ledger, names, "copy")
+    results.write_tables(RunDirectory.at(folder / "copy"), ledger, {}, "copy")
     written = time.perf_counter()
     return {
         "evaluations": ledger.count("evaluations"),

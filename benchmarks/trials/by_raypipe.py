@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.trials.plan import Plan
-from raypipe import config, hardware
-from raypipe.context import Session
-from raypipe.experiment import with_needs
-from raypipe.launch.launcher import Launcher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.runner import run_stages
+from raypipe import hardware
+from raypipe.commands import configuration as config
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.experiment import with_needs
+from raypipe.pipeline.launcher import Launcher
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.runner import run_stages
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import NAME, with_sweep
 from raypipe.tracking import open_trackers
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, PositiveInt, model_validator
 
+from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
-from raypipe.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

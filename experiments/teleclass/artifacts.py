@@ -1,4 +1,4 @@
-"""Columns of what one phase leaves for the next, and the table of measures."""
+"""Artifacts that one phase leaves for the next, and rows of the table of measures."""
 
 from __future__ import annotations
 
@@ -8,25 +8,44 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.measures import Counts, summarise
-from raypipe.context import StageContext
+from experiments.teleclass.evaluation import Counts, summarize
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.run_directory import RunDirectory
+
+
+def pseudo_labels_path(run_dir: RunDirectory) -> str:
+    """Return the path of the training documents' ids, class indices and confidence."""
+    return run_dir.artifact("refine", "pseudo_labels.parquet")
+
+
+def training_set_path(run_dir: RunDirectory) -> str:
+    """Return the path of the training set: rows, and their labels with all ancestors."""
+    return run_dir.artifact("hierarchy", "training_set.parquet")
+
+
+def generated_documents(context: StageContext) -> tuple[pa.Array, list[int]]:
+    """Return the generated texts and the class of each, ordered by class."""
+    rows = context.ledger.rows("generated")
+    rows.sort(key=lambda row: (row["class_index"], row["number"]))
+    texts = pa.array([row["text"] for row in rows], pa.large_string())
+    return texts, [int(row["class_index"]) for row in rows]
 
 
 def vector_lists(vectors: NDArray[np.float32]) -> pa.FixedSizeListArray:
-    """Float32 ``[n, d]`` as a column."""
+    """Return float32 ``[n, d]`` as a column."""
     values = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(values, vectors.shape[1])
 
 
 def label_lists(labels: sparse.csr_matrix) -> pa.ListArray:
-    """Bool ``[N, C]`` as a list of class indices a document."""
+    """Return bool ``[N, C]`` as a list of class indices per document."""
     return pa.ListArray.from_arrays(
         pa.array(labels.indptr.astype(np.int32)), pa.array(labels.indices.astype(np.int32))
     )
 
 
 def label_matrix(lists: pa.ChunkedArray, classes: int) -> sparse.csr_matrix:
-    """Lists of class indices as bool ``[N, C]``."""
+    """Return lists of class indices as bool ``[N, C]``."""
     array = lists.combine_chunks()
     values = array.flatten().to_numpy()
     ends = np.cumsum(array.value_lengths().to_numpy())
@@ -38,7 +57,7 @@ def label_matrix(lists: pa.ChunkedArray, classes: int) -> sparse.csr_matrix:
 def record_measures(
     context: StageContext, taxonomy: Taxonomy, method: str, documents: str, counts: Counts
 ) -> None:
-    """Rows of the table ``measures``, one a level; and a word to the user."""
+    """Write rows of the table ``measures``, one per level, and report the measures."""
     if not counts.documents[0]:
         context.say(f"{method} on {documents}: no document has a gold label to measure it by")
         return
@@ -46,7 +65,7 @@ def record_measures(
     rows = {
         f"{context.stage.name}/{method}/{documents}/{row['level']}": about
         | {name: None if value != value else value for name, value in row.items()}  # NaN
-        for row in summarise(counts, taxonomy.depth)
+        for row in summarize(counts, taxonomy.depth)
     }
     context.ledger.put("measures", rows)
     whole = rows[f"{context.stage.name}/{method}/{documents}/all"]

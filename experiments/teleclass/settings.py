@@ -1,4 +1,4 @@
-"""The configuration of TELEClass, section by section."""
+"""Settings of TELEClass."""
 
 from __future__ import annotations
 
@@ -7,35 +7,47 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from raypipe.config.settings import Operational, Settings
 from raypipe.hardware import Precision
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 
 class DataSettings(Settings):
-    """The taxonomy and the documents: the built-in ones, or files in a folder."""
+    """The taxonomy and the documents: built in, or files in a folder."""
 
-    source: Literal["builtin", "files"] = Field("builtin", description="built-in corpus, or files")
-    dir: Path | None = Field(None, description="the folder of the files")
-    labels: str = Field("labels.txt", description="`id<TAB>name` a line")
-    hierarchy: str = Field("label_hierarchy.txt", description="`parent id<TAB>child id` a line")
-    keywords: str | None = Field(None, description="`name:term,term` a line")
+    source: Literal["builtin", "files"] = Field(
+        "builtin", description="The built-in corpus, or files in `dir`."
+    )
+    dir: Path | None = Field(None, description="Folder of the files.")
+    labels: str = Field("labels.txt", description="File of the classes, `id<TAB>name` per line.")
+    hierarchy: str = Field(
+        "label_hierarchy.txt", description="File of the edges, `parent id<TAB>child id` per line."
+    )
+    keywords: str | None = Field(
+        None, description="File of the classes' keywords, `name:term,term` per line."
+    )
     train: str | None = Field(
         None,
-        description="documents, .jsonl, .csv, .parquet or .txt; by default the file train.*",
+        description="Documents to learn from (.jsonl, .csv, .parquet, .txt); by default `train.*`.",
     )
     test: str | None = Field(
-        None, description="documents to predict; by default the file test.*, or the same as train"
+        None,
+        description="Documents to predict; by default `test.*`, or the training documents.",
     )
-    train_labels: str | None = Field(None, description="their gold labels, for measures alone")
-    test_labels: str | None = Field(None, description="`id<TAB>label,label` a line")
+    train_labels: str | None = Field(
+        None, description="Gold labels of the training documents, used for measures only."
+    )
+    test_labels: str | None = Field(
+        None, description="Gold labels of the test documents, `id<TAB>label,label` per line."
+    )
     text: tuple[str, ...] = Field(
-        ("text",), min_length=1, description="columns, joined by newlines"
+        ("text",), min_length=1, description="Columns of the text, joined by newlines."
     )
-    id: str = Field("id", description="column of the documents' names")
-    gold: str = Field("labels", description="column of the gold labels")
+    id: str = Field("id", description="Column of the documents' ids.")
+    gold: str = Field("labels", description="Column of the gold labels.")
     max_documents: PositiveInt | None = Field(
-        None, description="use a sample of so many documents of each file; smaller ones are part"
+        None,
+        description="Size of a sample of each file; a smaller sample is part of a larger one.",
     )
 
     @field_validator("text", mode="before")
@@ -47,8 +59,8 @@ class DataSettings(Settings):
     def _whole(self) -> DataSettings:
         if (self.source == "files") != (self.dir is not None):
             raise ValueError(
-                f"source = {self.source} with dir = {self.dir}: files lie in a folder, and the "
-                "built-in corpus does not"
+                f"source = {self.source} with dir = {self.dir}: give a folder for files, and none "
+                "for the built-in corpus"
             )
         return self
 
@@ -56,12 +68,16 @@ class DataSettings(Settings):
 class StageSettings(Settings):
     """Workers of a phase that runs as tasks."""
 
-    workers: PositiveInt | None = Field(
-        None, description="tasks at the same time; by default as many as there is room for"
+    workers: Operational[PositiveInt | None] = Field(
+        None, description="Tasks that run at the same time; by default as many as fit."
     )
-    cpus: PositiveFloat = Field(1, description="CPUs a task, or a share of one")
-    gpus: float | None = Field(None, ge=0, description="GPUs a task; 1 where there is one, else 0")
-    time_limit_s: PositiveFloat | None = Field(None, description="of an attempt at a task")
+    cpus: Operational[PositiveFloat] = Field(1, description="CPUs per task, or a fraction of one.")
+    gpus: Operational[float | None] = Field(
+        None, ge=0, description="GPUs per task; by default 1 for a neural model if there is one."
+    )
+    time_limit_s: Operational[PositiveFloat | None] = Field(
+        None, description="Time limit of an attempt at a task, in seconds."
+    )
 
     @model_validator(mode="after")
     def _whole_above_one(self) -> Self:
@@ -72,47 +88,69 @@ class StageSettings(Settings):
 
 
 class EncodeSettings(StageSettings):
-    """Phase 1: documents and classes as vectors."""
+    """Phase 1: vectors of documents and classes."""
 
-    model: str | None = Field(
+    model: Operational[str | None] = Field(
         None,
-        description="sentence-transformers model, name or directory; by default TF-IDF and a "
-        "truncated SVD (LSA), fitted here",
+        description="Sentence-transformers model, by name or directory; by default LSA (TF-IDF and "
+        "a truncated SVD) is fitted to the documents.",
     )
-    max_tokens: PositiveInt = Field(256, description="longest text for the model, the rest is cut")
-    batch_size: PositiveInt = Field(64, description="texts a forward of the model")
-    precision: Precision = Field("fp32", description="arithmetic of the model")
-    dimensions: PositiveInt = Field(256, description="of lsa")
-    max_features: PositiveInt = Field(50_000, description="words of lsa")
-    fit_documents: PositiveInt = Field(100_000, description="documents that lsa is fitted to")
-    seed: int = Field(0, ge=0, lt=2**32, description="of lsa")
-    block: PositiveInt = Field(1024, description="documents a task")
-    cache: bool = Field(True, description="take and keep vectors in the user's cache, across runs")
+    max_tokens: PositiveInt = Field(
+        256, description="Longest text in tokens; longer ones are cut (sentence-transformers)."
+    )
+    batch_size: Operational[PositiveInt] = Field(
+        64, description="Texts per forward pass (sentence-transformers)."
+    )
+    precision: Precision = Field(
+        "fp32", description="Arithmetic of the model (sentence-transformers)."
+    )
+    dimensions: PositiveInt = Field(256, description="Dimensions of the vectors (LSA).")
+    max_features: PositiveInt = Field(50_000, description="Size of the vocabulary (LSA).")
+    fit_documents: PositiveInt = Field(100_000, description="Documents to fit to (LSA).")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the truncated SVD (LSA).")
+    block: PositiveInt = Field(1024, description="Documents per task, and per stored file.")
+    cache: Operational[bool] = Field(
+        True, description="Whether to share vectors between runs through the user's cache."
+    )
 
 
 class RefineSettings(StageSettings):
-    """Phase 2: class vectors from documents, then labels for documents."""
+    """Phase 2: class vectors from documents, then pseudo-labels of documents."""
 
-    rounds: int = Field(3, ge=0, description="times that classes become means of documents")
-    top_documents: PositiveInt = Field(20, description="documents a class, the most confident")
+    rounds: int = Field(
+        3, ge=0, description="Rounds in which class vectors become means of documents."
+    )
+    top_documents: PositiveInt = Field(20, description="Most confident documents per class.")
     confidence: Literal["similarity", "margin"] = Field(
-        "similarity", description="of a document in a class, or how far that class is ahead"
+        "similarity",
+        description="Confidence of a document in a class: its similarity, or its margin over "
+        "unrelated classes.",
     )
     anchor: float = Field(
-        0.0, ge=0, description="weight of the description's vector beside the documents' mean"
+        0.0,
+        ge=0,
+        description="Weight of the description's vector relative to the documents' mean.",
     )
     rule: Literal["gap", "core", "given"] = Field(
         "gap",
-        description="cut at the largest gap of all classes, or of those that a top-down search "
-        "reaches; or labels from a file",
+        description="Label selection: cut at the largest gap among all classes (gap) or those "
+        "that a top-down search reaches (core), or labels from a file (given).",
     )
-    given: str | None = Field(
-        None, description="of rule=given, in data.dir: JSON {document id: [class ids]}"
+    given: Operational[str | None] = Field(
+        None, description="File of the labels for rule=given: JSON {document id: [class ids]}."
     )
-    min_labels: PositiveInt = Field(2, description="labels a document at least; core: 1")
-    max_labels: PositiveInt = Field(5, description="labels a document at most; core: 3")
+    min_labels: PositiveInt = Field(
+        2, description="Fewest labels per document; 1 in the published setting of rule=core."
+    )
+    max_labels: PositiveInt = Field(
+        5, description="Most labels per document; 3 in the published setting of rule=core."
+    )
     keep: float = Field(
-        1.0, gt=0, le=1, description="share of the documents, the widest gaps; core: 0.75"
+        1.0,
+        gt=0,
+        le=1,
+        description="Fraction of documents that keep labels, those with the widest gaps; 0.75 in "
+        "the published setting of rule=core.",
     )
 
     @model_validator(mode="after")
@@ -127,72 +165,102 @@ class RefineSettings(StageSettings):
 
 
 class AugmentSettings(StageSettings):
-    """Phase 3: written documents for starved classes."""
+    """Phase 3: generated documents for starved classes."""
 
-    starved_below: int = Field(10, ge=0, description="a class with fewer documents is starved")
-    documents: PositiveInt = Field(5, description="written for each starved class")
-    source: Literal["generator", "files", "none"] = Field("generator", description="who writes")
+    starved_below: int = Field(
+        10, ge=0, description="Number of documents below which a class counts as starved."
+    )
+    documents: PositiveInt = Field(5, description="Documents generated per starved class.")
+    source: Literal["generator", "files", "none"] = Field(
+        "generator", description="Source of the documents: a function, files, or none."
+    )
     generator: str = Field(
-        "experiments.teleclass.augmentation:from_keywords",
-        description="module:function that writes for a class",
+        "experiments.teleclass.generators:from_keywords",
+        description="Function that writes documents for a class, as module:function.",
     )
-    texts: str = Field("generated_docs.txt.gz", description="of source=files: `id<TAB>text` a line")
-    labels: str = Field(
-        "generated_doc2label.json.gz", description='JSON {id: {"core_classes": class id}}'
+    texts: Operational[str] = Field(
+        "generated_docs.txt.gz",
+        description="File of the documents for source=files, `id<TAB>text` per line.",
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of the generator")
+    labels: Operational[str] = Field(
+        "generated_doc2label.json.gz",
+        description='File of their classes for source=files: JSON {id: {"core_classes": class}}.',
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the generator.")
 
 
 class ClassifierSettings(Settings):
-    """The encoder with a head of an output a class."""
+    """The encoder with a multi-label head: one output per class."""
 
-    pretrained: str | None = Field(
-        None, description="BERT-style model, name or directory; by default one from scratch"
+    pretrained: Operational[str | None] = Field(
+        None,
+        description="BERT-style model, by name or directory; by default an encoder is trained "
+        "from scratch.",
     )
-    length: PositiveInt = Field(128, description="tokens of a text, the rest is cut")
-    dropout: float = Field(0.1, ge=0, lt=1, description="before the head, and from scratch inside")
-    pooling: Literal["mean", "cls"] = Field("mean", description="of a pretrained model's states")
+    length: PositiveInt = Field(128, description="Longest text in tokens; longer ones are cut.")
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout rate before the head, and inside a new encoder."
+    )
+    pooling: Literal["mean", "cls"] = Field(
+        "mean", description="Pooling of a pretrained model's states."
+    )
     vectors: bool = Field(
-        True, description="from scratch: the text's vector of phase 1 is an input beside the tokens"
+        True,
+        description="Whether a new encoder also reads the text's vector of phase 1.",
     )
-    vocabulary: int = Field(8000, ge=512, description="from scratch: tokens of its byte-level BPE")
-    hidden: PositiveInt = Field(128, description="from scratch: width")
-    layers: PositiveInt = Field(2, description="from scratch: layers")
-    heads: PositiveInt | None = Field(None, description="from scratch: by default width / 64")
+    vocabulary: int = Field(
+        8000, ge=512, description="Size of the byte-level BPE vocabulary of a new encoder."
+    )
+    hidden: PositiveInt = Field(128, description="Width of a new encoder.")
+    layers: PositiveInt = Field(2, description="Layers of a new encoder.")
+    heads: PositiveInt | None = Field(
+        None, description="Attention heads of a new encoder; by default width / 64."
+    )
 
-    @property
-    def takes_vectors(self) -> bool:
-        """Whether the vectors of phase 1 are an input."""
-        return self.vectors and self.pretrained is None
+
+def takes_vectors(classifier: Any) -> bool:
+    """Whether a classifier reads the vectors of phase 1."""
+    return bool(classifier.vectors and classifier.pretrained is None)
 
 
 class TrainSettings(TrainStageSettings):
-    """Phase 5: the classifier, on the training core."""
+    """Phase 5: the training of the classifier."""
 
-    training: TrainingSettings = TrainingSettings(
-        effective_batch=16,
-        epochs=3,
-        learning_rate=2e-5,
-        weight_decay=0.01,
-        warmup_steps=0.1,
-        schedule="linear",
-        clip_norm=1.0,
+    training: TrainingSettings = Field(
+        TrainingSettings(
+            effective_batch=16,
+            epochs=3,
+            learning_rate=2e-5,
+            weight_decay=0.01,
+            warmup_steps=0.1,
+            schedule="linear",
+            clip_norm=1.0,
+        ),
+        description="Length, optimizer, batch sizes and precision.",
     )
-    classifier: ClassifierSettings = ClassifierSettings()
+    classifier: ClassifierSettings = Field(
+        ClassifierSettings(), description="The encoder and its multi-label head."
+    )
     held_out: float = Field(
-        0.05, ge=0, lt=1, description="share of the labelled documents that is evaluated on"
+        0.05, ge=0, lt=1, description="Fraction of the labeled documents held out for evaluation."
     )
 
 
 class InferSettings(StageSettings):
-    """Phase 6: labels for the test documents."""
+    """Phase 6: labels of the documents to predict."""
 
-    threshold: float | None = Field(0.5, gt=0, lt=1, description="least probability of a label")
-    top_k: PositiveInt | None = Field(None, description="or so many labels, the most probable")
-    batch_size: PositiveInt = Field(64, description="texts a forward")
-    precision: Precision = Field("fp32", description="arithmetic of the model")
-    block: PositiveInt = Field(1024, description="documents a task")
-    scores: PositiveInt = Field(10, description="most probable classes written beside")
+    threshold: float | None = Field(
+        0.5, gt=0, lt=1, description="Smallest probability of a predicted label."
+    )
+    top_k: PositiveInt | None = Field(
+        None, description="Number of most probable labels to predict, instead of a threshold."
+    )
+    batch_size: Operational[PositiveInt] = Field(64, description="Texts per forward pass.")
+    precision: Precision = Field("fp32", description="Arithmetic of the model.")
+    block: Operational[PositiveInt] = Field(1024, description="Documents per task.")
+    scores: PositiveInt = Field(
+        10, description="Most probable classes stored with their probabilities."
+    )
 
     @model_validator(mode="after")
     def _one_rule(self) -> InferSettings:
@@ -205,11 +273,22 @@ class InferSettings(StageSettings):
 
 
 class TeleclassSettings(Settings):
-    """TELEClass: labels of a taxonomy for texts that nobody has labelled."""
+    """Settings of TELEClass."""
 
-    data: DataSettings = DataSettings()
-    encode: EncodeSettings = EncodeSettings()
-    refine: RefineSettings = RefineSettings()
-    augment: AugmentSettings = AugmentSettings()
-    train: TrainSettings = TrainSettings()
-    infer: InferSettings = InferSettings()
+    #: operational: the content of the data is a literal of the units that read it
+    data: Operational[DataSettings] = Field(
+        DataSettings(), description="The taxonomy and the documents."
+    )
+    encode: EncodeSettings = Field(
+        EncodeSettings(), description="Phase 1: vectors of documents and classes."
+    )
+    refine: RefineSettings = Field(
+        RefineSettings(), description="Phase 2: class vectors and pseudo-labels."
+    )
+    augment: AugmentSettings = Field(
+        AugmentSettings(), description="Phase 3: generated documents for starved classes."
+    )
+    train: TrainSettings = Field(TrainSettings(), description="Phase 5: the classifier.")
+    infer: InferSettings = Field(
+        InferSettings(), description="Phase 6: labels of the documents to predict."
+    )

@@ -1,4 +1,4 @@
-"""The trained model on the test rows, beside what knows the training targets alone."""
+"""Evaluation of the trained model on the held-out rows, with a trivial baseline."""
 
 from __future__ import annotations
 
@@ -17,86 +17,88 @@ from sklearn.metrics import (
 )
 from torch.utils.data import DataLoader
 
-from experiments.transformer.data import Data, Target
-from experiments.transformer.model import Transformer, TransformerSettings
-from experiments.transformer.stored import StoredSamples
+from experiments.transformer.data.splits import Data, Target
+from experiments.transformer.dataset import StoredSamples
+from experiments.transformer.model import Transformer
+from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
-from raypipe.context import StageContext
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 _BATCH = 64
-#: the classes whose confusion is shown, the most frequent
+#: most frequent classes in the confusion matrix
 _SHOWN = 12
 OTHERS = "others"
 
 
-def evaluate(
-    context: StageContext, data: Data, model: TransformerSettings, trial_id: str, *, on_gpu: bool
-) -> None:
-    """Rows of ``measures``, of the model and of the baseline, and of ``confusion``."""
-    outputs = context.call("evaluate", predict, context.run, model, trial_id, on_gpu=on_gpu)
-    target, gold = data.target, data.test.target
+def run_evaluate(data: Data, context: StageContext) -> None:
+    """Record the measures of the transformer and of a baseline, and the confusion of classes."""
+    model = context.settings.model.completed(data.sizes())
+    outputs = context.call("evaluate", predict, context.run_dir, model, on_gpu=context.stage.on_gpu)
+    target, gold = data.target, data.held_out.target
+    rows: dict[str, dict[str, Row]] = {"measures": {}}
     if target.kind == "classification":
         predicted = outputs.argmax(1)
         common = np.full_like(gold, np.bincount(data.train.target).argmax())
-        confusion = confused(gold, predicted, target)
-        rows = {f"{row['gold']}/{row['predicted']}": row for row in confusion}
-        context.ledger.put("confusion", rows)
         methods = {"transformer": predicted, "majority class": common}
+        pairs = confused(gold, predicted, target)
+        rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:
         methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
-    for method, found in methods.items():
-        measured = measures(gold, found, target)
-        row = {"method": method, "rows": len(gold), **measured}
-        context.ledger.put("measures", {method: row})
+    for method, prediction in methods.items():
+        measured = measures(gold, prediction, target)
+        rows["measures"][method] = {"method": method, "rows": len(gold), **measured}
         context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+    context.finish(context.stage.name, rows)
 
 
-def predict(run: RunDirectory, model: TransformerSettings, trial_id: str) -> NDArray[np.float32]:
-    """Task: the outputs ``[n, K]`` of the test rows."""
+def predict(run_dir: RunDirectory, model: TransformerSettings) -> NDArray[np.float32]:
+    """Task: return the outputs ``[n, K]`` for the held-out rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = Transformer(model)
-    network.load_state_dict(read_weights(run, run.model(trial_id))[0])
+    network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
     network.to(device).eval()
-    samples = StoredSamples(run, "test")
+    samples = StoredSamples(run_dir, "held_out")
     collate = TransformerTask(model, samples).collate()
     parts = []
     with torch.inference_mode():
         for *inputs, _ in DataLoader(samples, _BATCH, collate_fn=collate):
-            parts.append(network(*(each.to(device) for each in inputs)).float().cpu().numpy())
+            outputs = network(*(tensor.to(device) for tensor in inputs))
+            parts.append(outputs.float().cpu().numpy())
     return np.concatenate(parts)
 
 
 def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dict[str, float]:
-    """Accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE in the target's unit, R2."""
+    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2."""
     if target.kind == "classification":
         classes = np.unique(gold)
         f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
         return {"accuracy": float(accuracy_score(gold, predicted)), "macro_f1": float(f1)}
-    truth, found = (
+    truth, guess = (
         target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
     )
     measured = {
-        "rmse": float(root_mean_squared_error(truth, found)),
-        "mae": float(mean_absolute_error(truth, found)),
+        "rmse": float(root_mean_squared_error(truth, guess)),
+        "mae": float(mean_absolute_error(truth, guess)),
     }
-    if len(truth) > 1:  # of one row it is not defined
-        measured["r2"] = float(r2_score(truth, found))
+    if len(truth) > 1:  # otherwise it is not defined
+        measured["r2"] = float(r2_score(truth, guess))
     return measured
 
 
 def confused(
     gold: NDArray[np.int64], predicted: NDArray[np.int64], target: Target
 ) -> list[dict[str, Any]]:
-    """How often which of the most frequent classes is taken for which; the rest is one class."""
+    """Count predictions by class, for the most frequent classes; the rest is one class."""
     frequent = np.argsort(-np.bincount(gold, minlength=len(target.classes)), kind="stable")
     shown = {int(index): target.classes[index] for index in frequent[:_SHOWN]}
     pairs = Counter(
-        (shown.get(int(true), OTHERS), shown.get(int(found), OTHERS))
-        for true, found in zip(gold, predicted, strict=True)
+        (shown.get(int(true), OTHERS), shown.get(int(guess), OTHERS))
+        for true, guess in zip(gold, predicted, strict=True)
     )
     return [
-        {"gold": true, "predicted": found, "rows": number}
-        for (true, found), number in sorted(pairs.items())
+        {"gold": true, "predicted": guess, "rows": number}
+        for (true, guess), number in sorted(pairs.items())
     ]

@@ -1,53 +1,58 @@
-"""The configuration of the transformer trainer, section by section."""
+"""Settings of the transformer trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from experiments.transformer.model import EncoderSettings, TransformerSettings
+from raypipe.config.settings import Operational, Settings
 from raypipe.errors import ConfigError
-from raypipe.settings import Settings
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
-#: the keys that decide what is read, beside the files' content
-_DECISIVE = {
-    "builtin": {"source", "min_documents", "test_share", "vocabulary"},
-    "table": {"source", "test_share", "target", "ignore", "few_values"},
-    "sequences": {"source", "test_share", "text", "label", "label_index", "vocabulary"},
-    "random": {"source", "samples", "held_out", "seed"},
-}
+_HEAD_WIDTH = 64
 
 
 class DataSettings(Settings):
-    """What is trained on, and what is evaluated on."""
+    """Training and held-out data."""
 
     source: Literal["builtin", "table", "sequences", "random"] = Field(
         "builtin",
-        description="docstrings of the standard library; a file of rows or of texts and their "
-        "labels; or random samples of a rule to learn",
+        description="Docstrings of the standard library (builtin), a file of rows (table), a file "
+        "of texts with labels or of token ids (sequences), or random samples of a rule (random).",
     )
-    file: Path | None = Field(
-        None, description="of table and sequences: .parquet, .csv, .npz or .jsonl"
+    file: Operational[Path | None] = Field(
+        None, description="File of a table or of sequences: .parquet, .csv, .npz or .jsonl."
     )
-    test_file: Path | None = Field(None, description="to evaluate on; else a share of the file")
-    test_share: float = Field(0.2, gt=0, lt=1, description="share kept for it, drawn by hash")
-    target: str | None = Field(None, description="table: the column to predict")
-    ignore: tuple[str, ...] = Field((), description="table: columns that are no features")
+    test_file: Operational[Path | None] = Field(
+        None, description="File of held-out rows; by default a fraction of `file` is held out."
+    )
+    test_share: float = Field(
+        0.2, gt=0, lt=1, description="Fraction of the rows held out, selected by a hash of the row."
+    )
+    target: str | None = Field(None, description="Column to predict (table).")
+    ignore: tuple[str, ...] = Field((), description="Columns that are not features (table).")
     few_values: PositiveInt = Field(
-        20, description="table: whole numbers of at most so many values are categories"
+        20,
+        description="Most distinct values of a column of whole numbers that count as categories "
+        "(table).",
     )
-    text: str = Field("text", description="sequences: the column of the texts")
-    label: str = Field("label", description="sequences: the column of the labels")
-    label_index: int = Field(-1, description="sequences: which one, where a label is a list")
-    vocabulary: int = Field(4000, ge=257, description="tokens of the byte-level BPE trained here")
-    min_documents: PositiveInt = Field(40, description="builtin: of a package, or it is left out")
-    samples: PositiveInt = Field(20_000, description="random: samples to train on")
-    held_out: PositiveInt = Field(2_000, description="random: samples to evaluate on")
-    seed: int = Field(0, ge=0, lt=2**32, description="random: seed of the samples and their rule")
+    text: str = Field("text", description="Column of the texts (sequences).")
+    label: str = Field("label", description="Column of the labels (sequences).")
+    label_index: int = Field(
+        -1, description="Index of the label to predict where labels are lists (sequences)."
+    )
+    vocabulary: int = Field(
+        4000, ge=257, description="Size of the byte-level BPE vocabulary trained on the texts."
+    )
+    min_documents: PositiveInt = Field(
+        40, description="Fewest documents of a package; smaller ones are left out (builtin)."
+    )
+    samples: PositiveInt = Field(20_000, description="Samples to train on (random).")
+    held_out: PositiveInt = Field(2_000, description="Held-out samples (random).")
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the samples and the rule (random).")
 
     @model_validator(mode="after")
     def _whole(self) -> DataSettings:
@@ -61,58 +66,136 @@ class DataSettings(Settings):
             raise ValueError("source = table: target must name the column to predict")
         return self
 
-    def decisive(self) -> dict[str, Any]:
-        """The settings that decide what is read, beside the content of the files."""
-        return self.model_dump(mode="json", include=_DECISIVE[self.source])
+
+class EncoderSettings(Settings):
+    """Size of the transformer encoder."""
+
+    length: PositiveInt = Field(128, description="Longest sequence in tokens; longer ones are cut.")
+    hidden: PositiveInt = Field(256, description="Width of the hidden states.")
+    layers: PositiveInt = Field(3, description="Number of encoder layers.")
+    heads: PositiveInt | None = Field(
+        None, description="Number of attention heads; by default one per 64 of the width."
+    )
+    feed_forward: PositiveInt | None = Field(
+        None, description="Hidden width of the feed-forward block; by default 4 x hidden."
+    )
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
+    )
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Self:
+        if self.hidden % self.head_count:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        return self
+
+    @property
+    def head_count(self) -> int:
+        """The number of attention heads; by default the most of width 64 or more that fit."""
+        if self.heads is not None:
+            return self.heads
+        most = max(1, self.hidden // _HEAD_WIDTH)
+        return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
+
+    @property
+    def feed_forward_width(self) -> int:
+        """The hidden width of the feed-forward block."""
+        return self.feed_forward or 4 * self.hidden
+
+
+class TransformerSettings(EncoderSettings):
+    """Input, size and output of the transformer.
+
+    The input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
+    """
+
+    vocabulary: int = Field(
+        0, ge=0, description="Number of token ids, including the padding 0; 0 for tables."
+    )
+    numeric: int = Field(0, ge=0, description="Number of numeric features of a table.")
+    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (), description="Number of values of each categorical feature of a table."
+    )
+    kind: Literal["classification", "regression"] = Field(
+        "classification", description="Kind of prediction."
+    )
+    outputs: PositiveInt = Field(2, description="Number of classes, or 1 for a regression.")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        table = self.numeric + len(self.categories)
+        if bool(self.vocabulary) == bool(table):
+            raise ValueError(
+                "give either vocabulary (the input is sequences) or numeric and categories "
+                f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
+            )
+        if self.vocabulary == 1:
+            raise ValueError("vocabulary=1 is only the padding; it must also count the tokens")
+        if (self.outputs == 1) != (self.kind == "regression"):
+            raise ValueError(
+                f"outputs={self.outputs} does not fit kind={self.kind}: a regression has 1 output, "
+                "a classification one for each of at least 2 classes"
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample in the encoder: [CLS], and the longest sequence or a row."""
+        return 1 + (self.length if self.vocabulary else self.numeric + len(self.categories))
 
 
 class ModelSettings(EncoderSettings):
-    """The transformer; its input and output follow from the data, but for random samples."""
+    """The transformer. Its input and output sizes follow from the data unless they are random."""
 
-    vocabulary: int | None = Field(None, ge=0, description="random: number of token ids")
-    numeric: int | None = Field(None, ge=0, description="random: numeric features of a table")
+    vocabulary: int | None = Field(None, ge=0, description="Number of token ids (random).")
+    numeric: int | None = Field(None, ge=0, description="Number of numeric features (random).")
     categories: tuple[int, ...] | None = Field(
-        None, description="random: number of values of each categorical feature"
+        None, description="Number of values of each categorical feature (random)."
     )
     kind: Literal["classification", "regression"] | None = Field(
-        None, description="what the outputs are; by default what suits the target"
+        None, description="Kind of prediction; by default it follows from the target."
     )
-    outputs: PositiveInt | None = Field(None, description="random: number of classes, or 1")
+    outputs: PositiveInt | None = Field(
+        None, description="Number of classes, or 1 for a regression (random)."
+    )
 
-    def completed(self, found: Mapping[str, Any]) -> TransformerSettings:
-        """The transformer's settings, with what the data have.
+    def completed(self, sizes: Mapping[str, Any]) -> TransformerSettings:
+        """Return the transformer's settings, completed by the sizes of the data.
 
         Raises:
-            ConfigError: a value given that is not that of the data, or values that do not fit.
+            ConfigError: a given value contradicts the data, or values do not fit together.
 
         """
         given = self.model_dump(exclude_none=True)
         wrong = [
             f"model.{key} = {given[key]}: the data have {value}; leave it out"
-            for key, value in found.items()
+            for key, value in sizes.items()
             if key in given and given[key] != value
         ]
         if wrong:
             raise ConfigError("\n".join(wrong))
         try:
-            return TransformerSettings.model_validate({**given, **found})
+            return TransformerSettings.model_validate({**given, **sizes})
         except ValidationError as error:
-            reasons = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
+            reasons = [str(item["msg"]).removeprefix("Value error, ") for item in error.errors()]
             raise ConfigError(f"model: {'; '.join(reasons)}") from error
 
 
 class TrainerSettings(Settings):
-    """The transformer trainer; a step is of 32 samples whatever the machine."""
+    """Settings of the transformer trainer."""
 
-    data: DataSettings = DataSettings()
-    model: ModelSettings = ModelSettings()
-    train: TrainStageSettings = TrainStageSettings(
-        training=TrainingSettings(
-            effective_batch=32,
-            epochs=10,
-            learning_rate=1e-4,
-            weight_decay=0.01,
-            warmup_steps=100,
-            clip_norm=1.0,
-        )
+    data: DataSettings = Field(DataSettings(), description="Training and held-out data.")
+    model: ModelSettings = Field(ModelSettings(), description="Size of the transformer.")
+    train: TrainStageSettings = Field(
+        TrainStageSettings(
+            training=TrainingSettings(
+                effective_batch=32,
+                epochs=10,
+                learning_rate=1e-4,
+                weight_decay=0.01,
+                warmup_steps=100,
+                clip_norm=1.0,
+            )
+        ),
+        description="The training; an optimizer step takes 32 samples on every machine.",
     )

@@ -20,7 +20,7 @@ from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.docstrings import SKIPPED, DocstringRecord, docstring_records
 from raypipe.datasets.files import reading
 from raypipe.datasets.text import TOKEN_PATTERN, Tokenisation, vectorise
-from raypipe.paths import cache_directory
+from raypipe.storage.run_directory import cache_directory
 
 NAME = "stdlib"
 

@@ -13,9 +13,9 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe import parquet
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import check_known, json_objects, reading
+from raypipe.storage import parquet
 
 #: bytes parsed at a time; no row may be longer
 _BLOCK = 2**26

@@ -12,7 +12,6 @@ import pandas as pd
 import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
-from raypipe import parquet
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.files import (
     check_known,
@@ -22,6 +21,7 @@ from raypipe.datasets.files import (
     open_text,
     reading,
 )
+from raypipe.storage import parquet
 
 #: Runs of at least three letters: parts of identifiers count as words, numbers do not.
 TOKEN_PATTERN = r"[^\W\d_]{3,}"

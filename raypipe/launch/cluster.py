@@ -21,13 +21,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import QUIET, in_cluster
+from raypipe.launch.actor_pool import KeptPool
 from raypipe.launch.capacity import Shared, living_nodes, of_a_group
-from raypipe.launch.kept import KeptPool
-from raypipe.launch.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.launch.pool import RayPool, await_room
 from raypipe.launch.train import fit
 from raypipe.launch.tune import run_trials
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, Trials
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 

@@ -9,7 +9,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch.capacity import living_nodes
-from raypipe.training.memory import failure_kind, unit_error
+from raypipe.training.oom import failure_kind, unit_error
 
 _POLL_S = 0.5
 # Ray gives up a silent node after about this long

@@ -22,7 +22,7 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
-from raypipe.launch.relay import Relay, Told
+from raypipe.launch.job_mailbox import Relay, Told
 from raypipe.redaction import LogFormatter
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
@@ -60,11 +60,11 @@ class WorkerGroup:
             .remote()
         )
         self._shape = _shape(job)
-        self._run, self._name = job.run, f"group-{secrets.token_hex(4)}"
+        self._run, self._name = job.run_dir, f"group-{secrets.token_hex(4)}"
         attempt: dict[str, Any] = {  # Ray's own state, which nothing of ours depends on
             "name": self._name,
             "storage_path": self._state,
-            "storage_filesystem": None if job.run.is_local else job.run.fs,
+            "storage_filesystem": None if job.run_dir.is_local else job.run_dir.fs,
             "worker_runtime_env": fault_environment() or None,
         }
         failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _START_ATTEMPTS}
@@ -242,9 +242,9 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
 
 
 def _log_to_file(job: TrainingJob, rank: int) -> None:
-    if job.run.is_local:
-        Path(job.run.logs).mkdir(parents=True, exist_ok=True)
+    if job.run_dir.is_local:
+        Path(job.run_dir.logs).mkdir(parents=True, exist_ok=True)
         name = f"{job.trial_id.replace('/', '-')}-{rank}.log"
-        handler = logging.FileHandler(f"{job.run.logs}/{name}")
+        handler = logging.FileHandler(f"{job.run_dir.logs}/{name}")
         handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

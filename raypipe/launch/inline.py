@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from raypipe.errors import UnitError
-from raypipe.launch.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.launch.task import run_task
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.memory import unit_error
+from raypipe.training.oom import unit_error
 
 
 class InlineLauncher:
@@ -38,9 +38,9 @@ class InlineLauncher:
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
 
-    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+    def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
         """Run the trials one after the other. A scheduler ends none of them."""
-        del settings, run
+        del settings, run_dir
         while (job := trials.next()) is not None:
 
             def report(told: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:

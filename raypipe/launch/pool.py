@@ -20,8 +20,8 @@ from ray.exceptions import (
 from raypipe.errors import ConfigError, FailureKind
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import Shared, bundle, check_alive, for_tasks, living_nodes, room
-from raypipe.launch.launcher import PoolOptions, TaskResult
 from raypipe.launch.task import run_task
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 # so much more than the nodes hold is handed to Ray, so that no CPU waits for the driver
 _AHEAD = 1.25

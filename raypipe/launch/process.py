@@ -6,8 +6,8 @@ from typing import Any
 
 import ray
 
-from raypipe.launch.launcher import TaskResult
 from raypipe.launch.task import run_task
+from raypipe.pipeline.launcher import TaskResult
 
 
 class TaskProcess:

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from raypipe import faults
 from raypipe.errors import FailureKind
-from raypipe.launch.launcher import TaskResult
+from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
 
 

@@ -31,12 +31,12 @@ from raypipe.launch.capacity import (
 )
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup, follow
-from raypipe.launch.launcher import Trials
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.launcher import Trials
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.memory import unit_error
+from raypipe.training.oom import unit_error
 
 #: in what a trial tells Tune: rows of the table ``steps``, and how it ended
 _ROWS, _END = "rows", "end"

@@ -6,17 +6,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from raypipe.config import Configuration
-from raypipe.context import Session, StageContext, first_line
 from raypipe.errors import ConfigError, UnitError
-from raypipe.experiment import Stage
 from raypipe.hardware import Hardware, Precision
-from raypipe.ledger import Row
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.context import Session, StageContext, first_line
+from raypipe.pipeline.experiment import Stage
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.memory_model import bytes_text
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import AxisSettings, ConstraintSettings, SweepSettings
-from raypipe.sweep.trials import Trial, TrialMaker, training_of
+from raypipe.sweep.trials import Trial, TrialMaker, training_stage
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
@@ -88,7 +88,7 @@ class Fit:
                 self._left.pop(0)
                 continue
             search.trial = trial
-            task = trial.training.build_task(None)
+            task = trial.training.task(None)
             job = self._context.job(trial.unit, task, trial.training.settings)
             self._running = replace(job, measured=True)
             return self._running
@@ -207,7 +207,7 @@ def fitting(
         raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
     makers = []
     for name in names if stage is None else [stage]:
-        settings = training_of(stages, name, "command line: --stage").settings
+        settings = training_stage(stages, name, "command line: --stage")[1].settings
         axis = AxisSettings(grid=get_args(Precision))
         sweep = SweepSettings(
             stage=name,
@@ -224,11 +224,11 @@ def fitting(
 def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     """Find the largest micro-batch of each precision by training a few steps at a time."""
     name = maker.sweep.stage
-    training = training_of(maker.configuration.stages(), name, "--stage")
+    _, training = training_stage(maker.configuration.stages(), name, "--stage")
     scaling, effective = training.settings.scaling, maker.sweep.constraints.effective_batch or 1
     context = StageContext(Stage(name, _nothing, []), session)
     fit = Fit(context, maker, get_args(Precision), -(-effective // scaling.most_workers))
-    session.launcher.trials(fit, maker.sweep, session.run)
+    session.launcher.trials(fit, maker.sweep, session.run_dir)
     trials = [search.trial for search in fit.searches if search.trial is not None]
     fit.memory.keep(trials, maker.configuration.experiment.name, name)
     return [{"stage": name, **row} for row in fit.rows()]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 
 
 def front(rows: Iterable[Row]) -> list[Row]:

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from raypipe.errors import ConfigError
-from raypipe.experiment import Training, Unit
-from raypipe.ledger import Row
+from raypipe.pipeline.experiment import Training
+from raypipe.pipeline.identity import Identity
+from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings, Value
 from raypipe.sweep.space import Point, place, points
-from raypipe.sweep.trials import Trial, TrialMaker, shown, slot_of
+from raypipe.sweep.trials import Trial, TrialMaker, shown, trial_unit
 
 #: what may change while a training goes on: neither its model nor which samples it sees
 CHANGEABLE = ("learning_rate", "weight_decay", "betas", "clip_norm")
@@ -74,18 +75,18 @@ class Population:
 
     def tell(self, trial: Trial, row: Row | None) -> None:
         """What became of a trial."""
-        self._rows[trial.unit.slot] = row
+        self._rows[trial.unit.key] = row
 
     def about(self, trial: Trial) -> dict[str, Any]:
         """The columns that say which part of the search a trial is."""
-        return self._about[trial.unit.slot]
+        return self._about[trial.unit.key]
 
     def spent(self, trial: Trial) -> list[str]:
         """The trials whose checkpoints nobody needs any more, now that this one is told."""
         del trial
-        if any(self._rows.get(member.unit.slot) is None for member in self._members):
+        if any(self._rows.get(member.unit.key) is None for member in self._members):
             return []  # one that is not told, or that the next command tries again
-        own = [member.unit.slot for member in self._members] if self._is_last else []
+        own = [member.unit.key for member in self._members] if self._is_last else []
         return self._spent + own
 
     @property
@@ -98,14 +99,14 @@ class Population:
 
     @property
     def _is_told(self) -> bool:
-        return all(member.unit.slot in self._rows for member in self._members)
+        return all(member.unit.key in self._rows for member in self._members)
 
     def _ranked(self) -> list[int]:
         """The members that can go on, the best first."""
         sign = -1 if self._maker.sweep.direction == "max" else 1
         costs = {}
         for number, member in enumerate(self._members):
-            value = self._value(self._rows[member.unit.slot])
+            value = self._value(self._rows[member.unit.key])
             if value is not None:
                 costs[number] = sign * value
         return sorted(costs, key=lambda number: (costs[number], number))
@@ -131,7 +132,7 @@ class Population:
             rng = np.random.default_rng([seed, generation, number])
             parent = self._members[int(rng.choice(best))]
             following.append((explored(self._axes, parent.point, rng), parent))
-        self._spent = [member.unit.slot for member in self._members]
+        self._spent = [member.unit.key for member in self._members]
         self._generation = generation
         self._begin(following)
 
@@ -141,15 +142,17 @@ class Population:
             trial = self._maker.trial(point)
             if trial is None:
                 raise ValueError(f"{shown(point)}: the constraints rule it out")
-            origin = None if parent is None else parent.unit.slot
+            origin = None if parent is None else parent.unit.key
             which: dict[str, Any] = {"generation": self._generation, "member": number}
             which |= {"parent": origin, "until": self._until}
             # in a larger population others go on: it trains members of its own
             whose = {"search": self._name, "members": self._maker.sweep.samples}
-            identity = {**trial.unit.identity, "population": {**which, **whose}}
-            unit = Unit(slot_of(self._maker.sweep.stage, identity), identity)
+            own = trial.identity
+            population = {**own.literals, "population": {**which, **whose}}
+            identity = Identity.of(own.shared, population, own.needs)
+            unit = trial_unit(self._maker.sweep.stage, identity)
             self._members.append(replace(trial, unit=unit, until=self._until, parent=origin))
-            self._about[unit.slot] = {"search": self._name, **which}
+            self._about[unit.key] = {"search": self._name, **which}
         self._due.extend(self._members)
 
 

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import yaml
 
-from raypipe.identity import canonical_json
-from raypipe.ledger import Row
+from raypipe.pipeline.identity import canonical_json
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory_model import bytes_text
 from raypipe.sweep.pareto import figure, peak_bytes
 from raypipe.training.batching import KEYS

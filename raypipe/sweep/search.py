@@ -16,7 +16,7 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState, create_trial
 
-from raypipe.ledger import Row
+from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.trials import Trial, TrialMaker
 
@@ -107,28 +107,28 @@ class OptunaSearch:
         self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]), constant_liar=True)
         asked = self._study.ask(self._distributions)
         trial = self._maker.trial(dict(asked.params))
-        if trial is None or trial.unit.slot in self._numbers:
-            again = None if trial is None else self._numbers[trial.unit.slot]
+        if trial is None or trial.unit.key in self._numbers:
+            again = None if trial is None else self._numbers[trial.unit.key]
             known = None if again is None else self._study.get_trials(deepcopy=False)[again].value
             self._study.tell(asked.number, known, _state(known))
             return None
-        self._numbers[trial.unit.slot] = asked.number
+        self._numbers[trial.unit.key] = asked.number
         return trial
 
     def tell(self, trial: Trial, row: Row | None) -> None:
         """What became of a trial."""
         value = None if row is None else self._value(row)
-        number = self._numbers[trial.unit.slot]
+        number = self._numbers[trial.unit.key]
         # one that an earlier command told is known by what that one said
         self._study.tell(number, value, _state(value), skip_if_finished=True)
 
     def about(self, trial: Trial) -> dict[str, Any]:
         """The columns that say which point of the search a trial is."""
-        return {"search": self._name, "number": self._numbers[trial.unit.slot]}
+        return {"search": self._name, "number": self._numbers[trial.unit.key]}
 
     def spent(self, trial: Trial) -> list[str]:
         """The trial itself: none goes on from another."""
-        return [trial.unit.slot]
+        return [trial.unit.key]
 
     def _value(self, row: Row) -> float | None:
         value = row.get(self._maker.sweep.metric_name)

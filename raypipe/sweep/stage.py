@@ -9,21 +9,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe import results
-from raypipe.config import Configuration
-from raypipe.context import StageContext
 from raypipe.errors import ConfigError, UnitError
-from raypipe.experiment import Stage, Unit
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
-from raypipe.ledger import Row
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import Identity
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.population import Population, check_changeable, lineage
 from raypipe.sweep.recommendation import recommend, snippet
 from raypipe.sweep.search import OptunaSearch, Search
 from raypipe.sweep.sweep import Sweep
-from raypipe.sweep.trials import Trial, TrialMaker, shown, total_steps, training_of
+from raypipe.sweep.trials import (
+    Trial,
+    TrialMaker,
+    shown,
+    total_steps,
+    training_stage,
+    without_training,
+)
 from raypipe.training.batching import KEYS, BatchPlan
 
 NAME = "sweep"
@@ -47,7 +54,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             )
     if sweep is None:
         return plain
-    swept = training_of(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
     maker = TrialMaker(configuration, sweep, nodes)
     if sweep.scheduler == "pbt":
         check_changeable(maker, swept)
@@ -58,27 +65,27 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     def run(context: StageContext) -> None:
         memory, trials = Memory(*maker.device), given
         search: Search | None = None
-        steps = total_steps(swept, context.run)
+        steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.scheduler == "pbt":
-            search = Population(maker, last.slot, grace, steps)
+            search = Population(maker, last.key, grace, steps)
         elif sweep.search == "optuna":
-            rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.slot]
-            search = OptunaSearch(maker, last.slot, rows)
+            rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
+            search = OptunaSearch(maker, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, memory, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
-        context.session.launcher.trials(under_way, settings, context.run)
+        context.session.launcher.trials(under_way, settings, context.run_dir)
         _summarise(context, maker, under_way.trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
-        context.finish(last)
+        context.finish(last.key)
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
     number = sweep.samples if sweep.is_searched else len(given)
-    cost = f"{number} trials" + (f" of {steps} steps" if steps else "")
-    tried = next(stage for stage in plain if stage.name == sweep.stage)
-    stage = Stage(NAME, run, [*units, last], tried.needs, cost, on_gpu=tried.on_gpu)
+    workload = f"{number} trials" + (f" of {steps} steps" if steps else "")
+    units = [*units, last]
+    stage = Stage(NAME, run, units, tried.needs, (), workload, on_gpu=tried.on_gpu)
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
@@ -89,14 +96,16 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     sweep = maker.sweep
     if not sweep.is_searched:
         judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
-        identity = {**judged, "trials": [unit.slot for unit in units]}
-        return Unit(f"{NAME}/{sweep.stage}/verdict-{fingerprint(identity)[:12]}", identity)
-    identity = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
-    training = training_of(maker.configuration.stages(), sweep.stage, "sweep.stage")
-    own = {"training": training.settings.training.identity(), **training.identity}
-    identity |= {"of": own, "device": maker.device[0]}
-    slot = f"{NAME}/{sweep.stage}/search-{fingerprint(identity)[:12]}"
-    return Unit(slot, identity, sweep.samples, "sweep.samples")
+        identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
+        key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
+        return Unit(key, identity=identity)
+    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
+    stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
+    literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
+    of_stage = without_training(stage)
+    identity = Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
+    key = f"{NAME}/{sweep.stage}/search-{identity.fingerprint[:12]}"
+    return Unit(key, budget=sweep.samples, budget_key="sweep.samples", identity=identity)
 
 
 def winner(context: StageContext, stage: str) -> dict[str, Any]:
@@ -117,21 +126,22 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     if training is None:
         raise ValueError(f"{stage.name} is no training stage")
     swept = {maker.key(name) for name in maker.sweep.axes}
-    own = f"{stage.name}.training."
     decided = {
         key: value
         for key, value in training.settings.training.identity().items()
-        if f"{own}{key}" not in swept
+        if f"{stage.name}.training.{key}" not in swept
     }
-    identity = {**training.identity, stage.name: {"training": decided, "from_sweep": sorted(swept)}}
-    unit = Unit(stage.name, identity)
+    rest = without_training(stage)
+    own = {**rest.shared[stage.name], "training": decided, "from_sweep": sorted(swept)}
+    identity = Identity.of({**rest.shared, stage.name: own}, rest.literals, rest.needs)
+    unit = Unit(stage.name, identity=identity)
 
     def run(context: StageContext) -> None:
         values = winner(context, stage.name)
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
-        found = training_of(varied.stages(), stage.name, "sweep.stage")
-        context.train(unit, found.build_task(context.run), found.settings)
+        _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
+        context.train(unit, found.task(context.run_dir), found.settings)
 
     return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
 
@@ -142,15 +152,15 @@ def _summarise(
     """What follows from the trials: parity, memory fits, Pareto front, recommendation."""
     settings = maker.sweep
     rows = {
-        trial.unit.slot: row
+        trial.unit.key: row
         for trial in trials
-        if (row := context.ledger.get("trials", trial.unit.slot)) is not None
+        if (row := context.ledger.get("trials", trial.unit.key)) is not None
     }
     context.ledger.put("trials", _with_parity(context, trials, rows))
     rows = {key: row for key in rows if (row := context.ledger.get("trials", key)) is not None}
     context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     best = front(list(rows.values()))
-    columns = ("trained_stage", "trial_id", "point", "samples_per_s", "energy_j_per_sample")
+    columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
         "pareto",
@@ -163,9 +173,9 @@ def _summarise(
     memory.keep(trials, maker.configuration.experiment.name, settings.stage)
     # of a population those count that were trained to the end
     end = max((trial.until or 0 for trial in trials), default=0)
-    whole = [t for t in trials if (t.until or 0) == end and t.unit.slot in rows]
+    whole = [t for t in trials if (t.until or 0) == end and t.unit.key in rows]
     found = recommend(
-        [_with_sizes_of_all_workers(rows[trial.unit.slot], trial) for trial in whole],
+        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in whole],
         settings.metric_name,
         settings.direction,
         settings.parity_tolerance,
@@ -207,7 +217,7 @@ def _fits(
     """The memory model of each group that has one."""
     fits: dict[str, Row] = {}
     for trial in trials:
-        model, row = memory.model(trial.group), rows.get(trial.unit.slot)
+        model, row = memory.model(trial.group), rows.get(trial.unit.key)
         fit = model.fit()
         if fit is None or row is None:
             continue
@@ -236,25 +246,25 @@ def _with_parity(
     What is compared has the same cut into micro-batches, which decides what dropout draws. A
     trial without such a partner has the largest difference of its precision at other cuts.
     """
-    succeeded = [t for t in trials if rows.get(t.unit.slot, {}).get("status") == "succeeded"]
+    succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
     exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
     others = [trial for trial in succeeded if trial.precision != "fp32"]
     found: dict[str, float] = {}
     of_precision: dict[tuple[str, str], float] = {}
     for trial in others:
         if (partner := exact.get((trial.parity, *trial.cut))) is not None:
-            reference = _losses(context, partner.unit.slot)
-            difference = _losses(context, trial.unit.slot) - reference
+            reference = _losses(context, partner.unit.key)
+            difference = _losses(context, trial.unit.key) - reference
             parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
-            found[trial.unit.slot] = parity
+            found[trial.unit.key] = parity
             kind = trial.parity, trial.precision
             of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
     for trial in others:
         if (known := of_precision.get((trial.parity, trial.precision))) is not None:
-            found.setdefault(trial.unit.slot, known)
-    return {slot: {**rows[slot], "parity": parity} for slot, parity in found.items()}
+            found.setdefault(trial.unit.key, known)
+    return {key: {**rows[key], "parity": parity} for key, parity in found.items()}
 
 
 def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
-    steps = results.read_partition(context.run, "steps", trial_id)
+    steps = results.read_partition(context.run_dir, "steps", trial_id)
     return steps.set_index("step")["loss"].astype(float)

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raypipe import results
-from raypipe.context import StageContext, first_line, is_done, status_of
 from raypipe.errors import UnitError
-from raypipe.ledger import Row
+from raypipe.pipeline.context import StageContext, first_line, is_done, status_of
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.search import Search
@@ -41,7 +41,7 @@ class Sweep:
         search: Search | None = None,
     ) -> None:
         self._context, self._settings = context, settings
-        self._all = {trial.unit.slot: trial for trial in trials}
+        self._all = {trial.unit.key: trial for trial in trials}
         self._memory, self._search = memory, search
         # new trials may show that an earlier prediction was wrong
         self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
@@ -50,7 +50,7 @@ class Sweep:
         self._attempts: dict[str, int] = {}
         self.failed: dict[str, UnitError] = {}
         for trial in trials:
-            self._remember(trial, context.ledger.get("trials", trial.unit.slot))
+            self._remember(trial, context.ledger.get("trials", trial.unit.key))
         total = len(trials) if search is None else search.total
         context.begin(total, len(trials) - len(self._waiting))
 
@@ -86,9 +86,9 @@ class Sweep:
     def _found(self) -> Trial | None:
         """The next trial of the search that may fit; None where it has none, or none yet."""
         while self._search is not None and (trial := self._search.ask()) is not None:
-            self._all[trial.unit.slot] = trial
+            self._all[trial.unit.key] = trial
             if not self._is_new(trial):  # an earlier command's, or another sweep's
-                recorded = self._context.ledger.get("trials", trial.unit.slot)
+                recorded = self._context.ledger.get("trials", trial.unit.key)
                 self._remember(trial, recorded)
                 self._tell(trial, recorded)
             elif trial.lacks is not None:
@@ -105,17 +105,17 @@ class Sweep:
         It is not told the last step of a trial that comes to its end.
         """
         ledger = self._context.ledger
-        done = [slot for slot, trial in self._all.items() if is_done(ledger, trial.unit)]
-        for slot in sorted(
-            done, key=lambda slot: str((ledger.get("units", slot) or {})["finished_at"])
+        done = [key for key, trial in self._all.items() if is_done(ledger, trial.unit)]
+        for key in sorted(
+            done, key=lambda key: str((ledger.get("units", key) or {})["finished_at"])
         ):
-            row = ledger.get("trials", slot)
+            row = ledger.get("trials", key)
             if row is None or row["status"] not in ("succeeded", "interrupted"):
                 continue
-            steps = results.read_partition(self._context.run, "steps", slot)
+            steps = results.read_partition(self._context.run_dir, "steps", key)
             seen = steps["step"] < row["steps"] + (row["status"] == "interrupted")
             for _, step in steps[seen].iterrows():
-                yield slot, step.dropna().to_dict()
+                yield key, step.dropna().to_dict()
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """A logged step of a trial."""
@@ -159,32 +159,32 @@ class Sweep:
 
     def _store(self, job: TrainingJob, rows: Mapping[int, Row]) -> None:
         """Write the logged steps that its worker was ended before writing."""
-        stored = results.read_rows(job.run, "steps", job.trial_id)
+        stored = results.read_rows(job.run_dir, "steps", job.trial_id)
         known = {row["step"]: row for row in stored}
         if not rows.keys() <= known.keys():
             merged = [row for _, row in sorted({**rows, **known}.items())]
-            results.write_table(job.run, "steps", merged, job.run_id, job.trial_id)
+            results.write_table(job.run_dir, job.steps_table, merged, job.run_id, job.trial_id)
 
     def _is_new(self, trial: Trial) -> bool:
         return not is_done(self._context.ledger, trial.unit)
 
     def _was_predicted(self, trial: Trial) -> bool:
-        row = self._context.ledger.get("trials", trial.unit.slot)
+        row = self._context.ledger.get("trials", trial.unit.key)
         return row is not None and row["status"] == "skipped" and trial.lacks is None
 
     def _start(self, trial: Trial) -> TrainingJob:
         job = replace(
             self._job(trial),
-            attempt=self._attempts.get(trial.unit.slot, 1),
+            attempt=self._attempts.get(trial.unit.key, 1),
             measured=self._settings.kind == "systems",
             parent=trial.parent,
             until=trial.until,
         )
-        self._running[trial.unit.slot] = job
+        self._running[trial.unit.key] = job
         return job
 
     def _job(self, trial: Trial) -> TrainingJob:
-        task = trial.training.build_task(self._context.run)
+        task = trial.training.task(self._context.run_dir)
         return self._context.job(trial.unit, task, trial.training.settings)
 
     def _skip(self, trial: Trial, reason: str) -> None:
@@ -215,21 +215,24 @@ class Sweep:
             "predicted_peak_bytes": None if predicted is None else round(predicted),
         }
         self._context.record_trial(job, status, row)
+        about = {name: row[name] for name in ("trained_stage", "kind", "reference")}
+        point = {"trial_id": trial.unit.key, **about, **trial.point}
+        self._context.ledger.put("sweep_points", {trial.unit.key: point})
         if finished:
             self._context.finish(trial.unit)
-        recorded = self._context.ledger.get("trials", trial.unit.slot)
+        recorded = self._context.ledger.get("trials", trial.unit.key)
         self._remember(trial, recorded)
         self._tell(trial, recorded)
 
     def _tell(self, trial: Trial, row: Row | None) -> None:
         """Let the search know, and drop the checkpoints that nobody needs any more."""
         done = is_done(self._context.ledger, trial.unit)
-        spent = [trial.unit.slot] if done else []
+        spent = [trial.unit.key] if done else []
         if self._search is not None:
             self._search.tell(trial, row if done else None)
             spent = self._search.spent(trial)
         for trial_id in spent:
-            self._context.run.delete(self._context.run.checkpoints(trial_id))
+            self._context.run_dir.delete(self._context.run_dir.checkpoints(trial_id))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
         """Let the memory model learn from a trial that is recorded."""

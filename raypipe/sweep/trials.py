@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raypipe import hardware
-from raypipe.config import Configuration
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage, Training, Unit
 from raypipe.hardware import Hardware
-from raypipe.identity import fingerprint
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Stage, Training, Unit
+from raypipe.pipeline.identity import Identity, fingerprint
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
@@ -50,6 +50,13 @@ class Trial:
     reference: bool = False
     parent: str | None = None
     until: int | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """Everything that decides what the trial measures."""
+        if self.unit.identity is None:
+            raise ValueError(f"trial {self.unit.key}: its identity was not composed")
+        return self.unit.identity
 
     @property
     def micro_batch(self) -> int:
@@ -96,7 +103,7 @@ class TrialMaker:
         for point in points(axes, self.sweep.samples, self.sweep.seed):
             if (trial := self.trial(point)) is None:
                 continue
-            other = found.setdefault(trial.unit.slot, trial)
+            other = found.setdefault(trial.unit.key, trial)
             if other.point != point:
                 keys = ", ".join(key for key in point if point[key] != other.point[key])
                 raise ConfigError(
@@ -132,17 +139,17 @@ class TrialMaker:
             if sweep.constraints.effective_batch is None:
                 raise
             return None
-        training = training_of(varied.stages(), stage, "sweep.stage")
-        identity = self._identity(training)
+        swept, training = training_stage(varied.stages(), stage, "sweep.stage")
+        identity = self._identity(swept, training)
         settings = training.settings
         kept = settings.training.model_dump(mode="json", exclude=_SAME_MEMORY)
         scaling = settings.scaling.model_dump(mode="json", include={"workers", "strategy"})
-        rest = dict(training.identity)
+        rest = dict(identity.shared)
         same = [stage, sweep.kind, rest, kept, scaling]
         decisive = settings.training.identity()
         del decisive["precision"]
         return Trial(
-            Unit(slot_of(stage, identity), identity),
+            trial_unit(stage, identity),
             point,
             training,
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
@@ -167,20 +174,21 @@ class TrialMaker:
         full = first in type(self.configuration.settings).model_fields
         return name if full else f"{self.sweep.stage}.{name}"
 
-    def _identity(self, training: Training) -> dict[str, Any]:
-        """What decides what a trial measures, its speed too."""
+    def _identity(self, swept: Stage, training: Training) -> Identity:
+        """Return everything that decides what a trial measures, including its speed."""
         settings, sweep = training.settings, self.sweep
-        how = {
+        literals: dict[str, Any] = {
             "training": settings.training.model_dump(mode="json"),
             "scaling": settings.scaling.model_dump(mode="json"),
             "loader": settings.loader.model_dump(mode="json"),
+            "kind": sweep.kind,
+            "device": self.device[0],
         }
-        identity = {**training.identity, sweep.stage: how, "kind": sweep.kind}
-        identity["device"] = self.device[0]
         if sweep.scheduler in ("asha", "median"):
             ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
-            identity["sweep"] = sweep.model_dump(mode="json", include=ended)
-        return identity
+            literals["sweep"] = sweep.model_dump(mode="json", include=ended)
+        of_stage = without_training(swept)
+        return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
     def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:
         """The fp32 trials that are missing, one for each group of equal losses."""
@@ -196,22 +204,38 @@ class TrialMaker:
                 yield replace(reference, reference=True)
 
 
-def slot_of(stage: str, identity: Mapping[str, Any]) -> str:
-    """The place of a trial in the run."""
-    return f"sweep/{stage}/{fingerprint(identity)[:_IDENTITY_LETTERS]}"
+def trial_unit(stage: str, identity: Identity) -> Unit:
+    """Return a trial's unit, whose key is the hash of its identity."""
+    key = f"sweep/{stage}/{identity.fingerprint[:_IDENTITY_LETTERS]}"
+    return Unit(key, identity=identity)
+
+
+def without_training(stage: Stage) -> Identity:
+    """Return the identity of a training stage without its own `training` settings."""
+    identity = stage.units[0].identity
+    if identity is None:
+        raise ValueError(f"stage {stage.name}: its identity was not composed")
+    own = {
+        name: value
+        for name, value in identity.shared.get(stage.name, {}).items()
+        if name not in ("training", "from_sweep")
+    }
+    return Identity.of({**identity.shared, stage.name: own}, identity.literals, identity.needs)
 
 
 def total_steps(training: Training, run: RunDirectory) -> int:
     """The optimiser steps of a training whose batch sizes are resolved."""
     settings, workers = training.settings.training, training.settings.scaling.most_workers
     cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
-    phases = training.build_task(run).phases(settings, settings.effective_batch or cut)
+    phases = training.task(run).phases(settings, settings.effective_batch or cut)
     return sum(phase.steps for phase in phases)
 
 
-def training_of(stages: Sequence[Stage], name: str, where: str) -> Training:
-    """What a stage trains, which is named at ``where``. Raises ConfigError if it trains nothing."""
-    trained = {stage.name: stage.training for stage in stages if stage.training is not None}
+def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:
+    """Return a training stage that is named at ``where``, and its training. Raises ConfigError."""
+    trained = {
+        stage.name: (stage, stage.training) for stage in stages if stage.training is not None
+    }
     if name not in trained:
         raise ConfigError(
             f"{where} = {name!r}: must be a training stage of the experiment "

@@ -22,7 +22,7 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials
 
 if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
-    from raypipe.paths import RunDirectory
+    from raypipe.storage.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 Setting = str | bool | int | float
@@ -152,7 +152,7 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
         if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
             raise ConfigError(
                 f"tracking: {name} needs {', '.join(missing)}, not installed here: "
-                "pip install 'raypipe[tracking]', or take it out of tracking"
+                "pip install 'raypipe-runner[tracking]', or take it out of tracking"
             )
         server = {
             "tensorboard": (False, ""),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import wandb
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.tracking import Setting, Target, finite_numbers, wandb_is_offline
 
 

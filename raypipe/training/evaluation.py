@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from raypipe.errors import BatchLimit
-from raypipe.training import loader, memory, parallel, precision
+from raypipe.training import loader, parallel, precision
+from raypipe.training import oom as memory
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.task import Loss, StepContext
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.job import Report, TrainingJob
 from raypipe.training.settings import MonitorSettings
 from raypipe.training.throughput import Interval
@@ -104,11 +104,11 @@ class History:
     def store(self) -> None:
         """Write the rows to the table ``steps``; rank 0 alone calls this."""
         job = self._job
-        results.write_table(job.run, "steps", self.rows, job.run_id, job.trial_id)
+        results.write_table(job.run_dir, job.steps_table, self.rows, job.run_id, job.trial_id)
 
     def restore(self, step: int) -> None:
         """The stored rows up to a step."""
-        stored = results.read_rows(self._job.run, "steps", self._job.trial_id)
+        stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
 
     def is_best(self, monitor: MonitorSettings) -> bool:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import Table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainStageSettings
+from raypipe.training.tables import STEPS
 from raypipe.training.task import TrainTask
 
 #: what becomes of a logged step (a row) or a remark to the user (a text) while the run goes on;
@@ -32,7 +34,8 @@ class TrainingJob:
     task: TrainTask
     settings: TrainStageSettings
     plan: BatchPlan
-    run: RunDirectory
+    run_dir: RunDirectory
+    steps_table: Table = STEPS
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False

@@ -17,17 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from raypipe import faults, results
+from raypipe import faults
 from raypipe.errors import BatchLimit
-from raypipe.training import (
-    bottleneck,
-    evaluation,
-    loader,
-    memory,
-    parallel,
-    precision,
-    telemetry,
-)
+from raypipe.storage import tables as results
+from raypipe.training import bottleneck, evaluation, loader, parallel, precision, telemetry
+from raypipe.training import oom as memory
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
@@ -35,6 +29,7 @@ from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.peak_flops import peak_flops
 from raypipe.training.schedule import check_phases, learning_rate, steps
+from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
@@ -99,7 +94,7 @@ class _Loop:
         self.update = Update(self.model, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = job.task.build_eval_dataset()
-        self.store = CheckpointStore(job.run, job.trial_id, self.training.keep_checkpoints)
+        self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
@@ -237,7 +232,7 @@ class _Loop:
 
         checkpoint = self.store.newest(warn)
         if checkpoint is None and self.job.parent is not None:
-            checkpoint = CheckpointStore(self.job.run, self.job.parent).newest(warn)
+            checkpoint = CheckpointStore(self.job.run_dir, self.job.parent).newest(warn)
             if checkpoint is None:
                 raise ValueError(f"{self.job.trial_id}: {self.job.parent} has no checkpoint left")
         if checkpoint is None:
@@ -313,8 +308,8 @@ class _Loop:
         if self.worker.rank == 0:
             if self.training.monitor is not None:
                 weights = self.store.best()
-            path = self.job.run.model(self.job.trial_id)
-            write_weights(self.job.run, path, on_cpu(weights), self.job.task.metadata())
+            path = self.job.run_dir.model(self.job.trial_id)
+            write_weights(self.job.run_dir, path, on_cpu(weights), self.job.task.metadata())
 
     def speed(self) -> dict[str, Any]:
         """Throughput, and what part of the devices' peak arithmetic it is."""
@@ -340,7 +335,7 @@ class _Loop:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
         if rows := self.sampler.rows():
-            results.write_table(job.run, "gpu_samples", rows, job.run_id, name)
+            results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
 
     def _warn_of_batch_norm(self) -> None:
         names = [n for n, m in self.model.named_modules() if isinstance(m, _BatchNorm)]

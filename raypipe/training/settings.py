@@ -1,90 +1,143 @@
-"""The settings of a training run: the same names in every experiment."""
+"""Settings of a training run, with the same names in every experiment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import dig
 from raypipe.hardware import Precision
-from raypipe.settings import Settings
-
-_WITHOUT_EFFECT = {
-    "micro_batch",
-    "accumulation",
-    "compile",
-    "gradient_checkpointing",
-    "log_every",
-    "eval_every",
-    "eval_batch",
-    "checkpoint_every",
-    "keep_checkpoints",
-}
+from raypipe.training import batching
 
 
 class MonitorSettings(Settings):
-    """Which measure says how good a model is: the best one is kept, and when to stop."""
+    """Selection of the best model by an evaluation metric, and early stopping."""
 
-    metric: str = Field("loss", description="a measure of the evaluation, without its eval_")
-    mode: Literal["min", "max"] = Field("min", description="whether less or more is better")
-    patience: PositiveInt | None = Field(
-        None, description="stop after so many evaluations without a better one; or never"
+    metric: str = Field("loss", description="Metric of the evaluation, without its prefix `eval_`.")
+    mode: Literal["min", "max"] = Field(
+        "min", description="Whether the metric is minimized or maximized."
     )
-    min_delta: float = Field(0.0, ge=0, description="a smaller change is not better")
+    patience: PositiveInt | None = Field(
+        None,
+        description="Evaluations without improvement after which the training stops; never if not "
+        "given.",
+    )
+    min_delta: float = Field(
+        0.0, ge=0, description="Smallest change of the metric that counts as an improvement."
+    )
 
 
 class TrainingSettings(Settings):
-    """What decides the result of a training run.
+    """Length, optimizer, batch sizes and arithmetic of a training run.
 
     ``effective_batch = micro_batch x accumulation x workers``; the configuration gives any two.
     """
 
-    micro_batch: PositiveInt | None = Field(None, description="samples a worker a forward")
-    accumulation: PositiveInt | None = Field(None, description="forwards a worker a step")
-    effective_batch: PositiveInt | None = Field(None, description="samples a step, all workers")
-    precision: Precision = Field("fp32", description="arithmetic of the forward and backward")
-    steps: PositiveInt | None = Field(None, description="optimiser steps; or give epochs")
-    epochs: PositiveInt | None = Field(None, description="passes over the data; or give steps")
-    seed: int = Field(
-        0, ge=0, lt=2**32, description="seed of the weights, the data order and every draw"
+    micro_batch: Operational[PositiveInt | None] = Field(
+        None, description="Samples per worker per forward pass."
     )
-    compile: bool = Field(False, description="torch.compile the model and the loss")
-    gradient_checkpointing: bool = Field(False, description="recompute activations backward")
-    clip_norm: PositiveFloat | None = Field(None, description="largest norm of the gradient")
-    learning_rate: PositiveFloat = Field(1e-3, description="the peak learning rate")
+    accumulation: Operational[PositiveInt | None] = Field(
+        None, description="Forward passes per worker per optimizer step (accumulation steps)."
+    )
+    effective_batch: PositiveInt | None = Field(
+        None, description="Samples per optimizer step, summed over all workers."
+    )
+    precision: Precision = Field(
+        "fp32",
+        description="Arithmetic of the forward and backward pass. tf32 and bf16 need a GPU with "
+        "compute capability 8 or higher.",
+    )
+    steps: PositiveInt | None = Field(
+        None, description="Length of the training in optimizer steps; alternative to `epochs`."
+    )
+    epochs: PositiveInt | None = Field(
+        None, description="Length of the training in passes over the data; alternative to `steps`."
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        description="Seed of the initial weights, the data order and every random draw.",
+    )
+    compile: Operational[bool] = Field(
+        False, description="Whether to compile the model and the loss with torch.compile."
+    )
+    gradient_checkpointing: Operational[bool] = Field(
+        False,
+        description="Whether to recompute activations in the backward pass, which saves memory.",
+    )
+    clip_norm: PositiveFloat | None = Field(
+        None, description="Maximum norm of the gradient; no clipping if not given."
+    )
+    learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate, after warm-up.")
     optimizer: Literal["adam", "adamw", "adafactor"] = Field(
         "adamw",
-        description="adafactor holds n + m values of an n x m matrix where Adam holds 2 n m; its "
-        "learning_rate is a share of each weight's own size",
+        description="Optimizer. adafactor stores n + m values for an n x m weight where Adam "
+        "stores 2 n m; its learning_rate is relative to the size of each weight.",
     )
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's moment decay rates")
-    weight_decay: float = Field(0.0, ge=0, description="L2 in adam, else decoupled")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="Decay rates of Adam's first and second moment estimates."
+    )
+    weight_decay: float = Field(
+        0.0, ge=0, description="Weight decay: L2 penalty with adam, decoupled with adamw."
+    )
     warmup_steps: int | Annotated[float, Field(gt=0, lt=1)] = Field(
-        0, ge=0, description="linear warm-up from zero, in steps; below 1 a share of all steps"
+        0,
+        ge=0,
+        description="Linear warm-up from zero, in optimizer steps; below 1, a fraction of all "
+        "steps.",
     )
-    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after it")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="Learning-rate schedule after warm-up."
+    )
     min_lr_ratio: float = Field(
-        0.0, ge=0, le=1, description="where linear and cosine end, as a share of the peak rate"
+        0.0,
+        ge=0,
+        le=1,
+        description="Final learning rate of the linear and cosine schedules, as a fraction of the "
+        "peak.",
     )
-    log_every: PositiveInt = Field(10, description="a row in `steps` every so many steps")
-    eval_every: PositiveInt | None = Field(None, description="evaluate every so many steps")
-    eval_batch: PositiveInt | None = Field(
-        None, description="samples a worker an evaluation forward; micro_batch if not given"
+    log_every: Operational[PositiveInt] = Field(
+        10, description="Optimizer steps between rows of the table `steps`."
+    )
+    eval_every: Operational[PositiveInt | None] = Field(
+        None,
+        description="Optimizer steps between evaluations on held-out data; only at the end if not "
+        "given.",
+    )
+    eval_batch: Operational[PositiveInt | None] = Field(
+        None,
+        description="Samples per worker per forward pass of an evaluation; `micro_batch` if not "
+        "given.",
     )
     monitor: MonitorSettings | None = Field(
-        None, description="keep the best model by an evaluation's measure, and stop early"
+        None, description="Metric that selects the best model and may stop the training early."
     )
-    checkpoint_every: PositiveInt | None = Field(None, description="save every so many steps")
-    keep_checkpoints: PositiveInt = Field(2, description="how many of the newest are kept")
+    checkpoint_every: Operational[PositiveInt | None] = Field(
+        None,
+        description="Optimizer steps between checkpoints; a tenth of the training if not given.",
+    )
+    keep_checkpoints: Operational[PositiveInt] = Field(
+        2, description="Number of most recent checkpoints that are kept."
+    )
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the result.
+        """Return the values that decide the result.
 
-        The cut of a step into micro-batches does not, nor does what is logged and saved.
+        With a monitor, ``eval_every`` does: it decides which steps can be the best one.
         """
-        identity = self.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
-        if self.monitor is not None:  # which steps are evaluated decides which is the best
+        identity = super().identity()
+        if self.monitor is not None:
             identity["eval_every"] = self.eval_every
         return identity
 
@@ -98,14 +151,25 @@ class TrainingSettings(Settings):
 
 
 class ScalingSettings(Settings):
-    """How a training run is spread; it cannot change the result."""
+    """Distribution of a training run over workers; it cannot change the result."""
 
-    workers: PositiveInt | tuple[PositiveInt, PositiveInt] = Field(
-        1, description="worker processes of the run; [min, max]: as many as there is room for"
+    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt]] = Field(
+        1,
+        description="Worker processes of the run; [min, max] uses as many as the cluster has room "
+        "for.",
     )
-    gpus_per_worker: float | None = Field(None, ge=0, description="1 where there is a GPU, else 0")
-    cpus_per_worker: PositiveFloat = Field(1, description="cores a worker reserves and uses")
-    strategy: Literal["ddp", "fsdp"] = Field("ddp", description="replicate or shard the model")
+    gpus_per_worker: Operational[float | None] = Field(
+        None,
+        ge=0,
+        description="GPUs per worker; 1 on a cluster with GPUs and 0 on CPUs if not given. A "
+        "fraction shares a GPU.",
+    )
+    cpus_per_worker: Operational[PositiveFloat] = Field(
+        1, description="CPU cores that each worker reserves and uses."
+    )
+    strategy: Operational[Literal["ddp", "fsdp"]] = Field(
+        "ddp", description="Data parallelism with replicated (ddp) or sharded (fsdp) weights."
+    )
 
     @property
     def most_workers(self) -> int:
@@ -132,19 +196,24 @@ class ScalingSettings(Settings):
 
 
 class LoaderSettings(Settings):
-    """How batches reach the device; it cannot change the result."""
+    """Data loading; it cannot change the result."""
 
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] | None = Field(
+    workers: Operational[Annotated[int, Field(ge=0)] | Literal["auto"] | None] = Field(
         None,
-        description="loader processes a worker; 0 loads in line; by default from the node's "
-        "cores; auto tries some before the run and says what bounds the speed",
+        description="Loader processes per worker; 0 loads in the worker itself. By default it "
+        "follows from the node's cores; `auto` measures some before the run and reports the "
+        "bottleneck.",
     )
-    prefetch: PositiveInt = Field(2, description="batches a loader process keeps ready")
-    pin_memory: bool | None = Field(None, description="page-locked batches; yes on a GPU")
+    prefetch: Operational[PositiveInt] = Field(
+        2, description="Batches that each loader process keeps ready."
+    )
+    pin_memory: Operational[bool | None] = Field(
+        None, description="Whether batches are in page-locked memory; by default on a GPU."
+    )
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
-        """``loader: auto``."""
+        """Return the section for ``loader: auto``."""
         return {"workers": "auto"} if given == "auto" else given
 
 
@@ -154,20 +223,45 @@ OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]
 class TrainStageSettings(Settings):
     """A training stage: ``<stage>.training``, ``<stage>.scaling``, ``<stage>.loader``."""
 
-    training: TrainingSettings = TrainingSettings()
-    scaling: ScalingSettings = ScalingSettings()
-    loader: LoaderSettings = LoaderSettings()
-    max_restarts: int = Field(3, ge=0, description="restarts after a worker died")
-    on_oom: tuple[OomStep, ...] = Field(
-        (), description="what to try, in this order, when micro-batch 1 does not fit"
+    training: TrainingSettings = Field(
+        TrainingSettings(), description="Length, optimizer, batch sizes and precision."
     )
-    memory_trial: int = Field(
-        0, ge=0, description="steps on the longest samples before the run, to see that it fits"
+    scaling: ScalingSettings = Field(
+        ScalingSettings(), description="Workers and the resources that each one holds."
     )
-    from_sweep: bool = Field(False, description="take the settings that the sweep recommends")
+    loader: LoaderSettings = Field(
+        LoaderSettings(), description="Loader processes and prefetching of batches."
+    )
+    max_restarts: Operational[int] = Field(
+        3, ge=0, description="Restarts from the last checkpoint after a worker failure."
+    )
+    on_oom: Operational[tuple[OomStep, ...]] = Field(
+        (),
+        description="Changes to try, in this order, when micro-batch 1 runs out of memory.",
+    )
+    memory_trial: Operational[int] = Field(
+        0,
+        ge=0,
+        description="Optimizer steps on the longest samples before a new run, to find a "
+        "micro-batch that fits.",
+    )
+    from_sweep: bool = Field(
+        False, description="Whether to train with the settings that the sweep recommends."
+    )
 
-    #: precisions that this training must not be given, and why
+    #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}
+
+    @classmethod
+    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+        """Settle the length and the batch sizes: the higher level wins.
+
+        Raises:
+            BatchConflict: the sizes of one level contradict each other.
+
+        """
+        _settle_length(values, levels)
+        _settle_batch_sizes(name, values, levels)
 
     def with_gpus(self, gpus: int) -> TrainStageSettings:
         """The same with the GPUs of a worker decided, for a cluster that has so many.
@@ -183,3 +277,40 @@ class TrainStageSettings(Settings):
         """The same with so many loader processes a worker."""
         loader = self.loader.model_copy(update={"workers": processes})
         return self.model_copy(update={"loader": loader})
+
+
+def _settle_length(values: Any, levels: Sequence[Level]) -> None:
+    """Of steps and epochs, keep the one that the higher level gives."""
+    for level in levels:
+        training = dig(level.values, "training")
+        given = [key for key in ("steps", "epochs") if dig(training, key) is not None]
+        if len(given) == 1:
+            other = "epochs" if given == ["steps"] else "steps"
+            values["training"][other] = None
+        if given:
+            return
+
+
+def _settle_batch_sizes(name: str, values: Any, levels: Sequence[Level]) -> None:
+    """Settle micro_batch, accumulation and effective_batch."""
+    if not isinstance(values, dict) or not isinstance(values.get("training"), dict):
+        return  # a wrong type, which validation reports
+    try:
+        sizes = [_sizes(dig(level.values, "training")) for level in levels]
+        scaling = ScalingSettings(workers=dig(values, "scaling", "workers"))
+    except ValidationError:
+        return  # reported by validation as well
+    giver = next(i for i, level in enumerate(levels) if dig(level.values, "scaling", "workers"))
+    try:
+        plan = batching.resolve(sizes, scaling.most_workers, giver)
+    except batching.BatchConflict as error:
+        origin = levels[error.level].origin
+        raise batching.BatchConflict(error.level, f"{origin}: {name}.training: {error}") from error
+    values["training"] |= {key: getattr(plan, key) for key in batching.KEYS}
+
+
+def _sizes(training: Any) -> dict[str, int]:
+    """Return a level's batch sizes as numbers (``1e2``, ``"16"``). Raises ValidationError."""
+    given = {key: dig(training, key) for key in batching.KEYS}
+    read = TrainingSettings.model_validate(given)
+    return {key: getattr(read, key) for key in batching.KEYS if given[key] is not None}

@@ -20,7 +20,7 @@ import pynvml
 import torch
 
 from raypipe.provenance import now
-from raypipe.training import memory
+from raypipe.training import oom as memory
 
 log = logging.getLogger(__name__)
 

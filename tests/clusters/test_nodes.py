@@ -164,7 +164,7 @@ def test_a_stopped_job_ends_in_order_and_is_continued(cluster: Cluster, tmp_path
     cluster.stop(job[1])
     output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130, output
-    assert "interrupted; what is finished is kept" in output
+    assert "interrupted; finished units are kept" in output
     assert table(folder, "stages").set_index("stage")["status"]["lda"] == "interrupted"
     again = cluster.raypipe_submit(folder, "", *quick)
     output, _ = again.communicate(timeout=WAIT_S)

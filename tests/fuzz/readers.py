@@ -32,17 +32,19 @@ from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.documents import read_documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
-from raypipe import artifacts, config, parquet, results
-from raypipe import cache as caches
+from raypipe.commands import configuration as config
 from raypipe.datasets import builtin
 from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.corpus import make_corpus
 from raypipe.datasets.rows import table_of
 from raypipe.datasets.text import Tokenisation, load_table, load_text
 from raypipe.errors import ConfigError
-from raypipe.ledger import Ledger
-from raypipe.lock import Pace, _Lease
-from raypipe.paths import RunDirectory
+from raypipe.storage import artifacts, parquet
+from raypipe.storage import cache as caches
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.lock import _Holder
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep import memory_store
 from raypipe.sweep.memory_model import Measurements
 
@@ -355,7 +357,7 @@ def _ledger(content: bytes, folder: Path) -> bool:
     told: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = told.append
-    log = logging.getLogger("raypipe.ledger")
+    log = logging.getLogger("raypipe.storage.ledger")
     log.addHandler(handler)
     log.propagate = False
     try:
@@ -380,7 +382,7 @@ def _within(found: list[tuple[str, object]]) -> bool:
 
 @cache
 def _ledger_file() -> bytes:
-    from raypipe.ledger import _encode
+    from raypipe.storage.ledger import _encode
 
     rows = [("evaluations", key, row) for key, row in ROWS.items()]
     return _encode([*rows, *(("units", key, {}) for key in ROWS)], 0)
@@ -460,9 +462,7 @@ def _measurements_file() -> bytes:
 
 
 def _lease(content: bytes, folder: Path) -> bool:
-    run = _run(folder)
-    run.write(run.lock, content)
-    holder = _Lease(run, Pace())._read()
+    holder = _Holder.parse(content)
     assert str(holder)
     return holder.owner != "nobody"
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from pyarrow import fs as arrow_fs
 
-from raypipe import commands
+from raypipe.commands import cluster
+from raypipe.commands import run as commands
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from tests.raypipe.toy import TOY
 
 sys.path.insert(0, str(Path(__file__).parent / "examples"))
@@ -39,7 +40,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "toy.yaml").write_text("experiment: toy\nsquares: {numbers: [1, 2, 3]}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     monkeypatch.delenv(commands.RUNS, raising=False)
     yield tmp_path
     sys.modules.pop("toy", None)

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 import ray
 
-from raypipe import commands, inspection, lock
+from raypipe.commands import cluster
+from raypipe.commands import report as inspection
+from raypipe.commands import run as commands
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage import lock
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests.raypipe.toy import TOY, raypipe
 
 
@@ -68,7 +71,7 @@ def test_figures_that_fail_cost_no_report(work, capsys, caplog):
     (work / "toy.py").write_text(own)
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     assert "done: " in capsys.readouterr().out
-    assert "the report is without the experiment's figures" in caplog.text
+    assert "the report is without the experiment's sections" in caplog.text
     assert "KeyError: 'level'" in caplog.text
     assert (work / "out/report/index.html").stat().st_size > 1000
 
@@ -165,8 +168,8 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["plan", "toy.yaml", "--run-dir", "x\udcff"], "must be UTF-8 text"),
         (["results", "~nobodyx/x"], "is no path"),
         (["plan", "toy.yaml", "x.y=1"], "unknown key"),
-        (["results", "nowhere"], "no run directory"),
-        (["report", "nowhere"], "no run directory"),
+        (["results", "nowhere"], "is not a run directory"),
+        (["report", "nowhere"], "is not a run directory"),
         (["run"], "Missing argument"),
         (["runn", "toy.yaml"], "No such command"),
     ],
@@ -231,7 +234,7 @@ def test_an_unknown_fault_is_refused(work, capsys, monkeypatch):
 def test_faults_are_announced(work, capsys, monkeypatch):
     monkeypatch.setenv("RAYPIPE_FAULTS", "delay_task:s=0.01")
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "WARNING: failures on purpose" in capsys.readouterr().out
+    assert "WARNING: fault injection is enabled" in capsys.readouterr().out
 
 
 def test_another_experiments_directory_is_refused(work, capsys):
@@ -271,7 +274,7 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", never)
         patch.setattr(ray, "shutdown", lambda: None)  # of other tests' cluster
-        patch.setattr(commands, "_start", lambda stack: RayLauncher())
+        patch.setattr(cluster, "start", lambda stack: RayLauncher())
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
     shown = capsys.readouterr().out
     assert "Ray does not start on this machine: The current node timed out" in shown
@@ -308,9 +311,9 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", slowly)
         patch.setattr("raypipe.launch.cluster.living_nodes", dict)
-        patch.setattr(commands, "_start", start)
+        patch.setattr(cluster, "start", start)
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 130
-    assert "interrupted; what is finished is kept" in capsys.readouterr().out
+    assert "interrupted; finished units are kept" in capsys.readouterr().out
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
 
 
@@ -330,10 +333,10 @@ def test_runs_go_where_the_environment_says(work, monkeypatch):
 
 def test_in_a_ray_job_a_lasting_run_directory_is_required(work, capsys, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    monkeypatch.setattr(commands, "_attach", lambda address, stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "attach", lambda address, stack: InlineLauncher())
     assert raypipe("run", "toy.yaml") == 2
     assert raypipe("run", "toy.yaml", "--run-dir", "relative") == 2
-    assert "throw-away copy" in capsys.readouterr().err
+    assert "temporary copy" in capsys.readouterr().err
     assert raypipe("run", "toy.yaml", "--run-dir", str(work / "out")) == 0
 
 
@@ -392,7 +395,7 @@ def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
     run = RunDirectory("bucket://key:S3cr3t@run")
     run.__dict__["_opened"] = remote.fs, remote.path()
     run.write(run.config, (work / "toy.yaml").read_bytes())
-    monkeypatch.setattr(inspection, "_existing", lambda run_dir: run)
-    monkeypatch.setattr("raypipe.report.build.build", lambda run, experiment, command: command)
+    monkeypatch.setattr(inspection, "existing", lambda run_dir: run)
+    monkeypatch.setattr("raypipe.report.build.build", lambda *arguments: arguments[-1])
     command = inspection.report(run.location)
     assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

@@ -7,12 +7,12 @@ import pynvml
 import pytest
 
 from raypipe import hardware
+from raypipe.config.profiles import pick_profile
 from raypipe.hardware import (
     Gpu,
     Hardware,
     detect,
     lowest_compute_capability,
-    pick_profile,
     supported_precisions,
 )
 

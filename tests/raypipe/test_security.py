@@ -19,20 +19,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raypipe import cache, commands, results
+from raypipe.commands import fit as fit_command
+from raypipe.config.overrides import hidden_override
 from raypipe.datasets import CorpusError, load_corpus
 from raypipe.datasets.rows import read_arrays
 from raypipe.errors import ConfigError, UnitError
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
 from raypipe.redaction import (
     LogFormatter,
-    hidden_override,
     is_secret,
     without_credentials,
     without_secrets,
 )
-from raypipe.report.figures import slug
+from raypipe.report.plots import slug
+from raypipe.storage import cache
+from raypipe.storage import tables as results
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from tests.raypipe.toy import TOY, raypipe
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -304,10 +306,10 @@ def test_no_secret_of_a_failed_unit_is_on_the_terminal(
     def failing(*given: object) -> None:
         raise UnitError("fit/8", "error", why)
 
-    monkeypatch.setattr(commands, "fit", failing)
+    monkeypatch.setattr(fit_command, "fit", failing)
     assert raypipe("fit", "toy.yaml") == 1
     row = {"stage": "fit", "failed": True, "note": why}
-    monkeypatch.setattr(commands, "fit", lambda *given: [row])
+    monkeypatch.setattr(fit_command, "fit", lambda *given: [row])
     assert raypipe("fit", "toy.yaml") == 1
     told = capsys.readouterr()
     assert told.err == "raypipe: fit/8: error: no answer from https://***@host\n"

@@ -8,10 +8,10 @@ from raypipe import cli
 
 TOY = """
 from pydantic import Field, PositiveInt
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.stages import hardware_stage
-from raypipe.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.stages import hardware_stage
+from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainStageSettings
 
 
@@ -29,25 +29,25 @@ def stages(settings):
     s = settings.squares
     if 13 in s.numbers:
         raise ValueError("squares.numbers = 13: brings bad luck; leave it out")
-    units = [Unit(f"squares/{n}", {"squares": {"power": s.power}}) for n in s.numbers]
+    units = [Unit(f"squares/{n}") for n in s.numbers]
 
     def run(context):
         with context.pool(PoolOptions(0.5)) as pool:
-            todo = {unit.slot: unit for unit in context.todo()}
-            for slot in todo:
-                pool.submit(slot, pow, int(slot.split("/")[1]), s.power)
+            todo = {unit.key: unit for unit in context.todo()}
+            for key in todo:
+                pool.submit(key, pow, int(key.split("/")[1]), s.power)
             while ended := context.finished(pool):
                 for result in ended:
                     row = {"dataset": result.key, "value": float(result.value)}
                     context.ledger.put("evaluations", {result.key: row})
-                    context.finish(todo[result.key])
+                    context.finish(result.key)
                     print("computed", result.key)
                     if result.value == 7**s.power:
                         raise RuntimeError("seven is one too many")
                     if result.value == 8**s.power:
                         raise KeyboardInterrupt
 
-    return [hardware_stage(), Stage("squares", run, units, ("hardware",))]
+    return [hardware_stage(), Stage("squares", run, units, ("hardware",), ("squares.power",))]
 
 
 EXPERIMENT = Experiment("toy", 1, Toy, stages)

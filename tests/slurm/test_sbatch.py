@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests.slurm.daemons import Slurm, missing, until
 
 PROJECT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def test_at_the_time_limit_the_job_is_queued_again_and_continues(slurm, folder):
     slurm.control("update", f"JobId={job}", "TimeLimit=10", "StartTime=now")
     ended = slurm.ended(job)
     assert (ended.state, ended.status) == ("COMPLETED", 0), ended.log
-    assert "interrupted; what is finished is kept" in ended.log
+    assert "interrupted; finished units are kept" in ended.log
     assert sorted(done_by(folder, job)) == list(range(10))
     assert [ended.log.count(f"tasks/{i} is done") for i in range(10)] == [1] * 10
 
@@ -160,5 +160,5 @@ def test_a_cancelled_job_ends_in_order_and_stays_cancelled(slurm, folder):
     slurm.cancel(job)
     ended = slurm.ended(job)
     assert (ended.state, ended.fields["Restarts"]) == ("CANCELLED", "0")
-    assert "interrupted; what is finished is kept" in ended.log
+    assert "interrupted; finished units are kept" in ended.log
     assert sorted(done_by(folder, job)) == list(range(4))

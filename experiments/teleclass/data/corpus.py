@@ -1,4 +1,4 @@
-"""The taxonomy with its documents, from files or built in."""
+"""Corpus: the taxonomy with its documents, from files or built in."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz
 
 @dataclass(frozen=True)
 class Corpus:
-    """A taxonomy, documents to learn from, and documents to predict (None: the same)."""
+    """A taxonomy, training documents, and documents to predict (None for the training ones)."""
 
     taxonomy: Taxonomy
     train: Documents
     test: Documents | None
 
     def documents(self, name: str) -> Documents:
-        """The documents ``train`` or ``test``."""
+        """Return the documents ``train`` or ``test``."""
         return self.test if name == "test" and self.test is not None else self.train
 
     @property
@@ -33,17 +33,17 @@ class Corpus:
         return "train" if self.test is None else "test"
 
     def identity(self) -> dict[str, str]:
-        """What decides results: the content of the files, and never their paths."""
+        """Return the fingerprints of the content of the files, never their paths."""
         about = {"taxonomy": self.taxonomy.fingerprint, "train": self.train.fingerprint}
         return about if self.test is None else {**about, "test": self.test.fingerprint}
 
 
-@lru_cache(maxsize=1)  # a sweep asks for the stages of each of its trials
+@lru_cache(maxsize=1)  # a sweep builds the stages of every trial
 def load(settings: DataSettings) -> Corpus:
-    """The corpus of the settings.
+    """Return the corpus of the settings.
 
     Raises:
-        CorpusError: a file that is missing or cannot be used.
+        CorpusError: a file is missing or cannot be used.
 
     """
     if settings.dir is None:
@@ -78,7 +78,7 @@ def load(settings: DataSettings) -> Corpus:
 
 
 def _file(folder: Path, name: str, given: str | None) -> Path | None:
-    """The file that was given, or the one that has the usual name."""
+    """Return the given file, or the one with the default name if it exists."""
     if given is not None:
         return folder / given
     return next((p for form in _FORMS if (p := folder / f"{name}{form}").is_file()), None)

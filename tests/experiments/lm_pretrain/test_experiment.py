@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from experiments.lm_pretrain.model import large, medium, tiny
-from experiments.lm_pretrain.pipeline import stages
-from raypipe import commands, config, results
-from raypipe.commands import Request
-from raypipe.config import Configuration
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.errors import ConfigError
-from raypipe.experiment import Unit
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Unit
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -41,7 +43,7 @@ def unit(*overrides: str) -> Unit:
 
 def named(*overrides: str, path: Path = PLAIN) -> dict[str, Unit]:
     """The unit of each stage."""
-    found = stages(resolved(path, *overrides).settings)
+    found = resolved(path, *overrides).stages()
     return {stage.name: stage.units[0] for stage in found}
 
 
@@ -49,7 +51,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
     everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity["train"]["training"] for unit in each]
+    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
 
 
 @pytest.mark.parametrize(
-    ("override", "tokenised", "trained", "sampled"),
+    ("override", "tokenized", "trained", "sampled"),
     [
         ("model.layers=2", False, True, True),
         ("model.vocabulary=500", True, True, True),
@@ -108,20 +110,19 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
         ("data.held_out_share=0.2", True, True, True),
         ("train.training.seed=1", False, True, True),
         ("sample.top_k=5", False, False, True),
+        ("sample.prompt=line", False, False, True),
+        ("export=true", False, False, False),
         ("data.samples=100", False, False, False),  # of random tokens
         ("train.training.gradient_checkpointing=true", False, False, False),
         ("train.training.micro_batch=4", False, False, False),
     ],
 )
-def test_what_decides_the_result_is_the_identity(override, tokenised, trained, sampled):
+def test_what_decides_the_result_is_the_identity(override, tokenized, trained, sampled):
     before, after = named(), named(override)
-    differ = {
-        name: fingerprint(unit.identity) != fingerprint(after[name].identity)
-        for name, unit in before.items()
-    }
+    differ = {name: unit.fingerprint != after[name].fingerprint for name, unit in before.items()}
     assert differ == {
         "hardware": False,
-        "tokenise": tokenised,
+        "tokenize": tokenized,
         "train": trained,
         "evaluate": trained,
         "sample": sampled,
@@ -134,26 +135,26 @@ def test_what_decides_the_result_is_the_identity(override, tokenised, trained, s
 )
 def test_what_decides_the_result_on_random_tokens_is_the_identity(override, changes):
     random = "data.source=random"
-    differ = fingerprint(unit(random, override).identity) != fingerprint(unit(random).identity)
+    differ = unit(random, override).fingerprint != unit(random).fingerprint
     assert differ == changes
 
 
 def test_the_vocabulary_of_bytes_is_no_setting():
-    units = [unit("data.tokens=bytes", f"model.vocabulary={n}") for n in (300, 400)]
-    assert units[0].identity["tokenise"] == units[1].identity["tokenise"]
+    units = [named("data.tokens=bytes", f"model.vocabulary={n}")["tokenize"] for n in (300, 400)]
+    assert units[0].fingerprint == units[1].fingerprint
 
 
 def test_fit_takes_samples_of_the_full_length_without_any_text():
-    settings = resolved(PLAIN).settings
-    *_, train, _, _ = stages(settings)
+    configuration = resolved(PLAIN)
+    *_, train, _, _ = configuration.stages()
     assert train.training is not None
-    task = train.training.build_task(None)
-    assert task.build_dataset()[0].shape == (settings.model.context + 1,)
+    task = train.training.task(None)
+    assert task.build_dataset()[0].shape == (configuration.settings.model.context + 1,)
     assert task.build_model().embedding.num_embeddings == 1024
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     overrides = [
         *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
         *["train.training.steps=40", "train.training.warmup_steps=4"],
@@ -166,9 +167,9 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert (len(rows), set(rows["status"])) == (12, {"succeeded"})
     assert rows["parity"].max() < 1e-3

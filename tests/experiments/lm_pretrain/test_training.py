@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import (
     DecoderLayer,
     LanguageModel,
@@ -19,9 +20,9 @@ from experiments.lm_pretrain.model import (
     flops_per_token,
     tiny,
 )
-from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from experiments.lm_pretrain.training import LanguageModelTask
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
@@ -209,7 +210,7 @@ def test_the_loop_trains_it_alike_however_it_is_computed(
         outcome = train(job, Worker(0, torch.device("cpu")))
         assert outcome["eval_loss"] > 0
         assert outcome["tokens_per_s"] > 0
-        return list(read_table(job.run, "steps")["loss"])
+        return list(read_table(job.run_dir, "steps")["loss"])
 
     plain, other = losses("plain"), losses("other", **changed)
     rel = 1e-2 if "precision" in changed else 1e-5

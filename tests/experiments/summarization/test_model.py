@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.summarization import model as module
+from experiments.summarization.dataset import RandomPairs
 from experiments.summarization.model import (
     PAD,
     T5Settings,
@@ -24,7 +25,6 @@ from experiments.summarization.model import (
     small,
     t5_220m,
 )
-from experiments.summarization.stored import RandomPairs
 from experiments.summarization.training import SummarizationTask
 from raypipe.errors import ConfigError
 from tests.experiments.summarization.references import BOTH, GATED, PLAIN, batch, lively
@@ -232,9 +232,9 @@ def test_a_missing_library_is_one_message(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("imported", "absent"),
     [
-        ("experiments.summarization.pipeline", "transformers"),
+        ("experiments.summarization.experiment", "transformers"),
         ("experiments.summarization.pretrained", "transformers"),
-        ("experiments.summarization.tokens", "torch"),
+        ("experiments.summarization.tokenizer", "torch"),
         ("experiments.summarization.model", "torch"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the library transformers wrote is read, and what is written it reads."""
+"""Models of the library transformers are read, and it reads the export."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from experiments.summarization.pretrained import (
     pretrained_settings,
     tokenizer_content,
 )
-from experiments.summarization.tokens import TextTokenizer
+from experiments.summarization.tokenizer import TextTokenizer
 from raypipe.errors import ConfigError
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from tests.experiments.summarization.references import (
     BOTH,
     GATED,
@@ -105,7 +105,7 @@ def test_weights_are_those_the_library_saved(
 def test_files_as_they_lie_on_the_hub_are_read(
     family: str, stored: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of T5 1.1 and mT5, by their published keys alone."""
+    """The configuration of T5 1.1 and mT5, by their published keys alone."""
     model = lively(GATED)
     tensors = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})

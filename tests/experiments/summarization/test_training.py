@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.summarization.dataset import Pair, RandomPairs, StoredPairs
 from experiments.summarization.model import (
     END,
     PAD,
@@ -17,13 +18,12 @@ from experiments.summarization.model import (
     build_model,
     next_token_logits,
 )
-from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
-from experiments.summarization.tokenise import pairs_path
-from experiments.summarization.tokens import Lengths as TokenLengths
-from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
+from experiments.summarization.tokenize_stage import pairs_path
+from experiments.summarization.tokenizer import Lengths as TokenLengths
+from experiments.summarization.tokenizer import TextTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
-from raypipe.artifacts import write_arrow
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 
@@ -199,8 +199,7 @@ def test_the_task_describes_its_model() -> None:
 
 def test_texts_become_tokens_that_end_and_are_cut() -> None:
     texts = ["one two three four five", "six seven", "</s> is text"]
-    tokenizer = pickle.loads(pickle.dumps(make_tokenizer(texts * 3, 300, None)))
-    assert isinstance(tokenizer, TextTokenizer)
+    tokenizer = pickle.loads(pickle.dumps(TextTokenizer(make_tokenizer(texts * 3, 300, None))))
     summaries = [["one", "two three"], ["six"], ["text"]]
     whole = encode_pairs(tokenizer, "say: ", TokenLengths(100, 100), texts, summaries)
     assert (whole.cut_sources, whole.cut_targets) == (0, 0)

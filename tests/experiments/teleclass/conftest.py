@@ -13,19 +13,19 @@ import torch
 from pyarrow import fs as arrow_fs
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists
+from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.refine import pseudo_labels_path
-from raypipe.artifacts import write_parquet
-from raypipe.context import Session, StageContext
-from raypipe.experiment import Stage, Unit
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import Identity
+from raypipe.pipeline.progress import Display
+from raypipe.storage.artifacts import write_parquet
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import Target, Trackers
 
 
@@ -46,7 +46,8 @@ def context(tmp_path: Path) -> StageContext:
     run = RunDirectory.at(tmp_path / "run")
     trackers = Trackers((), Target(run, "r", "teleclass", {}))
     session = Session(run, "r", Ledger(run), InlineLauncher(), Display(), [], trackers)
-    return StageContext(Stage("stage", lambda context: None, [Unit("stage", {})]), session)
+    unit = Unit("stage", identity=Identity.of({}, {}))
+    return StageContext(Stage("stage", lambda context: None, [unit]), session)
 
 
 #: a corpus, and the text of each document to train on with its classes and their ancestors
@@ -77,8 +78,8 @@ def labelled(context: StageContext) -> Callable[[int], Labelled]:
         ids = pa.array([f"d{i}" for i in range(10)], pa.large_string())
         table = {"id": ids, "labels": label_lists(sparse.csr_matrix(direct))}
         write_parquet(
-            context.run,
-            pseudo_labels_path(context.run),
+            context.run_dir,
+            pseudo_labels_path(context.run_dir),
             pa.table({**table, "confidence": [1.0] * 10}),
         )
         about = {"class_index": 2, "class": "c2", "name": "name 2"}

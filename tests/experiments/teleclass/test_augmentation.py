@@ -12,22 +12,17 @@ import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists
-from experiments.teleclass.augmentation import (
-    Assignment,
-    augment,
-    from_keywords,
-    generated_documents,
-    load_generator,
-)
+from experiments.teleclass.artifacts import generated_documents, label_lists, pseudo_labels_path
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.refine import pseudo_labels_path
+from experiments.teleclass.generators import Assignment, from_keywords, load_generator
+from experiments.teleclass.phases.augment import run_augment
 from experiments.teleclass.settings import AugmentSettings, DataSettings
-from raypipe.artifacts import write_parquet
 from raypipe.errors import ConfigError, UnitError
+from raypipe.storage.artifacts import write_parquet
+from tests.experiments.teleclass.sections import with_sections
 
 #: 0 over 1 and 2, 2 over 3; 4 alone
 TAXONOMY = make_taxonomy(
@@ -47,7 +42,7 @@ def corpus(context):
     confidence = np.array([0.1, 0.3, 0.2, 0.5, 0.4, 0], np.float32)
     labels = label_lists(sparse.csr_matrix(DIRECT))
     table = pa.table({"id": ids, "labels": labels, "confidence": confidence})
-    write_parquet(context.run, pseudo_labels_path(context.run), table)
+    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     return Corpus(TAXONOMY, Documents(ids, texts, None, {}), None)
 
 
@@ -72,7 +67,12 @@ def generator(monkeypatch):
 
 def run(context, corpus, folder=None, **changed):
     data = DataSettings() if folder is None else DataSettings(source="files", dir=folder)
-    augment(context, data, corpus, AugmentSettings(starved_below=3, documents=2, **changed))
+    run_augment(
+        corpus,
+        with_sections(
+            context, data=data, augment=AugmentSettings(starved_below=3, documents=2, **changed)
+        ),
+    )
     return Counter(row["class_index"] for row in context.ledger.rows("generated"))
 
 
@@ -139,7 +139,7 @@ def test_what_is_no_generator_is_refused(generator, name):
 
 
 def test_a_generator_is_found_by_its_name():
-    name = "experiments.teleclass.augmentation:from_keywords"
+    name = "experiments.teleclass.generators:from_keywords"
     assert load_generator(name) is from_keywords
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.teleclass.classifier import (
+from experiments.teleclass.model import (
     PretrainedClassifier,
     ScratchClassifier,
     blocks_of,
@@ -17,7 +17,7 @@ from experiments.teleclass.classifier import (
     metadata_of,
     restore_classifier,
 )
-from experiments.teleclass.settings import ClassifierSettings
+from experiments.teleclass.settings import ClassifierSettings, takes_vectors
 from experiments.teleclass.training import Collate
 
 SCRATCH = ClassifierSettings(vocabulary=512, length=24, hidden=16, layers=2, heads=2, dropout=0)
@@ -37,7 +37,7 @@ def settings(request):
 
 @pytest.fixture
 def width(settings) -> int:
-    return WIDTH if settings.takes_vectors else 0
+    return WIDTH if takes_vectors(settings) else 0
 
 
 def samples(width: int) -> list:
@@ -121,7 +121,7 @@ def test_every_parameter_has_a_gradient(settings, width, classes):
 
 def test_the_count_of_operations_is_that_of_torch(settings):
     large = settings.model_copy(update={"hidden": 64, "heads": 4})
-    width = 100_000 if settings.takes_vectors else 0  # so that the wide layer counts
+    width = 100_000 if takes_vectors(settings) else 0  # so that the wide layer counts
     model = build_classifier(large, 5, width).eval()
     ids = torch.randint(1, 512, (1, large.length))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -16,12 +16,15 @@ from experiments.teleclass import encoders
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.taxonomy import read_taxonomy
 from experiments.teleclass.embeddings import Embeddings
-from raypipe import commands
-from raypipe.commands import Request
+from raypipe.commands import cluster
+from raypipe.commands import run as commands
+from raypipe.commands.fit import fit
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests.command import Ended, in_process
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -47,7 +50,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def inline(monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
 
 
 def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), path: Path = CONFIG) -> int:
@@ -149,13 +152,13 @@ def test_the_training_can_be_swept_and_fitted(tmp_path, capsys):
     request = Request(
         "sweep", str(CONFIG), [*SMALL, *axes, *more], str(tmp_path / "run"), profile="cpu"
     )
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert (len(rows), set(rows["status"])) == (4, {"succeeded"})
     assert rows["parity"].max() < 0.02
     assert "micro_batch" in capsys.readouterr().out
 
-    rows = commands.fit(Request("fit", str(CONFIG), SMALL, profile="cpu"), None)
+    rows = fit(Request("fit", str(CONFIG), SMALL, profile="cpu"), None)
     assert {row["stage"] for row in rows} == {"train"}
     assert {row["micro_batch"] for row in rows if not row["failed"] and row["micro_batch"]} == {16}
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import pytest
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists, label_matrix
-from experiments.teleclass.hierarchy import add_ancestors, training_set_path
-from experiments.teleclass.refine import pseudo_labels_path
-from raypipe.artifacts import read_parquet, write_parquet
+from experiments.teleclass.artifacts import (
+    label_lists,
+    label_matrix,
+    pseudo_labels_path,
+    training_set_path,
+)
+from experiments.teleclass.phases.hierarchy import run_hierarchy
+from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
 @pytest.mark.parametrize("written", [0, 3])
 def test_the_training_set_has_all_ancestors(context, labelled, written):
     corpus, expected = labelled(written)
-    add_ancestors(context, corpus)
-    table = read_parquet(context.run, training_set_path(context.run))
+    run_hierarchy(corpus, context)
+    table = read_parquet(context.run_dir, training_set_path(context.run_dir))
     labels = label_matrix(table.column("labels"), 4)
     assert [set(row.indices) for row in labels] == [classes for _, classes in expected]
     assert table.column("origin").to_pylist() == ["document"] * 6 + ["generated"] * written
@@ -24,9 +28,9 @@ def test_the_training_set_has_all_ancestors(context, labelled, written):
 
 def test_without_any_label_there_is_nothing_to_train_on(context, labelled):
     corpus, _ = labelled(0)
-    table = read_parquet(context.run, pseudo_labels_path(context.run))
+    table = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
     none = label_lists(sparse.csr_matrix((10, 4), dtype=bool))
     table = table.set_column(1, "labels", none)
-    write_parquet(context.run, pseudo_labels_path(context.run), table)
+    write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     with pytest.raises(ValueError, match="nothing to train on"):
-        add_ancestors(context, corpus)
+        run_hierarchy(corpus, context)

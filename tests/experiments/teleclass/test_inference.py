@@ -11,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.teleclass import inference
-from experiments.teleclass.classifier import build_classifier, metadata_of
+from experiments.teleclass.artifacts import tokenizer_path
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.inference import Predictor, choose
-from experiments.teleclass.measures import count, summarise
+from experiments.teleclass.evaluation import count, summarize
+from experiments.teleclass.model import build_classifier, metadata_of
+from experiments.teleclass.phases import infer
+from experiments.teleclass.phases.infer import Predictor, choose
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
-from experiments.teleclass.tokens import make_tokenizer, tokenizer_path
+from experiments.teleclass.tokenize_stage import make_tokenizer
 from raypipe.datasets.bpe import token_lists
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
+from tests.experiments.teleclass.sections import tokens_of
 
 #: 0 over 1 over 2, 3 over 2; 4 alone
 TAXONOMY = make_taxonomy(
@@ -46,7 +48,7 @@ def trained(request, tmp_path):
         torch.nn.init.normal_(parameter, std=0.3)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     write_weights(run, run.model("train"), weights, metadata_of(settings, 5, width))
-    tokenizer = make_tokenizer(["a bee sees the sea"] * 9, settings)
+    tokenizer = make_tokenizer(["a bee sees the sea"] * 9, *tokens_of(settings))
     run.write(tokenizer_path(run), tokenizer.encode())
     return run, model, tokenizer, width
 
@@ -99,10 +101,10 @@ def test_counts_of_a_block_survive_being_stored():
         scores = draw.random((size, 5)).astype(np.float32)
         predicted, gold = (sparse.csr_matrix(draw.random((size, 5)) < 0.4) for _ in range(2))
         blocks.append(count(scores, predicted, gold, TAXONOMY.depth))
-    stored = [inference._from_json(inference._to_json(each)) for each in blocks]
+    stored = [infer._from_json(infer._to_json(each)) for each in blocks]
     for each, again in zip(blocks, stored, strict=True):
         for name, value in vars(each).items():
             np.testing.assert_array_equal(getattr(again, name), value)
             assert getattr(again, name).dtype == np.asarray(value).dtype
-    direct = summarise(blocks[0] + blocks[1] + blocks[2], TAXONOMY.depth)
-    assert repr(summarise(stored[0] + stored[1] + stored[2], TAXONOMY.depth)) == repr(direct)
+    direct = summarize(blocks[0] + blocks[1] + blocks[2], TAXONOMY.depth)
+    assert repr(summarize(stored[0] + stored[1] + stored[2], TAXONOMY.depth)) == repr(direct)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.metrics import f1_score
 
-from experiments.teleclass import measures
-from experiments.teleclass.measures import count, summarise
+from experiments.teleclass import evaluation
+from experiments.teleclass.evaluation import count, summarize
 
 
 @st.composite
@@ -56,7 +56,7 @@ def slow(scores, predicted, gold, level, number):
 @given(cases())
 def test_every_level_equals_the_definitions_and_sklearn(case):
     scores, predicted, gold, level = case
-    table = summarise(count(scores, predicted, gold, level), level)
+    table = summarize(count(scores, predicted, gold, level), level)
     assert [row["level"] for row in table] == ["all", *map(str, range(1, level.max() + 1))]
     for number, row in enumerate(table):
         expected, kept, classes = slow(scores, predicted.toarray(), gold.toarray(), level, number)
@@ -90,7 +90,7 @@ def test_larger_case_equals_sklearn():
     scores = random.random((300, 40), dtype=np.float32)
     level = np.ones(40, dtype=np.int64)
     kept = gold.any(axis=1)
-    everything, only = summarise(
+    everything, only = summarize(
         count(scores, sparse.csr_matrix(predicted), sparse.csr_matrix(gold), level), level
     )
     assert only == everything | {"level": "1"}
@@ -118,7 +118,7 @@ def test_ranks_do_not_hang_on_how_many_cells_are_compared_at_a_time(monkeypatch)
     gold = sparse.csr_matrix(random.random((50, 20)) < 0.3)
     level = random.integers(1, 4, size=20)
     whole = count(scores, gold, gold, level).reciprocal_ranks
-    monkeypatch.setattr(measures, "RANKED_CELLS", 7)
+    monkeypatch.setattr(evaluation, "RANKED_CELLS", 7)
     np.testing.assert_allclose(count(scores, gold, gold, level).reciprocal_ranks, whole)
 
 
@@ -126,7 +126,7 @@ def test_ties_and_documents_without_gold_labels():
     scores = np.array([[1, 1, 1, 0], [5, 4, 3, 2], [0, 0, 0, 1]], dtype=np.float32)
     gold = sparse.csr_matrix(np.array([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]], dtype=bool))
     level = np.array([1, 1, 2, 2])
-    everything, first, second = summarise(count(scores, gold, gold, level), level)
+    everything, first, second = summarize(count(scores, gold, gold, level), level)
     assert everything["documents"] == 2
     assert everything["precision_at_1"] == 0.5  # of the three that tie, the first class
     assert everything["precision_at_3"] == pytest.approx((2 / 3 + 1 / 3) / 2)
@@ -148,7 +148,7 @@ def test_the_input_is_left_as_it_is():
 def test_nothing_to_judge_is_nan():
     nothing = sparse.csr_matrix((2, 3), dtype=np.bool_)
     level = np.array([1, 1, 3])
-    table = summarise(count(np.zeros((2, 3), np.float32), nothing, nothing, level), level)
+    table = summarize(count(np.zeros((2, 3), np.float32), nothing, nothing, level), level)
     assert [row["classes"] for row in table] == [3, 2, 0, 1]
     assert all(row["documents"] == 0 and np.isnan(row["example_f1"]) for row in table)
 

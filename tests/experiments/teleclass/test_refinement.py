@@ -14,7 +14,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from experiments.teleclass import refinement
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
-from experiments.teleclass.refine import label
+from experiments.teleclass.phases.refine import label
 from experiments.teleclass.refinement import (
     NEVER,
     TopDocuments,

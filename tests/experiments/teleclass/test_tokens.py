@@ -11,19 +11,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from experiments.teleclass import tokens
+from experiments.teleclass import tokenize_stage
 from experiments.teleclass.encoders import LsaEncoder
-from experiments.teleclass.encoding import embeddings_of, encode
-from experiments.teleclass.hierarchy import add_ancestors
+from experiments.teleclass.phases.encode import embeddings_of, run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
-from experiments.teleclass.tokens import make_tokenizer, read_tokens, tokenise, tokenizer_path
+from experiments.teleclass.tokenize_stage import (
+    make_tokenizer,
+    read_tokens,
+    run_tokenize,
+    tokenizer_path,
+)
 from raypipe.datasets.bpe import token_lists
 from raypipe.errors import ConfigError
+from tests.experiments.teleclass.sections import tokens_of, train_with, with_sections
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=12)
 #: blocks of another size than those of the tokens
 ENCODING = EncodeSettings(dimensions=4, block=3, cache=False)
-TRAINED = make_tokenizer(["the cat sat on the mat", "naïve café"] * 20, SETTINGS)
+TRAINED = make_tokenizer(
+    ["the cat sat on the mat", "naïve café"] * 20,
+    SETTINGS.pretrained,
+    SETTINGS.vocabulary,
+    SETTINGS.length,
+)
 
 
 @given(st.text(max_size=40))
@@ -40,7 +51,7 @@ def test_tokens_of_a_short_text_are_the_text(text):
 
 def test_equal_texts_train_equal_tokenizers():
     texts = ["the cat sat on the mat", "naïve café"] * 20
-    assert make_tokenizer(texts, SETTINGS) == TRAINED
+    assert make_tokenizer(texts, *tokens_of(SETTINGS)) == TRAINED
     assert len(token_lists(TRAINED, ["the cat sat"]).to_pylist()[0]) < 6  # merged, not bytes
 
 
@@ -49,14 +60,16 @@ def test_equal_texts_train_equal_tokenizers():
 def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
     context, labelled, monkeypatch, written, vectors
 ):
-    monkeypatch.setattr(tokens, "BLOCK", 4)  # the second has both kinds, the third written ones
+    monkeypatch.setattr(
+        tokenize_stage, "BLOCK", 4
+    )  # the second has both kinds, the third written ones
     corpus, expected = labelled(written)
-    run = context.run
+    run = context.run_dir
     if vectors:  # or phase 1 is not asked
-        encode(context, corpus, ENCODING)
-    add_ancestors(context, corpus)
+        run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
     settings = SETTINGS.model_copy(update={"vectors": vectors})
-    tokenise(context, corpus, ENCODING, settings)
+    run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(settings)))
     blocks = [read_tokens(run, number) for number in range(-(-len(expected) // 4))]
     assert [len(block) for block in blocks] == ([4, 4, 1] if written else [4, 2])
     tokenizer = run.read(tokenizer_path(run)).decode()
@@ -79,18 +92,18 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
 
 def test_written_documents_are_not_encoded_by_another_fit(context, labelled):
     corpus, _ = labelled(3)
-    encode(context, corpus, ENCODING)
-    add_ancestors(context, corpus)
-    path = LsaEncoder.path(context.run)
-    content = context.run.read(path)
-    context.run.write(path, content[:-50])
+    run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
+    path = LsaEncoder.path(context.run_dir)
+    content = context.run_dir.read(path)
+    context.run_dir.write(path, content[:-50])
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
-        tokenise(context, corpus, ENCODING, SETTINGS)
-    context.run.write(path, content)
+        run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
+    context.run_dir.write(path, content)
     other = ENCODING.model_copy(update={"seed": 1})
     with pytest.raises(ConfigError, match="in another run directory"):
-        tokenise(context, corpus, other, SETTINGS)
-    tokenise(context, corpus, ENCODING, SETTINGS)
+        run_tokenize(corpus, with_sections(context, encode=other, train=train_with(SETTINGS)))
+    run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
 
 
 def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
@@ -98,12 +111,12 @@ def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):
 
     settings = SETTINGS.model_copy(update={"pretrained": tiny_bert, "length": 6})
     texts = ["a b c", "a b c d e f g h", ""]
-    found = token_lists(make_tokenizer([], settings), texts).to_pylist()
+    found = token_lists(make_tokenizer([], *tokens_of(settings)), texts).to_pylist()
     loaded = AutoTokenizer.from_pretrained(tiny_bert)
     assert found == [loaded(text, truncation=True, max_length=6)["input_ids"] for text in texts]
     assert [len(each) for each in found] == [5, 6, 2]
     with pytest.raises(ConfigError, match=r"length = 41: .* reads at most 40 tokens"):
-        make_tokenizer([], settings.model_copy(update={"length": 41}))
+        make_tokenizer([], settings.pretrained, settings.vocabulary, 41)
 
 
 @pytest.mark.parametrize(
@@ -118,4 +131,4 @@ def test_a_model_without_a_tokenizer_is_refused(tiny_bert, tmp_path, content, me
         (tmp_path / "tokenizer.json").write_text(content)
     settings = SETTINGS.model_copy(update={"pretrained": str(tmp_path)})
     with pytest.raises(ConfigError, match=message):
-        make_tokenizer([], settings)
+        make_tokenizer([], *tokens_of(settings))

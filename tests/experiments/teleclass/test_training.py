@@ -12,27 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments.teleclass import tokens as tokens_module
-from experiments.teleclass import training
-from experiments.teleclass.encoding import encode
-from experiments.teleclass.hierarchy import add_ancestors, training_set_path
+from experiments.teleclass import dataset, tokenize_stage
+from experiments.teleclass.artifacts import training_set_path
+from experiments.teleclass.dataset import NOTHING, TokenizedDocuments
+from experiments.teleclass.phases.encode import run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
     TeleclassSettings,
     TrainSettings,
 )
-from experiments.teleclass.tokens import read_tokens, tokenise
+from experiments.teleclass.tokenize_stage import read_tokens, run_tokenize
 from experiments.teleclass.training import (
-    NOTHING,
     Collate,
     TeleclassTask,
-    TokenisedDocuments,
     build_task,
 )
-from raypipe.artifacts import write_parquet
-from raypipe.paths import RunDirectory
+from raypipe.storage.artifacts import write_parquet
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Phase, StepContext
+from tests.experiments.teleclass.sections import train_with, with_sections
 
 SETTINGS = ClassifierSettings(vocabulary=512, length=10, hidden=8, layers=1, heads=1, dropout=0)
 STEP = StepContext(0, Phase("train", 1, 1, 0.1), 0)
@@ -66,34 +66,36 @@ def samples(count: int, width: int = WIDTH) -> list:
 
 
 def task() -> TeleclassTask:
-    return build_task(None, settings_of(), CLASSES)
+    return build_task(CLASSES, settings_of(), None)
 
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatch, vectors):
-    for module in (tokens_module, training):
+    for module in (tokenize_stage, dataset):
         monkeypatch.setattr(module, "BLOCK", 4)
     corpus, expected = labelled(3)
-    encode(context, corpus, ENCODING)
-    add_ancestors(context, corpus)
+    run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
     settings = settings_of(vectors=vectors)
-    tokenise(context, corpus, ENCODING, settings.train.classifier)
+    run_tokenize(
+        corpus, with_sections(context, encode=ENCODING, train=train_with(settings.train.classifier))
+    )
     rows = np.array([*reversed(range(len(expected))), 0, 5])
-    stored = TokenisedDocuments(context.run, rows)
+    stored = TokenizedDocuments(context.run_dir, rows)
     for data in (stored, pickle.loads(pickle.dumps(stored))):
         assert len(data) == len(rows)
         assert data.width == (WIDTH if vectors else 0)
         for index, row in enumerate(rows):
             tokens, classes, vector = data[index]
-            block = read_tokens(context.run, row // 4).slice(row % 4, 1)
+            block = read_tokens(context.run_dir, row // 4).slice(row % 4, 1)
             assert tokens.tolist() == block.column("tokens")[0].as_py()
             assert set(classes.tolist()) == expected[row][1]
             assert vector.dtype == np.float32
             assert vector.tolist() == (block.column("vector")[0].as_py() if vectors else [])
     # the mapped blocks do not travel
-    assert len(pickle.dumps(stored)) == len(pickle.dumps(TokenisedDocuments(context.run, rows)))
+    assert len(pickle.dumps(stored)) == len(pickle.dumps(TokenizedDocuments(context.run_dir, rows)))
 
-    made = build_task(context.run, settings, 4)
+    made = build_task(4, settings, context.run_dir)
     batch = made.collate()([made.build_dataset()[i] for i in range(9)])
     assert batch[2].shape == (9, WIDTH if vectors else 0)
     model = made.build_model()
@@ -106,10 +108,13 @@ def test_the_classifier_is_as_wide_as_the_vectors_are(context, labelled):
     corpus, _ = labelled(0)
     settings = settings_of().model_copy(update={"encode": EncodeSettings(cache=False)})
     assert settings.encode.dimensions == 256
-    encode(context, corpus, settings.encode)
-    add_ancestors(context, corpus)
-    tokenise(context, corpus, settings.encode, settings.train.classifier)
-    made = build_task(context.run, settings, 4)
+    run_encode(corpus, with_sections(context, encode=settings.encode))
+    run_hierarchy(corpus, context)
+    run_tokenize(
+        corpus,
+        with_sections(context, encode=settings.encode, train=train_with(settings.train.classifier)),
+    )
+    made = build_task(4, settings, context.run_dir)
     width = len(made.build_dataset()[0][2])
     assert 2 < width < 14
     assert made.build_model().wide.weight.shape == (4, width)
@@ -174,12 +179,12 @@ def test_a_batch_is_padded_with_zeros_to_its_longest_text(width):
 def test_held_out_and_training_documents_are_all_documents(tmp_path, size, share, out):
     run = RunDirectory.at(tmp_path)
     write_parquet(run, training_set_path(run), pa.table({"row": range(size)}))
-    made = build_task(run, settings_of(share), CLASSES)
+    made = build_task(CLASSES, settings_of(share), run)
     kept, held = made.build_dataset(), made.build_eval_dataset()
     held_rows = [] if held is None else held.rows.tolist()
     assert len(held_rows) == out
     assert sorted([*kept.rows.tolist(), *held_rows]) == list(range(size))
-    again = build_task(run, settings_of(share), CLASSES).build_dataset()
+    again = build_task(CLASSES, settings_of(share), run).build_dataset()
     np.testing.assert_array_equal(again.rows, kept.rows)
 
 
@@ -194,7 +199,7 @@ def test_samples_without_a_run_have_the_full_length():
         np.testing.assert_array_equal(one, again)
     assert not np.array_equal(made.build_dataset()[4][0], tokens)
     assert not np.array_equal(made.build_dataset()[4][2], vector)
-    without = build_task(None, settings_of(vectors=False), CLASSES)
+    without = build_task(CLASSES, settings_of(vectors=False), None)
     assert without.data[3][2].shape == NOTHING.shape
     assert without.build_model().wide is None
     loss = made.loss(
@@ -204,7 +209,7 @@ def test_samples_without_a_run_have_the_full_length():
 
 
 def test_samples_without_a_run_are_words_of_the_pretrained_model(tiny_bert):
-    made = build_task(None, settings_of(pretrained=tiny_bert), CLASSES)
+    made = build_task(CLASSES, settings_of(pretrained=tiny_bert), None)
     assert made.data.width == 0
     tokens = np.concatenate([made.build_dataset()[i][0] for i in range(200)])
     assert 512 < tokens.max() < 600

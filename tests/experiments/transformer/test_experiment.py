@@ -5,15 +5,17 @@ from typing import Any
 
 import pytest
 
-from experiments.transformer.pipeline import stages
-from raypipe import commands, config, results
-from raypipe.commands import Request
-from raypipe.config import Configuration
-from raypipe.experiment import Unit
+from raypipe.commands import cluster
+from raypipe.commands import configuration as config
+from raypipe.commands import run as commands
+from raypipe.commands.request import Request
+from raypipe.commands.sweep import sweep
 from raypipe.hardware import Gpu, Hardware
-from raypipe.identity import fingerprint
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Unit
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -36,7 +38,7 @@ def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configura
 
 
 def unit(*overrides: str) -> Unit:
-    _, train = stages(resolved(PLAIN, "data.source=random", *TABLE, *overrides).settings)
+    _, train = resolved(PLAIN, "data.source=random", *TABLE, *overrides).stages()
     return train.units[0]
 
 
@@ -44,7 +46,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
     everything = with_sweep(resolved(SWEEP, *SMALL, *TABLE, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity["train"]["training"] for unit in each]
+    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
@@ -108,14 +110,14 @@ def test_the_sweep_has_every_combination(gib, number):
     ],
 )
 def test_what_decides_the_result_is_the_identity(override, changes):
-    differ = fingerprint(unit(override).identity) != fingerprint(unit().identity)
+    differ = unit(override).fingerprint != unit().fingerprint
     assert differ == changes
 
 
 def test_samples_are_evaluated_that_were_not_trained_on():
-    _, train = stages(resolved(PLAIN, *SMALL, *TABLE).settings)
+    _, train = resolved(PLAIN, *SMALL, *TABLE).stages()
     assert train.training is not None
-    task = train.training.build_task(None)
+    task = train.training.task(None)
     rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
     held_out = task.build_eval_dataset()
     assert held_out is not None
@@ -125,7 +127,7 @@ def test_samples_are_evaluated_that_were_not_trained_on():
 
 @pytest.mark.parametrize("inputs", [TABLE, SEQUENCES], ids=["table", "sequences"])
 def test_it_learns(tmp_path, monkeypatch, inputs):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
     training += ["train.training.warmup_steps=20"]
     request = Request(
@@ -141,9 +143,9 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "_start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
     request = Request("sweep", str(SWEEP), [*SMALL, *TABLE], str(tmp_path / "run"), profile="cpu")
-    assert commands.sweep(request) == 0
+    assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert set(rows["status"]) == {"succeeded"}
     assert len(rows) == 12

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 
@@ -35,8 +35,7 @@ class ExampleSettings(Settings):
 
 
 def stages(settings: ExampleSettings) -> list[Stage]:
-    unit = Unit("fit", {"fit": settings.fit.training.identity()})
-    return [Stage("fit", lambda context: None, [unit])]
+    return [Stage("fit", lambda context: None)]
 
 
 EXPERIMENT = Experiment("example", 1, ExampleSettings, stages)

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from raypipe.experiment import Experiment, Stage
-from raypipe.settings import Settings
-from raypipe.stages import train_stage
+from raypipe.config.settings import Settings
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.stages import train_stage
+from raypipe.storage.tables import Column
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 
@@ -53,9 +54,8 @@ class SweptSettings(Settings):
 
 
 def stages(settings: SweptSettings) -> Sequence[Stage]:
-    task = Line(settings.width, settings.fail)
-    identity = {"width": settings.width, "fail": settings.fail}
-    return [train_stage("train", settings.train, lambda _: task, identity)]
+    return [train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
 
 
-EXPERIMENT = Experiment("swept", 1, SweptSettings, stages)
+METRICS = (Column("eval_loss", "real", "Mean loss on the held-out points."),)
+EXPERIMENT = Experiment("swept", 1, SweptSettings, stages, step_metrics=METRICS)

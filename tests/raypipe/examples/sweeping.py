@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from raypipe import config
-from raypipe.context import Session
-from raypipe.experiment import Stage
+from raypipe.commands import configuration as config
+from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.runner import refuse_changes, run_stages
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.runner import refuse_changes, run_stages
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
 from raypipe.tracking import Target, Trackers
 
@@ -33,5 +34,6 @@ def sweep(
     stages, ledger = stages_of(text, overrides, node), Ledger(run)
     refuse_changes(ledger, stages, "here")
     none = Trackers((), Target(run, "r", "swept", {}))
-    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none)
+    tables = declared(config.load_experiment("example_sweep", text))
+    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none, tables=tables)
     return run_stages(stages, session)

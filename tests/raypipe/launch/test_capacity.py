@@ -10,9 +10,9 @@ import pytest
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import capacity, pool, train, tune
 from raypipe.launch.capacity import TASKS, Shared
-from raypipe.launch.launcher import PoolOptions
 from raypipe.launch.pool import RayPool, await_room
-from raypipe.paths import RunDirectory
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import TrainStageSettings

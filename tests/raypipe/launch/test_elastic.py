@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.results import read_table
+from raypipe.storage.tables import read_table
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
 from tests.raypipe.launch.test_train import (
@@ -117,7 +117,7 @@ def reference(tmp_path_factory):
 def assert_same_run(folder: Path, reference) -> None:
     asked = slow_job(folder, 2, 0.0)
     assert_equal(outcome(asked), reference)
-    assert sorted(read_table(asked.run, "steps")["step"]) == list(range(1, STEPS + 1))
+    assert sorted(read_table(asked.run_dir, "steps")["step"]) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.slow

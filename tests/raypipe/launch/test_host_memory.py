@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
-from raypipe.launch.launcher import PoolOptions
+from raypipe.pipeline.launcher import PoolOptions
 from tests.raypipe.launch.test_train import Regression, ignore, job
 
 PROJECT = Path(__file__).resolve().parents[3]

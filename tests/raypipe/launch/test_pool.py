@@ -17,7 +17,7 @@ from raypipe.errors import ConfigError
 from raypipe.launch import pool as pool_module
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
-from raypipe.launch.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 
 @pytest.fixture(params=[False, True], ids=["tasks", "kept"])

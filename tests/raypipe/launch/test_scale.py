@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 from tests.command import start
 
 NODES = 16
@@ -22,10 +22,10 @@ import os
 import time
 from pathlib import Path
 
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.settings import Settings
-from raypipe.stages import hardware_stage
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.config.settings import Settings
+from raypipe.pipeline.stages import hardware_stage
 
 
 class Work(Settings):
@@ -51,11 +51,11 @@ def stages(settings):
     units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
 
     def run(context):
-        calls = ((u.slot, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
+        calls = ((u.key, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
         with context.pool(PoolOptions(1.0)) as pool:
-            for slot, value in context.map(pool, calls):
+            for key, value in context.map(pool, calls):
                 row = {"dataset": "many", "value": float(value)}
-                context.finish(units[slot], {"evaluations": {slot: row}})
+                context.finish(units[key], {"evaluations": {key: row}})
 
     return [hardware_stage(), Stage("units", run, list(units.values()), ("hardware",))]
 

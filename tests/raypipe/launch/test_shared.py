@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 import ray
+from tests.raypipe.test_lanes import GPU_NODE
 
-from raypipe.context import Session, StageContext
-from raypipe.experiment import Stage, Unit
 from raypipe.launch.capacity import Shared, of_a_group
 from raypipe.launch.cluster import RayLauncher
-from raypipe.launch.launcher import PoolOptions
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.results import read_table
-from raypipe.runner import run_stages
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
+from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_train import Regression, ignore, job
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
-from tests.raypipe.test_lanes import GPU_NODE
 
 WAIT_S = 400
 

@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 from raypipe.errors import BatchLimit, UnitError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import train_to_the_end
@@ -60,8 +60,8 @@ def job(folder: Path, micro: int, accumulation: int, workers: int, steps: int = 
 
 
 def outcome(job: TrainingJob) -> tuple[pd.Series, dict[str, torch.Tensor]]:
-    steps = read_table(job.run, "steps").sort_values("step").set_index("step")
-    return steps["loss"], load(job.run.read(job.run.model("t")))
+    steps = read_table(job.run_dir, "steps").sort_values("step").set_index("step")
+    return steps["loss"], load(job.run_dir.read(job.run_dir.model("t")))
 
 
 def ignore(*_: object) -> None:
@@ -129,7 +129,7 @@ def test_a_killed_worker_goes_on_from_the_checkpoint(launcher, tmp_path, referen
     assert told == [(1, "worker_died")]
     assert last.attempt == 2
     assert_equal(outcome(last), reference)
-    steps = read_table(last.run, "steps")["step"]
+    steps = read_table(last.run_dir, "steps")["step"]
     assert sorted(steps) == list(range(1, 13))  # none twice
 
 

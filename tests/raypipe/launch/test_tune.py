@@ -15,18 +15,18 @@ import ray
 import torch
 from torch import nn
 
-from raypipe.context import Session
-from raypipe.experiment import Experiment, Stage
 from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
-from raypipe.launch.launcher import Launcher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.results import read_table
-from raypipe.runner import run_stages
-from raypipe.stages import train_stage
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.launcher import Launcher
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.stages import train_stage
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.tracking import Target, Trackers
+from tests.raypipe.composed import run_stages
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
 

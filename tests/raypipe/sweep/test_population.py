@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import ConfigError
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.results import read_partition, read_table
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_partition, read_table
 from raypipe.sweep.population import explored
 from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.sweep import Sweep

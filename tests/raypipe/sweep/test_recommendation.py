@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.config.yaml_text import load_yaml
 from raypipe.sweep.recommendation import Recommendation, recommend, snippet
-from raypipe.yaml_text import load_yaml
 
 GIB = 2**30
 Row = dict[str, Any]

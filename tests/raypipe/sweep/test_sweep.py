@@ -10,18 +10,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe import config
-from raypipe.context import Session, is_done
+from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
-from raypipe.experiment import Stage
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.ledger import Ledger
-from raypipe.paths import RunDirectory
-from raypipe.progress import Display
-from raypipe.results import read_table, write_table
+from raypipe.pipeline.context import Session, is_done
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
+from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
 
@@ -308,10 +309,10 @@ def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
     card = Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0")
     node = Hardware("there", 8, 2**35, (card,))
     stage = stages_of("sweep.axes.training.micro_batch=[4,8,16,64]", node=node)[0]
-    devices = {unit.identity.get("device") for unit in stage.units[:-1]}
+    devices = {unit.identity.literals["device"] for unit in stage.units[:-1]}
     assert devices == {"Card"}
-    assert {unit.slot for unit in stage.units[:-1]}.isdisjoint(
-        unit.slot for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
+    assert {unit.key for unit in stage.units[:-1]}.isdisjoint(
+        unit.key for unit in stages_of("sweep.axes.training.micro_batch=[4,8,16,64]")[0].units
     )
 
 
@@ -390,7 +391,7 @@ def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp
     def trials_ended_early(self, trials, settings, run):
         while (job := trials.next()) is not None:
             rows = [{"trial_id": job.trial_id, "step": n, "loss": 1.0 / n} for n in (5, 10)]
-            write_table(run, "steps", rows[:1], job.run_id, job.trial_id)
+            write_table(run, STEPS, rows[:1], job.run_id, job.trial_id)
             for row in rows:
                 trials.report(job.trial_id, row)
             trials.stopped(job.trial_id)

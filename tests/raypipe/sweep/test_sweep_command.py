@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from raypipe.launch.cluster import RayLauncher
-from raypipe.paths import RunDirectory
-from raypipe.results import read_table
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from tests import command
 from tests.command import EXAMPLES, Ended
 from tests.raypipe.examples.example_sweep import HELD
@@ -151,7 +151,7 @@ def test_an_interrupted_sweep_continues(launcher, whole, tmp_path, number):
         process.send_signal(number)
     ended = end(process)
     assert ended.status == 130, ended.output
-    assert "interrupted; what is finished is kept" in ended.output
+    assert "interrupted; finished units are kept" in ended.output
     assert "Continue with: raypipe sweep c.yaml --run-dir " in ended.output
     assert "Traceback" not in ended.output
     assert table(tmp_path, "stages").set_index("stage")["status"]["sweep"] == "interrupted"

@@ -12,7 +12,7 @@ from example_tasks import Regression, job
 from safetensors.torch import load as load_tensors
 from torch import nn
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training import bottleneck
 from raypipe.training.bottleneck import Diagnosis, candidates, diagnose, needed
 from raypipe.training.job import TrainingJob, Worker
@@ -104,7 +104,7 @@ def test_measuring_before_the_run_changes_nothing(tmp_path: Path, steps: int) ->
     assert len(texts) == 1
     short = steps == 6
     assert (("longer run" in texts[0]), outcome["bound"] is None) == (short, short)
-    one, other = (results.read_table(j.run, "steps")["loss"] for j in (plain, measured))
+    one, other = (results.read_table(j.run_dir, "steps")["loss"] for j in (plain, measured))
     assert list(one) == list(other)
-    stored = [load_tensors(j.run.read(j.run.model("fit"))) for j in (plain, measured)]
+    stored = [load_tensors(j.run_dir.read(j.run_dir.model("fit"))) for j in (plain, measured)]
     assert all(torch.equal(value, stored[1][name]) for name, value in stored[0].items())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from raypipe.paths import RunDirectory
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore
 
 

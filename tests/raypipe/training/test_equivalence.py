@@ -22,7 +22,7 @@ from torch.optim import AdamW
 
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.task import TrainTask
@@ -87,7 +87,7 @@ def assert_same(found: TrainingJob, gradients: list[Tensor], dtype: torch.dtype)
     with Gradients() as expected:
         losses, _ = by_hand(found)
     rel = 1e-10 if dtype == torch.float64 else 1e-5
-    steps = results.read_table(found.run, "steps")
+    steps = results.read_table(found.run_dir, "steps")
     torch.testing.assert_close(list(steps["loss"]), losses, rtol=rel, atol=0)
     assert len(gradients) == len(expected.steps) == 4
     # the first step starts from equal weights; in single precision the later ones drift apart
@@ -120,7 +120,7 @@ def _member(rank: int, folder: Path) -> None:
                     with Gradients() as gradients:
                         train(one, Worker(rank, torch.device("cpu"), 2, 2))
                     if rank == 0:
-                        torch.save(gradients.steps, one.run.path("gradients.pt"))
+                        torch.save(gradients.steps, one.run_dir.path("gradients.pt"))
     dist.barrier()
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
 
@@ -141,4 +141,4 @@ def test_two_workers(
     group: Path, strategy: str, task: str, dtype: torch.dtype, plan: tuple[int, ...]
 ) -> None:
     found = asked(group, task, dtype, plan, strategy)
-    assert_same(found, torch.load(found.run.path("gradients.pt")), dtype)
+    assert_same(found, torch.load(found.run_dir.path("gradients.pt")), dtype)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import default_collate
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
@@ -51,7 +51,7 @@ def curve(folder: Path, monitor: dict[str, Any], **given: Any) -> TrainingJob:
 
 
 def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
 
 
 def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
@@ -59,7 +59,7 @@ def weights_after(folder: Path, steps: int) -> dict[str, Tensor]:
     given: dict[str, Any] = {"checkpoint_every": steps, "keep_checkpoints": 100}
     asked = job(Curve(), folder, (8, 2, 16, 1), steps=16, **given)
     train(asked, Worker(0, CPU))
-    found = CheckpointStore(asked.run, "fit", 100)._read(f"step_{steps:08d}")
+    found = CheckpointStore(asked.run_dir, "fit", 100)._read(f"step_{steps:08d}")
     return found.model
 
 
@@ -82,7 +82,7 @@ def test_the_best_model_is_the_result_and_patience_ends_the_run(
     said: list[Any] = []
     outcome = train(asked, Worker(0, CPU), said.append)
     assert outcome["steps"] == stopped
-    assert results.read_table(asked.run, "steps")["step"].max() == stopped
+    assert results.read_table(asked.run_dir, "steps")["step"].max() == stopped
     assert any(isinstance(text, str) and "stopped at step" in text for text in said) == (
         stopped < 16
     )
@@ -139,14 +139,14 @@ def test_the_evaluation_set_is_measured_once_whoever_measures_it(tmp_path: Path)
     batch = default_collate([dataset[i] for i in range(11)])
     with torch.no_grad():
         loss = task.loss(model, batch, StepContext(7, Phase("train", 7, 16, 0.1), 0))
-    rows = results.read_table(alone.run, "steps").dropna(subset=["eval_loss"])
+    rows = results.read_table(alone.run_dir, "steps").dropna(subset=["eval_loss"])
     best = rows.loc[rows["eval_loss"].idxmin()]
     assert best["eval_loss"] == pytest.approx(float(loss.total / loss.weight), rel=1e-12)
     assert best["eval_mae"] == pytest.approx(float(loss.metrics["mae"] / loss.weight), rel=1e-12)
     assert {"eval_loss", "eval_mae", "eval_mse"} <= outcome.keys()
     spawn(_member, (tmp_path,), nprocs=2)
     for strategy in ("ddp", "fsdp"):
-        found = results.read_table(held_out(tmp_path / strategy, 2).run, "steps")
+        found = results.read_table(held_out(tmp_path / strategy, 2).run_dir, "steps")
         again = found.dropna(subset=["eval_loss"])
         assert list(again["step"]) == list(rows["step"]) == [2, 4, 6, 7]
         for name in ("eval_loss", "eval_mae", "eval_mse"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import IterableDataset, default_collate
 
-from raypipe import results
+from raypipe.storage import tables as results
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
@@ -37,13 +37,13 @@ def run(
 
 
 def losses(job: TrainingJob) -> list[float]:
-    steps = results.read_table(job.run, "steps")
+    steps = results.read_table(job.run_dir, "steps")
     assert list(steps["step"]) == list(range(1, len(steps) + 1))
     return list(steps["loss"])
 
 
 def weights(job: TrainingJob) -> dict[str, Tensor]:
-    return load_tensors(job.run.read(job.run.model(job.trial_id)))
+    return load_tensors(job.run_dir.read(job.run_dir.model(job.trial_id)))
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], rel: float) -> None:
@@ -77,7 +77,7 @@ def test_phases_have_batches_and_learning_rates_of_their_own(tmp_path: Path) -> 
     found, stored, outcome = run(asked)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
     assert_close(stored, trained, 1e-10)
-    steps = results.read_table(asked.run, "steps")
+    steps = results.read_table(asked.run_dir, "steps")
     assert list(steps["phase"]) == ["first"] * 4 + ["second"] * 3
     assert outcome["steps"] == 7
 
@@ -128,7 +128,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert found == expected
     assert_equal(stored, trained)
     assert again["eval_mse"] == outcome["eval_mse"]
-    one, other = (results.read_table(j.run, "steps").drop(columns="samples_per_s")
+    one, other = (results.read_table(j.run_dir, "steps").drop(columns="samples_per_s")
                   for j in (whole, resumed))  # fmt: skip
     assert one.equals(other)
 
@@ -152,7 +152,7 @@ def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> Non
     asked = job(Regression(fail_at=6), tmp_path / "cut", checkpoint_every=2)
     with pytest.raises(ConnectionError):
         run(asked)
-    newest = f"{asked.run.checkpoints('fit')}/step_00000006/model.safetensors"
+    newest = f"{asked.run_dir.checkpoints('fit')}/step_00000006/model.safetensors"
     Path(newest).write_bytes(Path(newest).read_bytes()[:-1])
     found, stored, _ = run(job(Regression(fail_at=3), tmp_path / "cut", checkpoint_every=2))
     assert found == expected
@@ -207,7 +207,7 @@ def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -
 def test_the_rates_reach_the_optimiser_and_the_table(tmp_path: Path) -> None:
     asked = job(Regression(), tmp_path, schedule="linear", warmup_steps=2, log_every=3)
     train(asked, Worker(0, CPU))
-    steps = results.read_table(asked.run, "steps")
+    steps = results.read_table(asked.run_dir, "steps")
     assert list(steps["step"]) == [3, 6, 7]  # every third, and the last
     assert list(steps["lr"]) == pytest.approx([1e-2, 4e-3, 2e-3])
     assert (steps["samples_per_s"] > 0).all()
@@ -248,7 +248,7 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: P
         return job(overflowing, tmp_path / folder, precision="fp16", checkpoint_every=2)
 
     def last_scale(asked: TrainingJob) -> float:
-        last = CheckpointStore(asked.run, "fit").newest()
+        last = CheckpointStore(asked.run_dir, "fit").newest()
         assert last is not None
         return float(last.scaler["scale"])
 
@@ -276,7 +276,7 @@ def test_fp16_that_overflows_at_every_step_ends(tmp_path: Path, steps: int) -> N
     asked = job(Overflowing(dtype=torch.float32), tmp_path, precision="fp16", steps=steps)
     with pytest.raises(FloatingPointError, match=f"nan at step {min(steps, 10)}"):
         run(asked)
-    assert not asked.run.exists(asked.run.model("fit"))
+    assert not asked.run_dir.exists(asked.run_dir.model("fit"))
 
 
 def test_a_precision_the_device_lacks(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_loss_that_is_no_number_is_found_before_a_checkpoint_keeps_it(tmp_path
     asked = job(Regression(nan_at=2), tmp_path, log_every=3, checkpoint_every=4)
     with pytest.raises(FloatingPointError, match="at step 3"):
         run(asked)
-    assert CheckpointStore(asked.run, "fit").newest() is None
+    assert CheckpointStore(asked.run_dir, "fit").newest() is None
 
 
 class Normed(Regression):
@@ -384,7 +384,7 @@ def test_the_norm_of_the_gradient_is_logged_before_clipping(tmp_path: Path) -> N
     norms = []
     for asked in (plain, clipped):
         run(asked)
-        norms += list(results.read_table(asked.run, "steps")["grad_norm"])
+        norms += list(results.read_table(asked.run_dir, "steps")["grad_norm"])
     torch.manual_seed(0)
     model, points = Regression().build_model(), Points()
     batch = default_collate([points[sample_at(i, Regression(), 0)] for i in range(16)])
@@ -404,7 +404,7 @@ def test_tokens_a_second_and_model_flops(tmp_path: Path) -> None:
 
     asked = job(Counted(by_token=True), tmp_path, (4, 4, 16, 1), log_every=2)
     _, _, outcome = run(asked, losses_too=False)
-    steps = results.read_table(asked.run, "steps")
+    steps = results.read_table(asked.run_dir, "steps")
     tokens = [sum(i % 7 + 1 for i in order) for order in _orders(Regression(), 7, 16)]
     rates = steps["tokens_per_s"] / steps["samples_per_s"]
     spans = [tokens[:2], tokens[2:4], tokens[4:6], tokens[6:]]
@@ -422,7 +422,7 @@ def test_samples_of_each_worker_and_attempt_are_kept(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
         run(asked)
     run(replace(job(Regression(), tmp_path, checkpoint_every=2), attempt=2))
-    samples = results.read_table(asked.run, "gpu_samples")
+    samples = results.read_table(asked.run_dir, "gpu_samples")
     assert set(samples["attempt"]) == {1, 2}
     assert samples["gpu_uuid"].isna().all()
     assert (samples["rss_bytes"] > 2**26).all()
@@ -444,9 +444,9 @@ def _worker(rank: int, asked: TrainingJob) -> None:
     gc.freeze()  # each training collects garbage: not among what is imported
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    meeting = f"file://{asked.run.location}/meeting"
+    meeting = f"file://{asked.run_dir.location}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
-    folder = Path(asked.run.location)
+    folder = Path(asked.run_dir.location)
     for strategy in ("ddp", "fsdp"):
         for number, (task, plan) in enumerate(TWO_WORKERS):
             one = job(task, folder / f"{strategy}{number}", plan, strategy=strategy, **GIVEN)
@@ -491,7 +491,7 @@ def test_two_workers_take_the_steps_of_the_one_big_batch(together: Path, strateg
         expected, trained = by_hand(done)
         torch.testing.assert_close(losses(done), expected, rtol=1e-10, atol=0)
         assert_close(weights(done), trained, 1e-10)
-        assert done.run.list(done.run.table("steps")) == ["fit.parquet"]
+        assert done.run_dir.list(done.run_dir.table("steps")) == ["fit.parquet"]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -12,7 +12,7 @@ from torch import nn
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.memory import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
+from raypipe.training.oom import failure_kind, gpu_peak_bytes, host_peak_bytes, unit_error
 from raypipe.training.recovery import train_to_the_end
 from raypipe.training.task import Loss, StepContext, TrainTask
 

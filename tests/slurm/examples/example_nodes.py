@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Sequence
 
-from raypipe.context import StageContext
-from raypipe.experiment import Experiment, Stage, Unit
-from raypipe.launch.launcher import PoolOptions
-from raypipe.settings import Settings
+from raypipe.config.settings import Settings
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.launcher import PoolOptions
 
 
 class TaskSettings(Settings):
@@ -42,16 +42,16 @@ def task(number: int, settings: TaskSettings) -> str:
 
 def stages(settings: NodesSettings) -> Sequence[Stage]:
     def run(context: StageContext) -> None:
-        units = {unit.slot: unit for unit in context.todo()}
+        units = {unit.key: unit for unit in context.todo()}
         with context.pool(PoolOptions(gpus=settings.tasks.gpus)) as pool:
             calls = [
-                (slot, task, unit.identity["task"], settings.tasks) for slot, unit in units.items()
+                (key, task, unit.identity["task"], settings.tasks) for key, unit in units.items()
             ]
-            for slot, worker in context.map(pool, calls):
-                row = {"dataset": slot, "T": units[slot].identity["task"], "worker": worker}
-                context.ledger.put("evaluations", {f"{slot}/{os.getpid()}": row})
-                context.finish(units[slot])
-                context.say(f"{slot} is done")
+            for key, worker in context.map(pool, calls):
+                row = {"dataset": key, "T": units[key].identity["task"], "worker": worker}
+                context.ledger.put("evaluations", {f"{key}/{os.getpid()}": row})
+                context.finish(units[key])
+                context.say(f"{key} is done")
 
     units = [Unit(f"tasks/{i}", {"task": i}) for i in range(settings.tasks.units)]
     return [Stage("tasks", run, units)]

@@ -1,0 +1,157 @@
+"""TELEClass as an experiment: six phases, their baselines, and the tokenize stage between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.teleclass.data.annotations import read_annotations
+from experiments.teleclass.data.corpus import Corpus, load
+from experiments.teleclass.encoders import model_identity, need_nlp
+from experiments.teleclass.figures import sections
+from experiments.teleclass.generators import load_generator
+from experiments.teleclass.phases.augment import generated_files, run_augment
+from experiments.teleclass.phases.baselines import run_baselines
+from experiments.teleclass.phases.encode import run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
+from experiments.teleclass.phases.infer import run_infer
+from experiments.teleclass.phases.refine import run_refine
+from experiments.teleclass.settings import TeleclassSettings
+from experiments.teleclass.tables import STEP_METRICS, TABLES
+from experiments.teleclass.tokenize_stage import pretrained_tokenizer, run_tokenize
+from experiments.teleclass.training import build_task
+from raypipe.errors import ConfigError
+from raypipe.hardware import supported_precisions
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.stages import hardware_stage, train_stage
+
+#: keys of `train.classifier` that decide what the tokenize stage writes
+_TOKENS = tuple(
+    f"train.classifier.{name}" for name in ("pretrained", "length", "vocabulary", "vectors")
+)
+
+
+def stages(settings: TeleclassSettings) -> list[Stage]:
+    """Return the phases in their order; each needs the one before.
+
+    Raises:
+        ConfigError: files that cannot be used, a model or a generator that does not exist.
+
+    """
+    corpus = load(settings.data)
+    encoder = _model_literal(settings.encode.model, "encode.model")
+    classifier = _model_literal(settings.train.classifier.pretrained, "train.classifier.pretrained")
+    _check(settings)
+    labels, texts = _file_literals(settings, corpus)
+    documents, predicted = len(corpus.train), len(corpus.documents(corpus.predicted))
+    encoded = documents + predicted * (corpus.test is not None)
+    rounds = f"{settings.refine.rounds} rounds over {documents} documents"
+    on_gpu = settings.encode.model is not None and settings.encode.gpus != 0
+    content = {"content": corpus.identity()}
+    return [
+        hardware_stage(),
+        Stage(
+            "encode",
+            partial(run_encode, corpus),
+            [Unit("encode", {**content, **encoder})],
+            ("hardware",),
+            workload=f"{encoded} documents",
+            on_gpu=on_gpu,
+        ),
+        Stage("baselines", partial(run_baselines, corpus), needs=("encode",), reads=("encode",)),
+        Stage(
+            "refine",
+            partial(run_refine, corpus),
+            [Unit("refine", labels)],
+            ("encode",),
+            ("data", "encode", "refine"),
+            rounds,
+        ),
+        Stage(
+            "augment",
+            partial(run_augment, corpus),
+            [Unit("augment", texts)],
+            ("refine",),
+            ("data", "augment"),
+            on_gpu=bool(settings.augment.gpus),
+        ),
+        Stage("hierarchy", partial(run_hierarchy, corpus), needs=("augment",)),
+        Stage(
+            "tokenize",
+            partial(run_tokenize, corpus),
+            [Unit("tokenize", classifier)],
+            ("hierarchy",),
+            ("encode", *_TOKENS),
+            f"at most {documents} documents",
+        ),
+        train_stage(
+            "train",
+            settings.train,
+            partial(build_task, len(corpus.taxonomy)),
+            ("tokenize",),
+            ("encode.dimensions", "train"),
+            classifier,
+        ),
+        Stage(
+            "infer",
+            partial(run_infer, corpus),
+            needs=("train",),
+            reads=("encode", "infer", "train.classifier"),
+            workload=f"{predicted} documents",
+            on_gpu=settings.infer.gpus != 0,
+        ),
+    ]
+
+
+def _model_literal(model: str | None, key: str) -> dict[str, str]:
+    """Return the identity of a pretrained model. Raises ConfigError if it cannot be used."""
+    if model is None:
+        return {}
+    need_nlp(f"{key} = {model}")
+    return {"model": model_identity(model, key)}
+
+
+def _check(settings: TeleclassSettings) -> None:
+    """Refuse now what would fail only phases later. Raises ConfigError."""
+    classifier = settings.train.classifier
+    if classifier.pretrained is not None and Path(classifier.pretrained).is_dir():
+        pretrained_tokenizer(classifier.pretrained, classifier.length)
+    allowed = supported_precisions(None)
+    for name, section in (("encode", settings.encode), ("infer", settings.infer)):
+        if name == "encode" and settings.encode.model is None:
+            continue  # LSA has one precision
+        if section.gpus == 0 and section.precision not in allowed:
+            raise ConfigError(
+                f"{name}.precision = {section.precision}: CPUs lack it, and {name}.gpus = 0 "
+                f"(allowed there: {', '.join(allowed)})"
+            )
+
+
+def _file_literals(
+    settings: TeleclassSettings, corpus: Corpus
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the fingerprints of the files that refine and augment read. Raises ConfigError."""
+    labels, texts = {}, {}
+    if settings.refine.given is not None:
+        path = (settings.data.dir or Path()) / settings.refine.given
+        labels = {"given": fingerprint(read_annotations(path, corpus.taxonomy))}
+    if settings.augment.source == "files":
+        documents, classes = generated_files(settings.data, corpus, settings.augment)
+        texts = {"texts": documents.fingerprint, "labels": fingerprint(classes)}
+    elif settings.augment.source == "generator":
+        load_generator(settings.augment.generator)
+    return labels, texts
+
+
+EXPERIMENT = Experiment(
+    "teleclass",
+    2,
+    TeleclassSettings,
+    stages,
+    sections,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
+)

@@ -1,0 +1,1 @@
+"""The phases of TELEClass, one module each; none of them imports another."""

@@ -1,0 +1,224 @@
+"""Phase 6, infer: label the documents with the trained classifier, on all workers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache, reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import nn
+
+from experiments.common.tokenizer import read_tokenizer
+from experiments.teleclass.artifacts import label_lists, record_measures
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.data.taxonomy import Taxonomy
+from experiments.teleclass.dataset import NOTHING
+from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
+from experiments.teleclass.evaluation import Counts, count
+from experiments.teleclass.model import restore_classifier
+from experiments.teleclass.refinement import ranked
+from experiments.teleclass.settings import InferSettings, takes_vectors
+from experiments.teleclass.task_pools import pool_options
+from experiments.teleclass.training import Collate
+from raypipe.datasets.bpe import token_lists
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import precision
+from raypipe.training.weights import read_weights
+
+Probabilities = NDArray[np.float32]
+_IDENTITY, _COUNTS = b"identity", b"counts"
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained classifier of a run directory with the settings of inference; cheap to pickle."""
+
+    run_dir: RunDirectory
+    trial_id: str
+    settings: InferSettings
+
+    def probabilities(self, texts: Sequence[str], vectors: Vectors | None) -> Probabilities:
+        """Return the probability of each class ``[B, C]``, independent of the other texts.
+
+        ``vectors`` ``[B, d]`` are the texts' vectors of phase 1, if the classifier reads them.
+        """
+        model, tokenizer, device = _loaded(self.run_dir, self.trial_id)
+        precision.check(self.settings.precision, device, "infer.precision")
+        precision.configure(self.settings.precision)
+        tokens = [ids.values.to_numpy() for ids in token_lists(tokenizer, texts)]
+        order = np.argsort([len(ids) for ids in tokens], kind="stable")
+        collate, no_labels = Collate(0), np.empty(0, np.int32)
+        parts = []
+        for start in range(0, len(order), self.settings.batch_size):
+            rows = order[start : start + self.settings.batch_size]
+            samples = [
+                (tokens[row], no_labels, NOTHING if vectors is None else vectors[row])
+                for row in rows
+            ]
+            inputs = [tensor.to(device) for tensor in collate(samples)[:-1]]
+            with torch.inference_mode(), precision.autocast(self.settings.precision, device):
+                logits = model(*inputs)
+            parts.append(logits.float().sigmoid().cpu().numpy())
+        probabilities = np.concatenate(parts)
+        return probabilities[np.argsort(order)]
+
+
+def choose(
+    probabilities: Probabilities, taxonomy: Taxonomy, settings: InferSettings
+) -> sparse.csr_matrix:
+    """Return the labels of documents, bool ``[B, C]``, with all ancestors.
+
+    Classes at or above the threshold, or the most probable class if there is none; or the
+    ``top_k``.
+    """
+    best = ranked(probabilities, min(settings.top_k or 1, probabilities.shape[1]))
+    chosen = np.zeros(probabilities.shape, bool)
+    np.put_along_axis(chosen, best, True, 1)
+    if settings.threshold is not None:
+        chosen |= probabilities >= settings.threshold
+    return taxonomy.closure(sparse.csr_matrix(chosen))
+
+
+def run_infer(corpus: Corpus, context: StageContext) -> None:
+    """Predict the labels of the documents, store them, measure them if there are gold labels.
+
+    Blocks are stored as they are predicted, and not computed again.
+
+    Raises:
+        UnitError: a task failed for good; the blocks of the others are stored.
+
+    """
+    settings, identity = context.settings.infer, context.stage.units[0].fingerprint
+    run_dir, documents = context.run_dir, corpus.documents(corpus.predicted)
+    vectors = None
+    if takes_vectors(context.settings.train.classifier):
+        vectors = embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted)
+    starts = range(0, len(documents), settings.block)
+    context.begin(len(documents))
+    done = 0
+    with context.pool(pool_options(context, settings, neural=True)) as pool:
+        shared = pool.share((Predictor(run_dir, "train", settings), corpus.taxonomy, vectors))
+
+        def calls() -> Iterator[tuple[Any, ...]]:
+            nonlocal done
+            for start in starts:
+                stop = min(start + settings.block, len(documents))
+                if _holds(run_dir, _part_path(run_dir, start), identity, stop - start):
+                    done += stop - start
+                    continue
+                gold = None if documents.gold is None else documents.gold[start:stop]
+                texts = documents.text_list(start, stop)
+                yield start, _predict, shared, start, texts, gold
+
+        for start, (labels, best, scores, counts) in context.map(pool, calls()):
+            ids = documents.ids[start : start + len(best)]
+            part = _part(corpus.taxonomy, ids, labels, best, scores)
+            about = {_IDENTITY: identity, _COUNTS: "" if counts is None else _to_json(counts)}
+            path = _part_path(run_dir, start)
+            write_parquet(run_dir, path, part.replace_schema_metadata(about))
+            done += len(part)
+            context.advance(done)
+    _finish(context, corpus, [_part_path(run_dir, start) for start in starts])
+
+
+def _part(
+    taxonomy: Taxonomy,
+    ids: pa.Array,
+    labels: sparse.csr_matrix,
+    best: NDArray[np.int64],
+    scores: Probabilities,
+) -> pa.Table:
+    """Return the predictions of a block: class ids, and the most probable classes with scores."""
+    names, lists = np.array(taxonomy.ids, object), label_lists(labels)
+    predicted = pa.array(names[lists.values.to_numpy()], pa.string())
+    return pa.table(
+        {
+            "id": ids,
+            "labels": pa.ListArray.from_arrays(lists.offsets, predicted),
+            "most_probable": pa.array(names[best].tolist(), pa.list_(pa.string())),
+            "probabilities": pa.array(scores.tolist(), pa.list_(pa.float32())),
+        }
+    )
+
+
+def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None:
+    """Write all blocks as one table and one CSV file, and the measures."""
+    run_dir = context.run_dir
+    parts = [read_parquet(run_dir, path) for path in paths]
+    table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
+    ids = pa.array([context.session.run_id] * len(table), pa.string())
+    write_parquet(run_dir, run_dir.partition("predictions"), table.add_column(0, "run_id", ids))
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("id", "labels"))
+    for batch in table.select(["id", "labels"]).to_batches():
+        writer.writerows((row["id"], " ".join(row["labels"])) for row in batch.to_pylist())
+    path = run_dir.artifact("infer", "predictions.csv")
+    run_dir.write(path, stream.getvalue().encode())
+    counts = [text for part in parts if (text := part.schema.metadata[_COUNTS].decode())]
+    if counts:
+        total = reduce(add, map(_from_json, counts))
+        record_measures(context, corpus.taxonomy, "classifier", corpus.predicted, total)
+    context.say(f"{len(table)} predictions: {path}")
+
+
+def _predict(
+    shared: tuple[Predictor, Taxonomy, Embeddings | None],
+    start: int,
+    texts: Sequence[str],
+    gold: sparse.csr_matrix | None,
+) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
+    """Task: return labels, most probable classes, their probabilities and measures of a block."""
+    predictor, taxonomy, stored = shared
+    rows = np.arange(start, start + len(texts))
+    vectors = None if stored is None else stored.read_rows(rows)
+    probabilities = predictor.probabilities(texts, vectors)
+    labels = choose(probabilities, taxonomy, predictor.settings)
+    best = ranked(probabilities, min(predictor.settings.scores, probabilities.shape[1]))
+    counts = None if gold is None else count(probabilities, labels, gold, taxonomy.depth)
+    return labels, best, np.take_along_axis(probabilities, best, 1), counts
+
+
+@lru_cache(maxsize=1)
+def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
+    """Return the classifier of a run, its tokenizer and its device; loaded once per process."""
+    weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = restore_classifier(weights, metadata).to(device)
+    return model, read_tokenizer(run_dir), device
+
+
+def _to_json(counts: Counts) -> str:
+    return json.dumps({f.name: getattr(counts, f.name).tolist() for f in fields(counts)})
+
+
+def _from_json(text: str) -> Counts:
+    return Counts(**{name: np.array(values) for name, values in json.loads(text).items()})
+
+
+def _part_path(run_dir: RunDirectory, start: int) -> str:
+    return run_dir.artifact("infer", f"{start:09d}.parquet")
+
+
+def _holds(run_dir: RunDirectory, path: str, identity: str, rows: int) -> bool:
+    """Whether an intact block of this unit with this number of rows is stored."""
+    if not run_dir.exists(path):
+        return False
+    try:
+        table = read_parquet(run_dir, path)
+    except ValueError:
+        return False
+    stored = (table.schema.metadata or {}).get(_IDENTITY)
+    return stored == identity.encode() and len(table) == rows

@@ -1,0 +1,56 @@
+"""Declarations of the tables that TELEClass writes."""
+
+from __future__ import annotations
+
+from raypipe.storage.tables import Column, Table
+
+TABLES = (
+    Table(
+        "measures",
+        "a method of a phase, over all classes or those of one level",
+        (
+            Column("phase", "text", "The stage that measured it."),
+            Column("method", "text", "nearest_name, tfidf, pseudo_labels or classifier."),
+            Column("documents_of", "text", "The documents: train or test."),
+            Column("level", "text", "Level of the classes in the taxonomy, or all."),
+            Column("documents", "integer", "Documents with a gold label at the level."),
+            Column("classes", "integer", "Classes at the level."),
+            Column("example_f1", "real", "Mean F1 of a document's label set."),
+            Column("precision_at_1", "real", "Fraction of documents whose first label is gold."),
+            Column("precision_at_3", "real", "Fraction of gold labels among the first three."),
+            Column("mrr", "real", "Mean reciprocal rank of the gold labels."),
+            Column("micro_f1", "real", "F1 over all pairs of document and class."),
+            Column("macro_f1", "real", "Mean F1 over the classes that occur."),
+            Column("labels_mean", "real", "Predicted labels per document."),
+            Column("gold_mean", "real", "Gold labels per document."),
+        ),
+    ),
+    Table(
+        "classes",
+        "a class of the taxonomy",
+        (
+            Column("class", "text", "Id of the class."),
+            Column("name", "text", "Name of the class."),
+            Column("level", "integer", "Level in the taxonomy, 1 for roots."),
+            Column("documents", "integer", "Documents by pseudo-labels, ancestors included."),
+            Column("generated", "integer", "Generated documents."),
+            Column("gold", "integer", "Documents by gold labels, ancestors included."),
+        ),
+    ),
+    Table(
+        "generated",
+        "a generated document",
+        (
+            Column("class_index", "integer", "Index of the class in the taxonomy."),
+            Column("class", "text", "Id of the class."),
+            Column("name", "text", "Name of the class."),
+            Column("number", "integer", "Number of the document within its class."),
+            Column("text", "text", "The text."),
+        ),
+    ),
+)
+
+STEP_METRICS = (
+    Column("eval_loss", "real", "Mean binary cross-entropy of the held-out documents, in nats."),
+    Column("eval_example_f1", "real", "Mean F1 of the label sets of held-out documents."),
+)

@@ -1,0 +1,138 @@
+"""Tokenize stage: the training set as tokens, with vectors if the classifier reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from experiments.common.blocks import Block, map_blocks
+from experiments.common.tokenizer import evenly_spread, store_tokenizer
+from experiments.teleclass.artifacts import generated_documents, training_set_path, vector_lists
+from experiments.teleclass.data.corpus import Corpus
+from experiments.teleclass.embeddings import Vectors, embeddings_of
+from experiments.teleclass.encoders import stored_encoder
+from experiments.teleclass.settings import takes_vectors
+from raypipe.datasets.bpe import token_lists, train_bpe
+from raypipe.errors import ConfigError
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.artifacts import read_arrow, read_parquet, write_arrow
+from raypipe.storage.run_directory import RunDirectory
+
+#: documents per block
+BLOCK = 4096
+#: documents that the tokenizer is trained on at most
+TRAINED_ON = 50_000
+
+
+def read_tokens(run_dir: RunDirectory, number: int) -> pa.Table:
+    """Return a block of the training set, memory-mapped: ``tokens``, ``labels``, maybe ``vector``.
+
+    Raises:
+        OSError, ValueError: it is missing or corrupt.
+
+    """
+    return read_arrow(run_dir, _block_path(run_dir, number))
+
+
+def run_tokenize(corpus: Corpus, context: StageContext) -> None:
+    """Make the tokenizer, and store the training set in blocks as the classifier reads it."""
+    run_dir, encoding = context.run_dir, context.settings.encode
+    classifier = context.settings.train.classifier
+    table = read_parquet(run_dir, training_set_path(run_dir))
+    generated, _ = generated_documents(context)
+
+    def texts(part: pa.Table) -> list[str]:
+        own, new = _rows(part)
+        return [*corpus.train.texts.take(own).to_pylist(), *generated.take(new).to_pylist()]
+
+    sample = texts(table.take(pa.array(evenly_spread(range(len(table)), TRAINED_ON))))
+    arguments = (classifier.pretrained, classifier.vocabulary, classifier.length)
+    tokenizer = store_tokenizer(context, make_tokenizer, sample, *arguments)
+    stored = embeddings_of(run_dir, corpus, encoding, "train")
+    encoded: Vectors = np.empty((0, 0), np.float32)
+    if takes_vectors(classifier) and len(generated):
+        encoder = stored_encoder(run_dir, corpus, encoding)
+        on_gpu = encoding.model is not None and encoding.gpus != 0
+        arguments = ("tokenize/vectors", encoder.encode, generated.to_pylist())
+        encoded = context.call(*arguments, on_gpu=on_gpu)
+
+    def part_of(block: Block) -> pa.Table:
+        return table.slice(block.start, block.end - block.start)
+
+    def call(block: Block) -> tuple[Any, ...]:
+        return token_lists, tokenizer, texts(part_of(block))
+
+    for block, tokens in map_blocks(context, {"train": len(table)}, BLOCK, call):
+        columns = {"tokens": tokens, "labels": part_of(block).column("labels")}
+        if takes_vectors(classifier):
+            own, new = _rows(part_of(block))
+            parts = [stored.read_rows(own)] if len(own) else []
+            parts += [encoded[new]] if len(new) else []
+            columns["vector"] = vector_lists(np.concatenate(parts))
+        path = _block_path(run_dir, block.start // BLOCK)
+        write_arrow(run_dir, path, pa.table(columns).combine_chunks())
+
+
+def _rows(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of corpus documents and of generated documents, which come last."""
+    rows = part.column("row").to_numpy()
+    own = pc.equal(part.column("origin"), "document").to_numpy()
+    return rows[own], rows[~own]
+
+
+def make_tokenizer(
+    texts: Sequence[str], pretrained: str | None, vocabulary: int, length: int
+) -> str:
+    """Return the tokenizer as JSON: the pretrained model's, or a byte-level BPE of these texts.
+
+    Raises:
+        ConfigError: as :func:`pretrained_tokenizer`.
+
+    """
+    if pretrained is not None:
+        return pretrained_tokenizer(pretrained, length)
+    return train_bpe(texts, vocabulary, length)
+
+
+@lru_cache(maxsize=4)  # a sweep builds the stages of every trial
+def pretrained_tokenizer(model: str, length: int) -> str:
+    """Return the tokenizer of a pretrained model as JSON; it cuts texts at ``length``.
+
+    Raises:
+        ConfigError: the model has no fast tokenizer, or reads only shorter texts.
+
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"train.classifier.pretrained = {model}: its tokenizer cannot be loaded: {error}"
+        ) from error
+    # for a folder without a tokenizer the library returns an empty one
+    if not loaded.is_fast or len(loaded) <= len(loaded.all_special_tokens):
+        raise ConfigError(
+            f"train.classifier.pretrained = {model}: has no fast tokenizer; "
+            "take a model with a tokenizer.json"
+        )
+    if length > loaded.model_max_length:
+        raise ConfigError(
+            f"train.classifier.length = {length}: {model} reads at most "
+            f"{loaded.model_max_length} tokens; lower it"
+        )
+    tokenizer = loaded.backend_tokenizer
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _block_path(run_dir: RunDirectory, number: int) -> str:
+    return run_dir.artifact("tokenize", f"{number:06d}.arrow")

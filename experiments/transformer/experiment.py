@@ -1,0 +1,61 @@
+"""The transformer trainer: prepare data, train, evaluate."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from experiments.transformer.data.load import load
+from experiments.transformer.evaluation import run_evaluate
+from experiments.transformer.figures import sections
+from experiments.transformer.prepare_stage import run_prepare
+from experiments.transformer.settings import TrainerSettings
+from experiments.transformer.tables import STEP_METRICS, TABLES
+from experiments.transformer.training import build_task
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.stages import hardware_stage, train_stage
+
+
+def stages(settings: TrainerSettings) -> list[Stage]:
+    """Return hardware and train; for data other than random samples also prepare and evaluate.
+
+    Raises:
+        ConfigError: the data cannot be used, or the model does not suit them.
+
+    """
+    data = load(settings.data, settings.model.kind)
+    settings.model.completed(data.sizes() if data else {})  # refuse contradictions now
+    task = partial(build_task, data)
+    if data is None:
+        return [hardware_stage(), train_stage("train", settings.train, task)]
+    train, held_out = len(data.train.target), len(data.held_out.target)
+    return [
+        hardware_stage(),
+        Stage(
+            "prepare",
+            partial(run_prepare, data),
+            [Unit("prepare", {"content": dict(data.identity)})],
+            ("hardware",),
+            ("data", "model.length", "model.kind"),
+            f"{train + held_out} rows",
+        ),
+        train_stage("train", settings.train, task, ("prepare",)),
+        Stage(
+            "evaluate",
+            partial(run_evaluate, data),
+            needs=("train",),
+            reads=("model",),
+            workload=f"{held_out} rows",
+            on_gpu=settings.train.scaling.gpus_per_worker != 0,
+        ),
+    ]
+
+
+EXPERIMENT = Experiment(
+    "transformer",
+    2,
+    TrainerSettings,
+    stages,
+    sections,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
+)

@@ -1,0 +1,66 @@
+"""Prepare stage: train the tokenizer and encode both splits in the form the model takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from experiments.common.blocks import SPLITS, Block, Split, map_blocks
+from experiments.common.tokenizer import evenly_spread, store_tokenizer
+from experiments.transformer.data.splits import Data
+from experiments.transformer.data.tables import Column, encode_rows
+from raypipe.datasets.bpe import token_lists, train_bpe
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.run_directory import RunDirectory
+
+#: rows per task
+_BLOCK = 4096
+#: texts that the tokenizer is trained on at most
+_TRAINED_ON = 50_000
+
+
+def split_path(run_dir: RunDirectory, split: Split) -> str:
+    """Return the path of a split: its inputs as the model takes them, and ``target``."""
+    return run_dir.artifact("prepare", f"{split}.arrow")
+
+
+def run_prepare(data: Data, context: StageContext) -> None:
+    """Train the tokenizer on the training texts; encode both splits in blocks and store them."""
+    length, tokenizer = context.settings.model.length, None
+    for note in data.notes:
+        context.say(note)
+    if "text" in data.train.inputs.column_names:
+        texts = data.train.inputs["text"]
+        rows = evenly_spread(range(len(texts)), _TRAINED_ON)
+        sample = texts.take(pa.array(rows)).to_pylist()
+        tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
+    sizes = {split: len(data.split(split).target) for split in SPLITS}
+
+    def call(block: Block) -> tuple[Any, ...]:
+        part = data.split(block.split).inputs.slice(block.start, block.end - block.start)
+        return encode, data.columns, tokenizer, length, part.combine_chunks()
+
+    blocks: dict[str, list[pa.Table]] = {split: [] for split in SPLITS}
+    for block, inputs in map_blocks(context, sizes, _BLOCK, call):
+        blocks[block.split].append(inputs)
+    for split in SPLITS:
+        target = pa.array(data.split(split).target)
+        table = pa.concat_tables(blocks[split]).append_column("target", target)
+        write_arrow(context.run_dir, split_path(context.run_dir, split), table.combine_chunks())
+    classes = f", {len(data.target.classes)} classes" if data.target.classes else ""
+    context.say(f"{sizes['train']} rows to train on, {sizes['held_out']} held out{classes}")
+
+
+def encode(
+    columns: tuple[Column, ...], tokenizer: str | None, length: int, rows: pa.Table
+) -> pa.Table:
+    """Task: encode a block of inputs as the model takes them; cut sequences at ``length``."""
+    if columns:
+        return encode_rows(columns, rows)
+    if tokenizer is not None:
+        return pa.table({"tokens": token_lists(tokenizer, rows["text"].to_pylist())})
+    cut = pc.list_slice(rows["tokens"], 0, length)
+    return pa.table({"tokens": cut.cast(pa.list_(pa.int32()))})

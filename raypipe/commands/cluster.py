@@ -1,0 +1,39 @@
+"""The Ray cluster of a command: one that is running, or one that the command starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from raypipe import hardware
+from raypipe.hardware import Hardware
+from raypipe.launch import in_cluster
+
+if TYPE_CHECKING:
+    from raypipe.pipeline.launcher import Launcher
+
+
+def attach(address: str | None, stack: ExitStack) -> Launcher | None:
+    """Return the launcher of a running cluster; None on a machine without one."""
+    if address is None and not in_cluster():
+        return None
+    from raypipe.launch.cluster import RayLauncher
+
+    launcher = RayLauncher(address)
+    stack.callback(launcher.close)
+    return launcher
+
+
+def start(stack: ExitStack) -> Launcher:
+    """Start a Ray cluster on this machine; it stops with the command."""
+    from raypipe.launch.cluster import RayLauncher
+
+    launcher = RayLauncher()
+    stack.callback(launcher.close)
+    return launcher
+
+
+def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:
+    """Return the hardware of a cluster's nodes; without a cluster, of this machine."""
+    return launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]

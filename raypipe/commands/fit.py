@@ -1,0 +1,44 @@
+"""``raypipe fit``: find the largest micro-batch of each precision that fits this device."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+
+from raypipe import faults
+from raypipe.commands import cluster
+from raypipe.commands.configuration import read, resolve
+from raypipe.commands.request import Request
+from raypipe.commands.run import announce
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.progress import Display
+from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.sweep.fit import fit_stage, fitting
+from raypipe.tracking import open_trackers
+from raypipe.training.presets import published
+
+
+def fit(request: Request, stage: str | None) -> list[Row]:
+    """Return a row per training stage and precision, and published presets for this card."""
+    document = read(request.path)
+    faults.from_environment()
+    cache_directory()  # report a wrong name before anything starts
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        launcher = cluster.attach(request.address, stack)
+        nodes = cluster.hardware_of(launcher)
+        configuration = resolve(document, request.overrides, request.profile, nodes)
+        makers = fitting(configuration, stage, nodes)
+        folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
+        run_dir, name = RunDirectory.at(folder), configuration.experiment.name
+        display = stack.enter_context(Display())
+        announce(display, configuration, nodes)
+        launcher = launcher or cluster.start(stack)
+        trackers = stack.enter_context(open_trackers((), run_dir, "fit", name, {}))
+        session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
+        for maker in makers:
+            rows += fit_stage(maker, session)
+        memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
+        rows += published(configuration.experiment.presets, min(memories, default=None))
+    return rows

@@ -1,0 +1,32 @@
+"""``raypipe report``: write the report page and its figures again."""
+
+from __future__ import annotations
+
+import shlex
+
+from raypipe.commands.results import existing
+from raypipe.config.document import parse
+from raypipe.errors import ConfigError
+from raypipe.pipeline.configuration import load_experiment
+
+
+def report(location: str) -> str:
+    """Write the page and the figures from the tables; return the path of the page."""
+    from raypipe.report.build import build
+
+    run_dir = existing(location)
+    shown = run_dir.shown
+    try:
+        text = run_dir.read(run_dir.config).decode()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
+    document = parse(text, f"{shown}/config.yaml")
+    experiment = load_experiment(document.experiment, run_dir.config)
+    path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
+    command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
+    try:
+        return build(run_dir, experiment.name, experiment.report, command)
+    except OSError as error:
+        raise ConfigError(f"{shown}/report: cannot be written: {error}") from error

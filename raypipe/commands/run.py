@@ -1,0 +1,191 @@
+"""``raypipe run``: run an experiment, or continue it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+from raypipe import faults, tracking
+from raypipe.commands import cluster
+from raypipe.commands.code import check_code
+from raypipe.commands.configuration import read, resolve
+from raypipe.commands.declarations import declared
+from raypipe.commands.recommendation import print_recommendation
+from raypipe.commands.request import RUNS, Request, shared_location
+from raypipe.commands.selection import check_training, stages_of
+from raypipe.errors import ConfigError, UnitError
+from raypipe.hardware import Hardware
+from raypipe.launch import in_job
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.launcher import Launcher
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.runner import all_stored, refuse_changes, run_stages
+from raypipe.provenance import environment_row, git_commit, now
+from raypipe.redaction import without_secrets
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.lock import LostLeaseError, writing
+from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.storage.tables import single_tables
+from raypipe.tracking import open_trackers
+
+#: an entry of the ledger: whether tables and report show everything that is stored
+_SHOWN = "shown"
+
+
+def run(request: Request) -> int:
+    """Run an experiment; return 0 when all is done, 1 if a stage failed, 130 if interrupted."""
+    document = read(request.path)
+    faults.from_environment()
+    cache_directory()  # report a wrong name before anything starts
+    from raypipe.report.build import build
+
+    with ExitStack() as stack:
+        launcher = cluster.attach(request.address, stack)
+        nodes = cluster.hardware_of(launcher)
+        configuration = resolve(document, request.overrides, request.profile, nodes)
+        stages = stages_of(configuration, request.only, nodes)
+        check_training(configuration, nodes)
+        run_dir = _run_directory(request.run_dir, configuration)
+        fresh = not run_dir.exists(run_dir.ledger)
+        stored = Ledger(run_dir, writable=False)
+        _refuse_another(stored, configuration, run_dir)
+        tracking.check(configuration.settings.tracking, run_dir)
+        refuse_changes(stored, stages, run_dir.shown)
+        code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
+        print(f"run directory: {run_dir.shown}", flush=True)
+        if warning:
+            print(warning, flush=True)
+        if not fresh and all_stored(stages, stored) and _is_shown(run_dir, stored, configuration):
+            print("nothing to do: everything this configuration asks for is stored", flush=True)
+            print_recommendation(request, configuration, stored)
+            return 0
+        del stored  # the writer reads it again, and it may be large
+        check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
+        display = stack.enter_context(Display())
+        again = request.again(run_dir)
+        command_id = secrets.token_hex(4)
+        try:
+            ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
+            _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
+            refuse_changes(ledger, stages, run_dir.shown)
+            text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
+            run_dir.write(run_dir.config, text.encode())
+            ledger.put("runs", {_SHOWN: {"all": False}})
+            code.record(ledger)
+            announce(display, configuration, nodes)
+            if launcher is None:
+                launcher = cluster.start(stack)
+            _record_environment(ledger, launcher, again, command_id)
+            run_id, name = _run_id(ledger, configuration), configuration.experiment.name
+            trackers = stack.enter_context(
+                open_trackers(
+                    configuration.settings.tracking,
+                    run_dir,
+                    run_id,
+                    name,
+                    configuration.resolved(),
+                )
+            )
+            session = Session(
+                run_dir,
+                run_id,
+                ledger,
+                launcher,
+                display,
+                nodes,
+                trackers,
+                configuration.settings,
+                declared(configuration.experiment),
+                command_id,
+                code.fingerprint,
+            )
+            failed = run_stages(stages, session)
+            if ledger.rows("stages"):
+                build(run_dir, name, configuration.experiment.report, again)
+            ledger.put("runs", {_SHOWN: {"all": True}})
+        except KeyboardInterrupt:
+            display.say(f"interrupted; finished units are kept. Continue with: {again}")
+            return 130
+        except (OSError, LostLeaseError) as error:
+            failed = f"the run directory cannot be written: {error}"
+        except UnitError as error:
+            failed = str(error)
+        if failed:
+            display.say(f"failed: {failed}\ncontinue with: {again}")
+            return 1
+        print_recommendation(request, configuration, ledger)
+        display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
+        return 0
+
+
+def _run_directory(location: str | None, configuration: Configuration) -> RunDirectory:
+    runs = os.environ.get(RUNS)
+    if in_job():
+        shared_location(location or runs)
+    if location is None:
+        return RunDirectory.new(runs or "runs", configuration.experiment.name)
+    run_dir = RunDirectory.at(location)
+    run_dir.check()
+    if run_dir.is_local and Path(run_dir.path()).is_file():
+        raise ConfigError(f"--run-dir {run_dir.shown}: is a file, not a directory")
+    return run_dir
+
+
+def _refuse_another(ledger: Ledger, configuration: Configuration, run_dir: RunDirectory) -> None:
+    """Refuse a run directory that holds another experiment's run. Raises ConfigError."""
+    stored = ledger.get("runs", "run")
+    if stored is not None and stored["experiment"] != configuration.experiment.name:
+        raise ConfigError(
+            f"--run-dir {run_dir.shown}: holds a run of the experiment {stored['experiment']!r}; "
+            "use another directory"
+        )
+
+
+def _is_shown(run_dir: RunDirectory, ledger: Ledger, configuration: Configuration) -> bool:
+    """Whether the tables and the report exist, written after the last unit was stored."""
+    single = single_tables(ledger, declared(configuration.experiment))
+    tables = [run_dir.partition(table.name, "data") for table in single]
+    files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
+    return ledger.get("runs", _SHOWN) == {"all": True} and all(map(run_dir.exists, files))
+
+
+def _run_id(ledger: Ledger, configuration: Configuration) -> str:
+    """Return the run's name in every row, generated once for a run directory."""
+    stored = ledger.get("runs", "run")
+    if stored is None:
+        name = configuration.experiment.name
+        stored = {"experiment": name, "run_id": f"{name}-{os.urandom(4).hex()}"}
+        ledger.put("runs", {"run": stored})
+    return str(stored["run_id"])
+
+
+def _record_environment(ledger: Ledger, launcher: Launcher, command: str, command_id: str) -> None:
+    """Record hardware, packages and commit of this command: a row per node."""
+    commit = git_commit()
+    about = {
+        "command": command,
+        "started_at": now(),
+        "git_commit": commit and commit.rstrip("+"),
+        "git_dirty": commit and commit.endswith("+"),
+    }
+    rows = launcher.on_every_node(environment_row)
+    ledger.put("environment", {f"{command_id}/{r['hostname']}": {**about, **r} for r in rows})
+
+
+def announce(display: Display, configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+    """Print the profile and the hardware that selected it, and enabled fault injection."""
+    gpus = [gpu.name for node in nodes for gpu in node.gpus]
+    if gpus:
+        found = f"{len(gpus)} GPU(s): {gpus[0]}"
+    else:
+        note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
+        found = f"no GPU ({note})"
+    display.say(f"profile {configuration.profile}: {found}")
+    if value := os.environ.get(faults.VARIABLE):
+        display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")

@@ -1,0 +1,1 @@
+"""Configuration: YAML, overrides and profiles become one validated settings model."""

@@ -1,0 +1,85 @@
+"""Configuration file: YAML text checked for its form, before its experiment is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypipe.config.profiles import CONDITIONS
+from raypipe.config.validation import did_you_mean, shown
+from raypipe.config.yaml_text import check_keys, load_yaml
+from raypipe.errors import ConfigError
+
+_RESERVED = ("experiment", "profiles")
+_MAX_LENGTH = 2**20
+
+
+@dataclass(frozen=True)
+class Document:
+    """A configuration file as read, before it is checked against its experiment."""
+
+    origin: str
+    experiment: str
+    values: Mapping[str, Any]
+    profiles: Mapping[str, Mapping[str, Any]]
+
+
+def read(path: str | Path) -> Document:
+    """Read a configuration file.
+
+    Raises:
+        ConfigError: it is missing, is not YAML, repeats a key, or names no experiment.
+
+    """
+    file = Path(path)
+    try:
+        with file.open(encoding="utf-8") as stream:
+            text = stream.read(_MAX_LENGTH + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such file{_nearby(file)}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if len(text) > _MAX_LENGTH:
+        raise ConfigError(
+            f"{path}: is not a configuration: it has more than {_MAX_LENGTH} characters"
+        )
+    return parse(text, str(path))
+
+
+def parse(text: str, origin: str) -> Document:
+    """Return the document of a YAML text. Raises ConfigError."""
+    content = load_yaml(text, origin)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{origin}: must be a mapping of keys to values")
+    check_keys(content, origin)
+    module = content.get("experiment")
+    if not isinstance(module, str) or not module:
+        raise ConfigError(
+            f"{origin}: experiment = {shown(module)}: must name an importable module, "
+            "such as experiments.pabbo_lda"
+        )
+    profiles = content.get("profiles")
+    if profiles is None:
+        profiles = {}
+    if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
+        raise ConfigError(f"{origin}: profiles: must map each profile's name to its overrides")
+    for name, profile in profiles.items():
+        for key, kind in CONDITIONS.items():
+            least = profile.get(key, 0)
+            if isinstance(least, bool) or not (
+                isinstance(least, int | float) and math.isfinite(least)
+            ):
+                raise ConfigError(
+                    f"{origin}: profiles.{name}.{key} = {shown(least)}: must be {kind}"
+                )
+    values = {key: value for key, value in content.items() if key not in _RESERVED}
+    return Document(origin, module, values, profiles)
+
+
+def _nearby(path: Path) -> str:
+    if not path.parent.is_dir():
+        return ""
+    return did_you_mean(path.name, [file.name for file in path.parent.glob("*.y*ml")])

@@ -1,0 +1,148 @@
+"""Validation of merged values against a settings model, with the key and origin of each error."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from raypipe.config.settings import Level
+from raypipe.errors import ConfigError
+from raypipe.redaction import HIDDEN, is_secret, without_secrets
+
+_MAX_MISTAKES = 50
+_MAX_SHOWN = 300
+
+
+def validate(
+    values: Mapping[str, Any], levels: Sequence[Level], model: type[BaseModel]
+) -> BaseModel:
+    """The settings from the merged values of ``levels``, the highest first.
+
+    Raises:
+        ConfigError: a line for each wrong value.
+
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines: dict[str, str] = {}
+        details = error.errors()
+        for detail in details[:_MAX_MISTAKES]:
+            where, what = _explain(detail, levels, model)
+            # a value that may be of several kinds has a complaint for each
+            lines[where] = f"{lines[where]}, or {what}" if where in lines else what
+        message = "\n".join(f"{where}: {what}" for where, what in lines.items())
+        if len(details) > _MAX_MISTAKES:
+            message += f"\n... and {len(details) - _MAX_MISTAKES} more"
+        raise ConfigError(message) from error
+
+
+def _explain(
+    detail: ErrorDetails, levels: Sequence[Level], model: type[BaseModel]
+) -> tuple[str, str]:
+    """Where the mistake is, and what it is."""
+    location = _location(detail["loc"], model)
+    key = shorten(".".join(location))
+    origin = _origin(location, levels)
+    given = HIDDEN if any(map(is_secret, location)) else shown(without_secrets(detail["input"]))
+    if detail["type"] == "extra_forbidden":
+        allowed = sorted(_keys(model))
+        siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
+        names = ", ".join(name.rpartition(".")[2] for name in siblings)
+        what = f"unknown key{did_you_mean(key, allowed)} (allowed here: {names})"
+        return f"{origin}: {key} = {given}", what
+    message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
+    value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
+    return f"{origin}: {key or 'configuration'}{value}", f"{message[0].lower()}{message[1:]}"
+
+
+def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
+    """The key, without the names pydantic adds for each kind that a plain value may be of."""
+    location: list[str] = []
+    annotation: Any = model
+    for part in parts:
+        section = section_of(annotation)
+        if section is not None:
+            field = section.model_fields.get(str(part))
+            annotation = field.annotation if field is not None else None
+        elif get_origin(annotation) is dict:  # sections by names that the user gives
+            annotation = get_args(annotation)[1]
+        elif not isinstance(part, int):
+            continue
+        location.append(str(part))
+    return location
+
+
+def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
+    """The highest level that gives the key, or the nearest section around it."""
+    for length in range(len(location), 0, -1):
+        for level in levels[:-1]:
+            *parents, last = location[:length]
+            section = dig(level.values, *parents)
+            if isinstance(section, Mapping) and last in section:
+                return level.origin
+    return levels[-2].origin
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key that a settings model takes."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if (section := section_of(field.annotation)) is not None:
+            yield from _keys(section, f"{prefix}{name}.")
+
+
+def shown(value: Any) -> str:
+    """A value in a message, which must not be as long as a damaged file."""
+    return shorten(repr(value))
+
+
+def shorten(text: str) -> str:
+    """The text, or where it is long its start."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+    """A hint at the allowed word that is nearest, if any is near."""
+    close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def check_sections(
+    values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
+) -> None:
+    """Refuse a plain value in a section's place, which a higher level would hide."""
+    for name, field in model.model_fields.items():
+        section = section_of(field.annotation)
+        if section is None or name not in values:
+            continue
+        value = values[name]
+        if isinstance(value, Mapping):
+            check_sections(value, origin, section, f"{prefix}{name}.")
+        elif value is not None or field.annotation is section:
+            keys = ", ".join(section.model_fields)
+            raise ConfigError(
+                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys of its "
+                f"own (allowed here: {keys})"
+            )
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings model of a section, also of one that may be None; None for a plain value."""
+    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
+    if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
+        return kinds[0]
+    return None
+
+
+def dig(values: Any, *keys: str) -> Any:
+    """The value at a path of keys; None where there is none."""
+    for key in keys:
+        if not isinstance(values, Mapping):
+            return None
+        values = values.get(key)
+    return values

@@ -1,0 +1,130 @@
+"""Tasks on Ray in processes of a pool's own, which keep what they loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
+
+from raypipe.errors import FailureKind
+from raypipe.launch.capacity import Shared, living_nodes
+from raypipe.launch.failures import is_node_gone
+from raypipe.launch.pool import RayPool
+from raypipe.launch.process import TaskProcess
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+
+
+@dataclass(frozen=True)
+class _Process:
+    actor: Any
+    node: Any  # a reference, ready as soon as the process is
+
+
+class KeptPool(RayPool):
+    """Tasks one after the other in as many processes as have room, started as they are needed.
+
+    A process takes its first task once it has started and the caller is in ``finished``, and holds
+    its CPUs and GPUs between tasks, too. Where stages beside a pool without GPUs want CPUs, the
+    processes that are too many end, after their tasks.
+    """
+
+    def __init__(self, options: PoolOptions, shared: Shared) -> None:
+        super().__init__(options, shared)
+        self._actor = ray.remote(TaskProcess).options(
+            num_cpus=options.cpus,
+            num_gpus=options.gpus,
+            resources={self._custom: options.cpus} if self._custom else None,
+            runtime_env=self._ray_options["runtime_env"],
+        )
+        # a task goes to a process that has started: others may wait for their place for long
+        self._starting: dict[Any, _Process] = {}
+        self._idle: list[_Process] = []
+        self._busy: dict[Any, _Process] = {}
+
+    def submit(
+        self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
+    ) -> None:
+        """Queue a task."""
+        if cpus not in (None, self._options.cpus):
+            raise ValueError(
+                f"{key} asks for {cpus:g} CPUs of a pool that keeps its processes; "
+                f"each has {self._options.cpus:g}"
+            )
+        super().submit(key, function, *arguments)
+
+    def cancel(self) -> None:
+        """Drop what waits and end the processes."""
+        for process in [*self._starting.values(), *self._idle, *self._busy.values()]:
+            ray.kill(process.actor)
+        for processes in (self._starting, self._idle, self._busy, self._running):
+            processes.clear()
+        super().cancel()
+
+    def _watched(self) -> list[Any]:
+        return [*self._running, *self._starting]
+
+    def _launch(self) -> None:
+        cpus = self._options.cpus
+        most = int(min(self._limit(), self._capacity) / cpus + 1e-9)
+        while self._starting and self._number() > most:
+            ray.kill(self._starting.popitem()[1].actor)
+        while self._idle and self._number() > most:
+            ray.kill(self._idle.pop().actor)
+        while self._number() < min(most, len(self._running) + len(self._waiting)):
+            actor: Any = self._actor.remote()
+            process = _Process(actor, actor.node.remote())
+            self._starting[process.node] = process
+        while self._idle and self._waiting:
+            process = self._idle.pop()
+            self._busy[self._start_next(process.actor.run)] = process
+        if not self._options.gpus:
+            self._shared.use(self, self._number() * cpus)
+
+    def _number(self) -> int:
+        return len(self._starting) + len(self._idle) + len(self._busy)
+
+    def _collect(self, reference: Any) -> TaskResult | None:
+        if (process := self._starting.pop(reference, None)) is not None:
+            return self._started(process)
+        process, call = self._busy.pop(reference), self._ended(reference)
+        try:
+            result: TaskResult = ray.get(reference)
+        except RayTaskError as error:
+            result = self._failed(call, "error", str(error))
+        except (OutOfMemoryError, RayActorError) as error:
+            ray.kill(process.actor)  # Ray may only have lost sight of it
+            if isinstance(error, RayActorError) and (overdue := self._overdue(call)):
+                return overdue
+            return self._failed(call, _kind(error, ray.get(process.node)), str(error))
+        if result.error is not None and self._options.gpus:
+            # after some errors CUDA fails for the rest of the process
+            ray.kill(process.actor)
+        else:
+            self._idle.append(process)
+        return result
+
+    def _started(self, process: _Process) -> TaskResult | None:
+        """Take a process that is ready; its death counts for the task that waits longest."""
+        try:
+            ray.get(process.node)
+        except (OutOfMemoryError, RayActorError) as error:
+            ray.kill(process.actor)
+            if not self._waiting:
+                return None
+            return self._failed(self._waiting.popleft(), _kind(error), str(error))
+        self._idle.append(process)
+        return None
+
+
+def _kind(error: Exception, node: str | None = None) -> FailureKind:
+    """What ended a process, on the node it was on as far as that is known."""
+    if isinstance(error, OutOfMemoryError):
+        return "host_out_of_memory"
+    if node is None:
+        return "worker_died"
+    if isinstance(error, ActorUnavailableError):  # Ray has yet to find out
+        return "node_lost" if is_node_gone({node}) else "worker_died"
+    return "worker_died" if node in living_nodes() else "node_lost"

@@ -1,0 +1,1 @@
+"""The pipeline: experiments, stages and units; their identity, the runner and the scheduler."""

@@ -1,0 +1,326 @@
+"""Stage context: the settings, units, launcher and ledger that a running stage works with."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+
+from raypipe.config.settings import Settings
+from raypipe.errors import UnitError
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.settings_view import SettingsView, view
+from raypipe.pipeline.tables import CORE
+from raypipe.provenance import now
+from raypipe.redaction import without_credentials
+from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import Table, by_name, conform
+
+if TYPE_CHECKING:
+    from raypipe.hardware import Hardware
+    from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.tracking import Trackers
+    from raypipe.training.job import TrainingJob
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
+
+K = TypeVar("K")
+#: results that wait for an earlier call's before no further call is drawn
+_MOST_BUFFERED = 1000
+#: the ledger's table of the shared parts of identities, by their hash
+IDENTITIES = "identities"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One command's run: what all of its stages share.
+
+    ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
+    fingerprint of the experiment's source. ``writing`` serializes writers of tables.
+    """
+
+    run_dir: RunDirectory
+    run_id: str
+    ledger: Ledger
+    launcher: Launcher
+    display: Display
+    nodes: Sequence[Hardware]
+    trackers: Trackers
+    settings: BaseModel = field(default_factory=Settings)
+    tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
+    command_id: str = ""
+    code: str = ""
+    writing: Lock = field(default_factory=Lock)
+
+
+class StageContext:
+    """The interface of a stage's ``run``: read settings, launch units, record results."""
+
+    def __init__(self, stage: Stage, session: Session) -> None:
+        self.stage = stage
+        self.session = session
+        self.device = "cpu"
+        self.gpu_peak_bytes: int | None = None
+        self._units = {unit.key: unit for unit in stage.units}
+
+    @cached_property
+    def settings(self) -> SettingsView:
+        """The settings that the stage reads (:class:`~raypipe.pipeline.experiment.Stage`)."""
+        return view(self.session.settings, self.stage.reads or (), self.stage.name)
+
+    @property
+    def run_dir(self) -> RunDirectory:
+        """The run directory."""
+        return self.session.run_dir
+
+    @property
+    def ledger(self) -> Ledger:
+        """The durable record, which results are written to."""
+        return self.session.ledger
+
+    def todo(self) -> list[Unit]:
+        """Return the units that are not finished, in order."""
+        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+
+    def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
+        """Record that a unit is finished, durably together with its rows.
+
+        A stage with one unit need not call it: the framework does when ``run`` returns.
+
+        Args:
+            unit: a unit of the stage, or its key.
+            rows: rows by table and row key. Rows that were put before need not be repeated; one
+                wait for the disk is less than two.
+
+        """
+        if isinstance(unit, str):
+            unit = self._units[unit]
+        unit = self._units.get(unit.key, unit)
+        identity = unit.identity
+        if identity is None:
+            raise ValueError(f"unit {unit.key}: its identity was not composed")
+        record = {
+            **identity.record(),
+            "status": "succeeded",
+            "budget": unit.budget,
+            "stage": self.stage.name,
+            "code": self.session.code,
+            "finished_at": now(),
+        }
+        tables = {**(rows or {}), "units": {unit.key: record}}
+        if self.ledger.get(IDENTITIES, identity.shared_fingerprint) is None:
+            tables[IDENTITIES] = {identity.shared_fingerprint: dict(identity.shared)}
+        self.ledger.put_tables(tables)
+
+    def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
+        """Record a failed attempt."""
+        row = {
+            "stage": self.stage.name,
+            "unit": unit,
+            "attempt": attempt,
+            "kind": kind,
+            "message": without_credentials(message),
+            "outcome": outcome,
+            "at": now(),
+        }
+        key = f"{self.stage.name}/{unit}/{self.ledger.count('failures')}"
+        self.ledger.put("failures", {key: row})
+
+    def say(self, text: str) -> None:
+        """One line to the user."""
+        self.session.display.say(f"{self.stage.name}: {text}")
+
+    def advance(self, done: int, note: str = "") -> None:
+        """Show how far the stage is, in the terms of ``begin``."""
+        self.session.display.advance(self.stage.name, done, note)
+
+    def begin(self, total: int, done: int = 0) -> None:
+        """Show what there is to do."""
+        self.session.display.begin(self.stage.name, total, done)
+
+    def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
+        """Fractional-CPU tasks; take their results by ``finished``."""
+        return self.session.launcher.pool(options, self.say)
+
+    def finished(self, pool: TaskPool) -> list[TaskResult]:
+        """The tasks that ended for good since the last call, after waiting for at least one.
+
+        Empty when none is left. Every failed attempt becomes a row in ``failures``.
+        """
+        while results := pool.finished():
+            for result in results:
+                if result.error is not None:
+                    outcome = "again" if result.retried else "gave up"
+                    kind = result.kind or "error"
+                    self.fail(result.key, result.attempt, kind, result.error, outcome)
+            if final := [result for result in results if not result.retried]:
+                return final
+        return []
+
+    def map(
+        self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]
+    ) -> Iterator[tuple[K, Any]]:
+        """Run calls as tasks; yield each call's key with its value, in the order of the calls.
+
+        Calls are drawn from the iterable as the pool has room, so there may be very many. A call
+        that fails does not keep the others from running.
+
+        Args:
+            pool: the task pool.
+            calls: tuples of a key, a function and its arguments; the key is any object whose text
+                (``str``) is unique, and comes back as it is.
+
+        Raises:
+            UnitError: a call failed for good; after all others have run.
+
+        """
+        broken: TaskResult | None = None
+        waiting = iter(calls)
+        keys: deque[K] = deque()
+        ended: dict[str, TaskResult] = {}
+        running = 0
+        while True:
+            # always keep one task queued; otherwise `finished()` would return immediately
+            while (pool.has_room and len(ended) < _MOST_BUFFERED) or not running:
+                if (call := next(waiting, None)) is None:
+                    break
+                key, function, *arguments = call
+                pool.submit(str(key), function, *arguments)
+                keys.append(key)
+                running += 1
+            if not (results := self.finished(pool)):
+                break
+            running -= len(results)
+            ended |= {result.key: result for result in results}
+            while keys and str(keys[0]) in ended:
+                key = keys.popleft()
+                result = ended.pop(str(key))
+                if result.error is None:
+                    yield key, result.value
+                else:
+                    broken = broken or result
+        if broken is not None:
+            raise UnitError(broken.key, broken.kind or "error", broken.error or "")
+
+    def call(
+        self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False
+    ) -> Any:
+        """Run one function in a task, on a GPU where there is one, and return its value.
+
+        Raises:
+            UnitError: it failed, also when tried again.
+
+        """
+        from raypipe.pipeline.launcher import PoolOptions
+
+        gpus = float(on_gpu and any(node.gpus for node in self.session.nodes))
+        if gpus:
+            self.device = next(gpu.name for node in self.session.nodes for gpu in node.gpus)
+        with self.pool(PoolOptions(gpus=gpus)) as pool:
+            return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
+
+    def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
+        """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
+
+        Raises:
+            UnitError: the last attempt failed; the trial and its failures are recorded.
+
+        """
+        from raypipe.training.recovery import train_to_the_end
+
+        job = self.job(unit, task, settings)
+        resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
+        trial = 0 if resumed else min(settings.memory_trial, job.steps)
+        self.begin(job.steps)
+
+        def report(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                self.say(row)
+                return
+            self.session.trackers.log(unit.key, row)
+            note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
+            self.advance(row["step"], note)
+
+        def remark(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                self.say(row)
+
+        def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+            self.fail(unit.key, job.attempt, error.kind, error.message, outcome)
+            self.record_trial(job, status_of(error), {})
+            self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
+
+        def launch(job: TrainingJob) -> dict[str, Any]:
+            return self.session.launcher.train(job, remark if job.measured else report)
+
+        if trial:
+            asked = replace(job, measured=True, until=trial)
+            tried, outcome = train_to_the_end(asked, launch, on_failure)
+            peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
+            self.say(
+                f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
+                f"accumulation {tried.plan.accumulation}, {peak / 2**30:.3g} GiB at most"
+            )
+            job = replace(tried, measured=False, until=None)
+        job, outcome = train_to_the_end(job, launch, on_failure)
+        conform(self.run_dir, job.steps_table)
+        self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
+        self.record_trial(job, "succeeded", outcome)
+        self.finish(unit)
+
+    def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
+        """A unit as a training run on the devices there are."""
+        from raypipe.training.batching import BatchPlan
+        from raypipe.training.job import TrainingJob
+
+        training = settings.training
+        if training.micro_batch is None or training.accumulation is None:
+            raise ValueError(f"{unit.key}: the batch sizes were not resolved")
+        plan = BatchPlan(
+            training.micro_batch,
+            training.accumulation,
+            training.effective_batch or training.micro_batch * training.accumulation,
+            settings.scaling.most_workers,
+        )
+        gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
+        settings = settings.with_gpus(len(gpus))
+        self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
+        steps = self.session.tables["steps"]
+        return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir, steps)
+
+    def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
+        """The trial's row, as its last attempt left it."""
+        from raypipe.training.tables import trial_row
+
+        row = trial_row(job, self.stage.name, status, self.device, outcome)
+        self.ledger.put("trials", {job.trial_id: row})
+        self.session.trackers.end(job.trial_id, row)
+
+
+def is_done(ledger: Ledger, unit: Unit) -> bool:
+    """Whether a unit's result is stored, to its whole budget."""
+    stored = ledger.get("units", unit.key)
+    return (
+        stored is not None
+        and stored["status"] == "succeeded"
+        and stored["fingerprint"] == unit.fingerprint
+        and stored.get("budget", 0) >= unit.budget
+    )
+
+
+def status_of(error: UnitError) -> str:
+    """Return the status of a unit that ended with this error."""
+    return "out_of_memory" if error.kind == "out_of_memory" else "failed"
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text, cut to what fits on a line of the display."""
+    return text.strip().partition("\n")[0][:200]

@@ -1,0 +1,177 @@
+"""Experiment, stage and unit: the work of a configuration and its dependencies.
+
+- An **experiment** is a Python module with a variable ``EXPERIMENT``. Its settings are a pydantic
+  model whose fields are the sections of the YAML file.
+- ``stages`` turns validated settings into **stages** that need each other.
+- A stage holds **units**: pieces of work with one stored result each.
+- The framework composes each unit's **identity** (:mod:`raypipe.pipeline.identity`): a stored unit
+  with the same identity is not computed again, one with another identity is never overwritten.
+- A stage **reads** only the settings that its identity holds: ``context.settings`` has no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from raypipe.pipeline.context import StageContext
+    from raypipe.pipeline.identity import Identity
+    from raypipe.report.sections import Section
+    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.storage.tables import Column, Table
+    from raypipe.training.presets import Preset
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of work whose result is stored once, under its key.
+
+    Args:
+        key: the name in the run directory, such as ``train_small`` or ``lda/20news/ga/0``.
+        literals: plain values that decide the result in addition to settings and needs: the
+            fingerprint of the data, a seed, the name of a method. Never a path or an address.
+        needs: the stages whose results it uses; by default all that its stage needs.
+        budget: how much of the result is wanted, where more can be added later, such as the
+            evaluations of a study.
+        budget_key: the configuration key that sets the budget, for messages.
+        identity: composed by the framework.
+
+    """
+
+    key: str
+    literals: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, ...] | None = None
+    budget: int = 1
+    budget_key: str = ""
+    identity: Identity | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the identity. Raises ValueError before the framework composed it."""
+        if self.identity is None:
+            raise ValueError(f"unit {self.key}: its identity was not composed")
+        return self.identity.fingerprint
+
+
+@dataclass(frozen=True)
+class Training:
+    """The training of a stage: its section of the configuration, and the task.
+
+    ``build_task`` receives the settings that the stage reads, and the run directory with the
+    results of earlier stages. ``raypipe fit``, before which no stage ran, passes None: the task
+    then generates samples of the largest size. ``settings_view`` is set by the framework.
+    """
+
+    settings: TrainStageSettings
+    build_task: Callable[[Any, RunDirectory | None], TrainTask]
+    settings_view: Any = None
+
+    def task(self, run_dir: RunDirectory | None) -> TrainTask:
+        """Return the task for a run directory, or for none."""
+        return self.build_task(self.settings_view, run_dir)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A step of the experiment.
+
+    Args:
+        name: the stage; its settings are the section of this name.
+        run: does the units that are not finished; the context says which they are.
+        units: by default one, named after the stage. The framework finishes it when ``run``
+            returns.
+        needs: the stages whose results it uses.
+        reads: dotted keys of the settings that ``context.settings`` has; by default the stage's
+            own section and every section that is not another stage's.
+        workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
+        always_rerun: it summarizes other stages, and runs again after any of them ran.
+        training: the training run that it is, which a sweep can vary.
+        on_gpu: whether it works on GPUs, where there are any.
+
+    """
+
+    name: str
+    run: Callable[[StageContext], None]
+    units: Sequence[Unit] = ()
+    needs: tuple[str, ...] = ()
+    reads: tuple[str, ...] | None = None
+    workload: str = ""
+    always_rerun: bool = False
+    training: Training | None = None
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: its settings and stages, and what it adds to tables and report.
+
+    Args:
+        name: names run directories and rows.
+        version: part of every unit's identity; raise it when results change.
+        settings: the model of the configuration's sections.
+        stages: returns the stages; it may read data, and raises ``ConfigError`` (or any
+            ``ValueError``) for settings that cannot work.
+        report: returns its sections of the report from the tables.
+        presets: batch sizes published for some cards, which ``raypipe fit`` also prints.
+        tables: declarations of the tables that its stages write.
+        step_metrics: columns ``eval_...`` that its trainings add to the table ``steps``.
+
+    """
+
+    name: str
+    version: int
+    settings: type[BaseModel]
+    stages: Callable[[Any], Sequence[Stage]]
+    report: Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]] | None = None
+    presets: tuple[Preset, ...] = ()
+    tables: tuple[Table, ...] = ()
+    step_metrics: tuple[Column, ...] = ()
+
+
+def in_order(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages so that each follows what it needs, otherwise in the given order.
+
+    Raises:
+        ValueError: a need that is not a stage, a name used twice, or a cycle.
+
+    """
+    named = {stage.name: stage for stage in stages}
+    if len(named) != len(stages):
+        raise ValueError("two stages have the same name")
+    ordered: dict[str, Stage] = {}
+
+    def visit(stage: Stage, above: tuple[str, ...]) -> None:
+        if stage.name in ordered:
+            return
+        if stage.name in above:
+            raise ValueError(f"stages need each other: {' -> '.join((*above, stage.name))}")
+        for need in stage.needs:
+            if need not in named:
+                raise ValueError(f"stage {stage.name!r} needs {need!r}, which does not exist")
+            visit(named[need], (*above, stage.name))
+        ordered[stage.name] = stage
+
+    for stage in stages:
+        visit(stage, ())
+    return list(ordered.values())
+
+
+def with_needs(stages: Sequence[Stage], wanted: Sequence[str]) -> list[Stage]:
+    """Return the wanted stages and everything they need, in order."""
+    named = {stage.name: stage for stage in stages}
+    keep: set[str] = set()
+    pending = list(wanted)
+    while pending:
+        name = pending.pop()
+        if name not in keep:
+            keep.add(name)
+            pending += named[name].needs
+    return [stage for stage in in_order(stages) if stage.name in keep]

@@ -1,0 +1,169 @@
+"""Run the stages of a configuration: skip what is stored, launch the rest, record outcomes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from raypipe.errors import ConfigError, UnitError
+from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
+from raypipe.pipeline.experiment import Stage, in_order
+from raypipe.pipeline.scheduler import in_lanes
+from raypipe.provenance import now
+from raypipe.redaction import shown_traceback
+from raypipe.storage import tables
+from raypipe.storage.ledger import Ledger, Row
+
+log = logging.getLogger(__name__)
+
+
+def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
+    """Refuse a configuration that would alter stored results.
+
+    Raises:
+        ConfigError: the keys that differ, with the stored and the new value; or results of an
+            earlier raypipe, whose identities cannot be compared.
+
+    """
+    for stage in stages:
+        if stage.always_rerun:
+            continue
+        for unit in stage.units:
+            stored = ledger.get("units", unit.key)
+            if stored is None or unit.identity is None:
+                continue
+            if "shared" not in stored:
+                raise ConfigError(
+                    f"{where}: was made by raypipe 0.1, whose identities this version cannot "
+                    "compare; use another --run-dir, or continue it with raypipe 0.1 "
+                    "(`raypipe results` and `raypipe report` read it)"
+                )
+            shared = ledger.get(IDENTITIES, stored["shared"]) or {}
+            changes = (
+                {}
+                if stored["fingerprint"] == unit.fingerprint
+                else unit.identity.differences(stored, shared)
+            )
+            if stored["budget"] > unit.budget:
+                changes[unit.budget_key] = (stored["budget"], unit.budget)
+            if changes:
+                lines = [
+                    f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
+                ]
+                raise ConfigError(
+                    f"{where}: holds {unit.key} with other settings, which this command would "
+                    "alter; use another --run-dir, or take back:\n" + "\n".join(lines)
+                )
+
+
+def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
+    """Run the stages that are not finished; a failure stops only the stages that need it.
+
+    Where there are GPUs, stages that work on them run concurrently with the others, in threads;
+    otherwise one stage runs after the other, in this thread.
+
+    Returns:
+        None when all stages are finished, otherwise the first failure: its stage or unit and why.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
+
+    """
+    broken: dict[str, str] = {}
+    ran: set[str] = set()
+    ordered = in_order(stages)
+
+    def run(stage: Stage) -> None:
+        needs = [need for need in stage.needs if need in broken]
+        if needs:
+            broken[stage.name] = f"needs {', '.join(needs)}"
+            _record_stage(session, stage, "skipped", now(), 0.0, None)
+            session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
+            return
+        fresh = stage.always_rerun and any(need in ran for need in stage.needs)
+        if not fresh and all_stored([stage], session.ledger):
+            if (session.ledger.get("stages", stage.name) or {}).get("status") != "succeeded":
+                _record_stage(session, stage, "succeeded", now(), 0.0, None)
+                _write_tables(session)
+            session.display.say(f"{stage.name}: done before")
+            return
+        error = _run_stage(stage, session)
+        ran.add(stage.name)
+        if error is not None:
+            broken[stage.name] = error
+
+    if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
+        _write_tables(session)
+    open_lanes = {
+        s.on_gpu for s in ordered if s.always_rerun or not all_stored([s], session.ledger)
+    }
+    if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
+        in_lanes(ordered, run, session.launcher.interrupt)
+    else:
+        for stage in ordered:
+            run(stage)
+    first = next(iter(broken.items()), None)
+    return None if first is None else f"{first[0]}: {first[1]}"
+
+
+def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
+    """Whether every unit of these stages is finished."""
+    return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
+
+
+def _run_stage(stage: Stage, session: Session) -> str | None:
+    context = StageContext(stage, session)
+    started_at, clock = now(), time.monotonic()
+    status, message = "failed", None
+
+    try:
+        stage.run(context)
+        if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
+            context.finish(stage.units[0].key)
+        status = "succeeded"
+    except UnitError as error:
+        status, message = status_of(error), str(error)
+    except (KeyboardInterrupt, SystemExit):
+        status = "interrupted"
+        raise
+    except Exception as error:  # a stage may raise anything: it is recorded, the rest goes on
+        message = f"{type(error).__name__}: {error}"
+        trace = shown_traceback()
+        log.error("stage %s failed\n%s", stage.name, trace)  # noqa: TRY400
+        context.fail(stage.name, 1, "error", trace)
+    finally:
+        seconds = time.monotonic() - clock
+        _record_stage(session, stage, status, started_at, seconds, context)
+        session.display.end(stage.name, status, seconds)
+        _write_tables(session)
+    return message
+
+
+def _record_stage(
+    session: Session,
+    stage: Stage,
+    status: str,
+    started_at: str,
+    duration_s: float,
+    context: StageContext | None,
+) -> None:
+    """Record a stage's outcome; its duration includes earlier commands that did not finish it."""
+    earlier = session.ledger.get("stages", stage.name)
+    if earlier is not None and earlier["status"] != "succeeded":
+        duration_s += earlier["duration_s"]
+        started_at = earlier["started_at"]
+    row: Row = {
+        "stage": stage.name,
+        "status": status,
+        "started_at": started_at,
+        "duration_s": duration_s,
+        "device": context.device if context else None,
+        "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
+    }
+    session.ledger.put("stages", {stage.name: row})
+
+
+def _write_tables(session: Session) -> None:
+    with session.writing:  # otherwise an older table could replace a newer one
+        tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)

@@ -1,0 +1,86 @@
+"""Fingerprint of an experiment's source code: the modules of its package, and what they import.
+
+Changed source does not change identities, since most edits leave results as they are; a run that
+continues with other source says so (``--strict-code`` refuses).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from raypipe.pipeline.identity import fingerprint as hash_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """The hash of each source module of an experiment."""
+
+    modules: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of all modules."""
+        return hash_of(dict(self.modules))
+
+    def changes(self, earlier: Mapping[str, str]) -> list[str]:
+        """Return the modules that were edited, added or removed since, sorted."""
+        names = {*self.modules, *earlier}
+        return sorted(name for name in names if self.modules.get(name) != earlier.get(name))
+
+
+def source_of(module: str) -> Source:
+    """Return the source of an experiment's module.
+
+    It covers every module of its package, and the modules next to that package (of the same
+    top-level package, or of the same directory for a single file) that these import. raypipe and
+    installed packages are not part of it.
+    """
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return Source({})
+    file = Path(spec.origin)
+    package = file.parent if file.name == "__init__.py" else None
+    root = file.parents[module.count(".") + (package is not None)]
+    pending = deque(sorted(package.rglob("*.py")) if package is not None else [file])
+    found: dict[str, str] = {}
+    while pending:
+        path = pending.popleft()
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        if name in found or not path.is_file():
+            continue
+        content = path.read_bytes()
+        found[name] = hashlib.sha256(content).hexdigest()[:16]
+        for imported in _imports(content):
+            pending += _files(root, imported, module.partition(".")[0])
+    return Source(found)
+
+
+def _imports(content: bytes) -> Iterator[str]:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _files(root: Path, module: str, own: str) -> list[Path]:
+    """Return the files of a module below the root, unless it is installed or raypipe's."""
+    top = module.partition(".")[0]
+    if top == "raypipe" or top in sys.stdlib_module_names:
+        return []
+    if root.name in ("site-packages", "dist-packages") and top != own:
+        return []
+    base = root.joinpath(*module.split("."))
+    return [path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()]

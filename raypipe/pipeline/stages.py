@@ -1,0 +1,73 @@
+"""Stages common to all experiments: the hardware check and the training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from raypipe.pipeline.experiment import Stage, Training, Unit
+from raypipe.training.settings import TrainStageSettings
+
+if TYPE_CHECKING:
+    from raypipe.pipeline.context import StageContext
+    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.training.task import TrainTask
+
+
+def hardware_stage() -> Stage:
+    """Return the stage that reports the hardware of every node; no GPU is a note, not a failure."""
+    return Stage("hardware", _report_hardware, reads=(), workload="one look at every node")
+
+
+def _report_hardware(context: StageContext) -> None:
+    for row in context.ledger.rows("environment"):
+        if row["command_id"] != context.session.command_id:
+            continue
+        gpus = f"{row['gpu_count']} x {row['gpus']}" if row["gpus"] else "no GPU"
+        context.say(
+            f"{row['hostname']}: {gpus}, {row['cpus']} CPUs, "
+            f"{row['memory_bytes'] / 2**30:.0f} GiB, torch {row['torch']}, "
+            f"CUDA {row['cuda'] or 'none'}"
+        )
+        if row["gpus"]:
+            context.device = row["gpus"]
+
+
+def train_stage(
+    name: str,
+    settings: TrainStageSettings,
+    build_task: Callable[[Any, RunDirectory | None], TrainTask],
+    needs: tuple[str, ...] = (),
+    reads: tuple[str, ...] | None = None,
+    literals: Mapping[str, Any] | None = None,
+) -> Stage:
+    """Return a training stage; its weights are at ``run_dir.model(name)`` when it has run.
+
+    Args:
+        name: the stage, and the section of the configuration that holds its settings.
+        settings: that section.
+        build_task: as in :class:`~raypipe.pipeline.experiment.Training`.
+        needs: the stages before it.
+        reads: as in :class:`~raypipe.pipeline.experiment.Stage`.
+        literals: as in :class:`~raypipe.pipeline.experiment.Unit`.
+
+    """
+    trained = settings.training
+    length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"
+    return Stage(
+        name,
+        _train,
+        [Unit(name, literals or {})],
+        needs,
+        reads,
+        workload=f"{length} of {trained.effective_batch} samples",
+        training=Training(settings, build_task),
+        on_gpu=settings.scaling.gpus_per_worker != 0,
+    )
+
+
+def _train(context: StageContext) -> None:
+    (unit,), training = context.stage.units, context.stage.training
+    if training is None:
+        raise ValueError(f"{context.stage.name} is not a training stage")
+    context.train(unit, training.task(context.run_dir), training.settings)

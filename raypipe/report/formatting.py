@@ -1,0 +1,151 @@
+"""Formatting of numbers, durations, sizes and column names for readers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+from numbers import Integral, Real
+
+import pandas as pd
+
+MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
+_THIN_SPACE = "\u202f"  # does not break a line
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+_HEADINGS = {
+    "p_value": "p",
+    "p_holm": "p (Holm)",
+    "samples_per_s": "samples/s",
+    "gpu_util_mean": "GPU utilization",
+    "gpu_peak_bytes": "GPU memory, peak",
+}
+
+
+def number(value: float) -> str:
+    """Return four significant digits, integers in full, a power of ten below 1e-3 and above 1e7."""
+    if not math.isfinite(value):
+        return MISSING if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    size = abs(value)
+    if isinstance(value, Integral) and size < 1e15:
+        return _grouped(f"{int(value)}")
+    if value == 0:
+        return "0"
+    if 1e-3 <= size < 1e7:
+        decimals = max(0, 3 - math.floor(math.log10(size)))
+        text = f"{value:.{decimals}f}"
+        return _grouped(text.rstrip("0").rstrip(".") if "." in text else text)
+    return _scientific(value, 3)
+
+
+def power_of_ten(value: float) -> str:
+    """Return an exact power of ten as ``10⁵``, any other number with two digits: ``3.2·10⁴``."""
+    return _scientific(value, 1)
+
+
+def _scientific(value: float, decimals: int) -> str:
+    mantissa, exponent = f"{value:.{decimals}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """Return ``1776 ± 186``: two digits of the deviation, the mean to the same place."""
+    if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
+        tail = "" if math.isnan(deviation) else f" ± {number(deviation)}"
+        return number(mean) + tail
+    if max(abs(mean), deviation) >= 1e7 or deviation < 1e-4:
+        return f"{power_of_ten(mean)} ± {power_of_ten(deviation)}"
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
+
+
+def _grouped(text: str) -> str:
+    """Insert thin spaces between thousands, from five digits on."""
+    digits = text.lstrip("-").split(".")[0]
+    if len(digits) < 5:
+        return text
+    return text.replace(digits, f"{int(digits):,}".replace(",", _THIN_SPACE), 1)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units: ``39.8 ms``, ``5 min 10 s``, ``2 h 35 min``."""
+    if not math.isfinite(seconds):
+        return number(seconds)
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return an amount with its SI prefix and three significant digits: ``212 kJ``, ``1.2 k``."""
+    if not math.isfinite(value):
+        return number(value)
+    power = 0
+    while abs(value) >= 999.5 and power < len(_PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {_PREFIXES[power]}{unit}"
+
+
+def bytes_text(size: float) -> str:
+    """Return an amount of memory in binary units: ``39.4 GiB``, ``212 MiB``."""
+    if not math.isfinite(size):
+        return number(size)
+    mebibytes = size / 2**20
+    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
+
+
+def probability(p: float) -> str:
+    """Return a p-value with its sign and two significant digits: ``= 0.013``, ``< 0.0001``."""
+    if math.isnan(p):
+        return MISSING
+    return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
+
+
+def cell(column: str, value: object) -> str:
+    """Return the text of a table cell; the column's name gives the unit (``_s``, ``_bytes``)."""
+    if value is None or value is pd.NaT or value is pd.NA:
+        return MISSING
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    amount = int(value) if isinstance(value, Integral) else float(value)
+    base = re.sub(r"_(mean|std|min|max|median)$", "", column)
+    return next(write for suffix, write in _WRITERS.items() if base.endswith(suffix))(amount)
+
+
+#: the formatter of a column by the end of its name
+_WRITERS: dict[str, Callable[[float], str]] = {
+    "_per_s": number,
+    "_s": duration,
+    "_bytes": bytes_text,
+    "_j": lambda joules: quantity(joules, "J"),
+    "power_w": lambda watts: quantity(watts, "W"),
+    "util": lambda percent: f"{percent:.0f} %" if math.isfinite(percent) else MISSING,
+    "p_value": lambda p: probability(p).removeprefix("= "),
+    "p_holm": lambda p: probability(p).removeprefix("= "),
+    "": number,
+}
+
+
+def heading(column: str) -> str:
+    """Return a column's name for readers: without its unit, which the cells show."""
+    if column in _HEADINGS:
+        return _HEADINGS[column]
+    base, statistic = column, ""
+    if match := re.match(r"(.+)_(mean|std|min|max|median)$", column):
+        base, statistic = match[1], f" ({match[2]})"
+    base = re.sub(r"(?<!_per)_(s|bytes|w|j)$", "", base) if base != "kendalls_w" else base
+    return base.replace("_", " ") + statistic

@@ -1,0 +1,1 @@
+"""Storage: run directories, the ledger, locks, tables, artifacts and caches."""

@@ -1,0 +1,247 @@
+"""Results tables: declarations, atomic writing and reading of Parquet.
+
+A table is a folder of Parquet files below ``results/``; most have one file, ``steps`` and
+``gpu_samples`` one per training run. Every file of a table has all declared columns. The ledger is
+the durable record; the tables derive from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+import pandas as pd
+import pyarrow as pa
+
+from raypipe.errors import ConfigError
+from raypipe.storage import parquet
+from raypipe.storage.ledger import INTERNAL, Ledger, Row
+from raypipe.storage.run_directory import RunDirectory
+
+_TYPES = {
+    "text": pa.string(),
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+}
+_VALUES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "integer": (int,),
+    "real": (int, float),
+    "boolean": (bool,),
+    "time": (str,),
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a results table: its type, a line of meaning, and the unit of its values."""
+
+    name: str
+    type: Literal["text", "integer", "real", "boolean", "time"]
+    meaning: str
+    unit: str = ""
+
+
+#: columns that the framework adds to every table
+RUN_ID = Column("run_id", "text", "The run; the same for all rows of a run directory.")
+COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The declaration of a results table, at the place that produces it.
+
+    Args:
+        name: the folder below ``results/``.
+        row: what one row is.
+        columns: the columns that every file of the table has, whatever its rows.
+        partitioned: whether each training run writes a file of its own.
+        internal: keys of its rows in the ledger that are not columns.
+
+    """
+
+    name: str
+    row: str
+    columns: tuple[Column, ...] = ()
+    partitioned: bool = False
+    internal: tuple[str, ...] = ()
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns in their order, with those that the framework adds."""
+        return (RUN_ID, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
+
+    def extended(self, columns: Sequence[Column]) -> Table:
+        """Return the table with further columns."""
+        known = {column.name for column in self.columns}
+        more = (column for column in columns if column.name not in known)
+        return replace(self, columns=(*self.columns, *more))
+
+
+def by_name(tables: Iterable[Table]) -> dict[str, Table]:
+    """Return declarations by the names of their tables."""
+    return {table.name: table for table in tables}
+
+
+def write_table(
+    run_dir: RunDirectory, table: Table, rows: Sequence[Row], run_id: str, partition: str = "data"
+) -> None:
+    """Replace one file of a table by these rows, atomically.
+
+    Raises:
+        TypeError: the value of a declared column has another type.
+
+    """
+    content = parquet.to_bytes(_to_arrow(table, rows, run_id))
+    run_dir.write(run_dir.partition(table.name, partition), content)
+
+
+def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
+    """Return the tables that are one file: those declared, and undeclared ones with rows."""
+    tables = [table for table in declared.values() if not table.partitioned]
+    others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
+    return [*tables, *(Table(name, "") for name in others)]
+
+
+def write_tables(
+    run_dir: RunDirectory, ledger: Ledger, declared: Mapping[str, Table], run_id: str
+) -> None:
+    """Write all tables that are one file from the ledger."""
+    for table in single_tables(ledger, declared):
+        write_table(run_dir, table, ledger.rows(table.name), run_id)
+
+
+def conform(run_dir: RunDirectory, table: Table) -> None:
+    """Give all files of a table the same columns, where a training run wrote undeclared ones."""
+    folder = run_dir.table(table.name)
+    files = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
+    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
+    schemas = [part.schema for part in parts.values()]
+    if all(schema.equals(schemas[0]) for schema in schemas):
+        return
+    unified = pa.unify_schemas(schemas, promote_options="permissive")
+    for name, part in parts.items():
+        missing = [field for field in unified if field.name not in part.column_names]
+        for field in missing:
+            part = part.append_column(field, pa.nulls(len(part), field.type))
+        run_dir.write(
+            f"{folder}/{name}", parquet.to_bytes(part.select(unified.names).cast(unified))
+        )
+
+
+def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
+    """Return one file of a table, such as the ``steps`` of a training run.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    return _read_frame(run_dir.partition(table, partition), run_dir)
+
+
+def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
+    """Return the rows of one file of a table, without null values; none if it is missing.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    if not run_dir.exists(run_dir.partition(table, partition)):
+        return []
+    rows = _read_file(run_dir.partition(table, partition), run_dir).drop([RUN_ID.name]).to_pylist()
+    return [{k: value for k, value in row.items() if value is not None} for row in rows]
+
+
+def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
+    """Return a whole table, all its files; empty if it was not written yet.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    parts: list[pd.DataFrame] = []
+    for name in run_dir.list(run_dir.table(table)):
+        if not name.endswith(".parquet"):
+            continue
+        parts.append(_read_frame(f"{run_dir.table(table)}/{name}", run_dir))
+    parts = [part for part in parts if len(part)] or parts[:1]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
+
+
+def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
+    """Return every table of a run directory, by name."""
+    return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
+
+
+def _read_frame(path: str, run_dir: RunDirectory) -> pd.DataFrame:
+    table = _read_file(path, run_dir)
+    with _reading(path):
+        frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def _read_file(path: str, run_dir: RunDirectory) -> pa.Table:
+    with _reading(path):
+        return parquet.from_bytes(run_dir.read(path))
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
+        advice = "run the configuration again with this run directory: it is written anew"
+        if PurePath(path).name != "data.parquet":
+            advice = "what it held is lost, the results are in the other tables"
+        raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error
+
+
+def _to_arrow(table: Table, rows: Sequence[Row], run_id: str) -> pa.Table:
+    arrays = {}
+    for column in table.all_columns:
+        if column is RUN_ID:
+            arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
+        else:
+            arrays[column.name] = _declared(table.name, column, [r.get(column.name) for r in rows])
+    undeclared = dict.fromkeys(
+        name for row in rows for name in row if name not in arrays and name not in table.internal
+    )
+    for name in undeclared:
+        arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
+    return pa.table(arrays)
+
+
+def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
+    """Return the values of a declared column. Raises TypeError."""
+    allowed = _VALUES[column.type]
+    for value in values:
+        if value is not None and (
+            not isinstance(value, allowed) or (isinstance(value, bool) and column.type != "boolean")
+        ):
+            raise TypeError(
+                f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
+                f"{column.type}"
+            )
+    if column.type == "time":  # ISO 8601, with or without a fraction of a second
+        times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
+        return pa.array(times, _TYPES["time"])
+    return pa.array(values, _TYPES[column.type])
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array:
+    """Return numbers, truth values or text; text if types are mixed, numbers if all are null."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if value is None else str(value) for value in values])
+    return array.cast(pa.float64()) if pa.types.is_null(array.type) else array
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list | tuple) else value

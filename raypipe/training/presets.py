@@ -1,0 +1,43 @@
+"""Batch sizes that were published for a card, which nobody measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from raypipe.storage.ledger import Row
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Samples a forward for a model on a card: to train, to evaluate, to generate."""
+
+    card: str
+    gpu_memory_gb: float
+    model: str
+    micro_batch: int
+    accumulation: int
+    eval_batch: int
+    inference_batch: int
+
+
+def published(presets: Iterable[Preset], memory_bytes: int | None) -> list[Row]:
+    """The presets of the largest card that has no more memory than this one, as rows of a fit.
+
+    Without a GPU, or on one smaller than every card, there are none.
+    """
+    gigabytes = 0.0 if memory_bytes is None else memory_bytes / 1e9
+    fitting = [preset for preset in presets if preset.gpu_memory_gb <= gigabytes]
+    largest = max((preset.gpu_memory_gb for preset in fitting), default=None)
+    return [
+        {
+            "stage": preset.model,
+            "micro_batch": preset.micro_batch,
+            "accumulation": preset.accumulation,
+            "failed": False,
+            "note": f"published for {preset.card}, not measured: evaluate {preset.eval_batch}, "
+            f"generate {preset.inference_batch} at a time",
+        }
+        for preset in fitting
+        if preset.gpu_memory_gb == largest
+    ]

@@ -1,0 +1,26 @@
+"""Stages of tests that belong to no experiment, with the identities that they would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raypipe.config.settings import Settings
+from raypipe.pipeline import runner
+from raypipe.pipeline.context import Session
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.identity import compose
+from raypipe.storage.ledger import Ledger
+
+NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])
+
+
+def composed(stages: Sequence[Stage]) -> list[Stage]:
+    return compose(NOTHING, Settings(), stages)
+
+
+def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
+    return runner.run_stages(composed(stages), session)
+
+
+def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
+    runner.refuse_changes(ledger, composed(stages), where)

@@ -1,0 +1,548 @@
+"""Trackers, read back with the packages' own readers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe import tracking
+from raypipe.errors import ConfigError
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.tracking import TrackerName, check, finite_numbers, flat, open_trackers
+
+PROJECT = Path(__file__).resolve().parents[2]
+ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
+HERE = [name for name in ALL if all(map(tracking._is_installed, tracking._PACKAGES[name]))]
+TRIAL, OTHER = "sweep/train_small/0123456789ab", "train_large"
+CONFIGURATION = {
+    "train_small": {"training": {"micro_batch": 1, "steps": 12}},
+    "data": {"hub_token": "hf_abcdef", "source": "s3://me:pa55@bucket/x"},
+}
+OUTCOME = {
+    "trial_id": TRIAL,
+    "stage": "sweep",
+    "status": "succeeded",
+    "point": {"train_small.training.micro_batch": 8, "train_small.training.precision": "bf16"},
+    "micro_batch": 8,
+    "precision": "bf16",
+    "compile": False,
+    "steps": 12,
+    "samples_per_s": 123.0,
+    "energy_j": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("MLFLOW_", "WANDB_")):
+            monkeypatch.delenv(name)
+    # set here, what open_trackers sets is taken back after each test
+    for name, value in (tracking._ENVIRONMENT | quiet(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+
+
+def quiet(folder: Path) -> dict[str, str]:
+    """Where W&B keeps what is not of the run."""
+    return {f"WANDB_{kind}_DIR": str(folder / kind) for kind in ("CACHE", "CONFIG", "DATA")}
+
+
+def row(step: int, trial_id: str = TRIAL, speed: float = 10.0) -> dict[str, Any]:
+    return {
+        "trial_id": trial_id,
+        "step": step,
+        "phase": "main",
+        "lr": 0.1,
+        "loss": 1 / step,
+        "samples_per_s": speed,
+        "grad_norm": math.nan if step == 2 else 1.0,
+        "eval_p@1": 0.5 if step % 2 == 0 else None,
+    }
+
+
+def losses(steps: range) -> dict[int, float]:
+    return {step: 1 / step for step in steps}
+
+
+# reading what was written
+
+
+def tensorboard_curve(run: RunDirectory, trial_id: str, metric: str) -> dict[int, float]:
+    curve = [(event.step, event.value) for event in tensorboard(run, trial_id).Scalars(metric)]
+    assert len(curve) == len(dict(curve)), "a step came twice"
+    return {step: pytest.approx(value) for step, value in curve}
+
+
+def tensorboard(run: RunDirectory, trial_id: str) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = run.path("tracking", "tensorboard", trial_id.replace("/", "-"))
+    return EventAccumulator(folder).Reload()
+
+
+def mlflow_runs(run: RunDirectory, experiment: str = "quick") -> tuple[Any, dict[str, Any]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{run.path('tracking', 'mlflow.db')}")
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    runs = {entry.data.tags["raypipe.trial_id"]: entry for entry in found}
+    assert len(runs) == len(found), "a trial has two runs"
+    return client, runs
+
+
+def mlflow_curve(run: RunDirectory, trial_id: str, metric: str) -> dict[int, float]:
+    client, runs = mlflow_runs(run)
+    history = client.get_metric_history(runs[trial_id].info.run_id, metric)
+    curve = [(entry.step, entry.value) for entry in history]
+    assert len(curve) == len(dict(curve)), "a step came twice"
+    return dict(curve)
+
+
+@dataclass
+class WandbRun:
+    """The records of a file that ``wandb sync`` would send."""
+
+    id: str
+    name: str
+    group: str
+    project: str
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    exit_code: int | None
+
+    def curve(self, metric: str) -> dict[int, float]:
+        steps = [entry["_step"] for entry in self.history]
+        assert len(steps) == len(set(steps)), "a step came twice"
+        return {entry["_step"]: entry[metric] for entry in self.history if metric in entry}
+
+
+def wandb_runs(run: RunDirectory) -> dict[str, WandbRun]:
+    files = list(Path(run.path("tracking", "wandb")).glob("*/run-*.wandb"))
+    runs = {found.name: found for found in map(wandb_run, files)}
+    assert len(runs) == len(files), "a trial has two files"
+    return runs
+
+
+def wandb_run(file: Path) -> WandbRun:
+    found = WandbRun("", "", "", "", {}, {}, [], None)
+    for record in wandb_records(file.read_bytes()):
+        if record.HasField("run"):
+            found.id, found.name = record.run.run_id, record.run.display_name
+            found.group, found.project = record.run.run_group, record.run.project
+            found.config |= values(record.run.config.update)
+        elif record.HasField("config"):
+            found.config |= values(record.config.update)
+        elif record.HasField("summary"):
+            found.summary |= values(record.summary.update)
+        elif record.HasField("history"):
+            found.history.append(values(record.history.item))
+        elif record.HasField("exit"):
+            found.exit_code = record.exit.exit_code
+    return found
+
+
+def values(items: Any) -> dict[str, Any]:
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+def wandb_records(content: bytes) -> Iterator[Any]:
+    """The records of LevelDB's log format, which has them in pieces within blocks of 32 KiB."""
+    from wandb.proto import wandb_internal_pb2
+
+    assert content.startswith(b":W&B")
+    position, whole = 7, b""
+    while position + 7 <= len(content):
+        rest_of_block = 32768 - position % 32768
+        if rest_of_block < 7:
+            position += rest_of_block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, position)
+        whole += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+
+
+# a run whose driver is killed, and is continued in a new process
+
+PROCESS = """
+import os, signal, socket, sys
+from pathlib import Path
+
+def connect(sock, address, reach=socket.socket.connect):
+    assert sock.family == socket.AF_UNIX or address[0] in ("127.0.0.1", "localhost"), address
+    return reach(sock, address)
+
+socket.socket.connect = connect
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
+from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.tracking import open_trackers
+
+run = RunDirectory.at(sys.argv[3])
+with open_trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
+    if sys.argv[4] == "killed":
+        for step in range(1, 7):
+            trackers.log(TRIAL, row(step))
+            trackers.log(OTHER, row(step, OTHER))
+        trackers.end(OTHER, {"stage": OTHER, "status": "out_of_memory", "micro_batch": 8})
+        results.write_table(run, STEPS, [row(step) for step in (1, 2, 3)], "quick-1", TRIAL)
+        os.kill(os.getpid(), signal.SIGKILL)
+    for start in (4, 8):  # from the checkpoint at step 3; once more from one at step 7
+        for step in range(start, 11):
+            trackers.log(TRIAL, row(step, speed=20.0))
+    trackers.log(TRIAL, row(11)), trackers.log(TRIAL, row(12))
+    trackers.end(TRIAL, OUTCOME)
+    results.write_table(run, STEPS, [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
+    for step in (7, 8):
+        trackers.log(OTHER, row(step, OTHER))
+    trackers.end(OTHER, {"stage": OTHER, "status": "succeeded", "micro_batch": 4, "steps": 8})
+    trackers.log("interrupted", row(1))
+"""
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    if not HERE:
+        pytest.skip("no tracker is installed: pip install 'raypipe-runner[tracking]'")
+    folder = tmp_path_factory.mktemp("continued")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MLFLOW_", "WANDB_"))}
+    for how, code in (("killed", -signal.SIGKILL), ("continued", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, PROJECT, Path(__file__).parent, folder / "run", how],
+            capture_output=True,
+            text=True,
+            env=kept | quiet(folder),
+            cwd=folder,
+        )
+        assert done.returncode == code, done.stderr
+        assert done.stdout + done.stderr == "", "a package says something, or a tracker failed"
+    return RunDirectory.at(folder / "run")
+
+
+def needs(name: TrackerName) -> pytest.MarkDecorator:
+    missing = name not in HERE
+    return pytest.mark.skipif(
+        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
+    )
+
+
+@needs("tensorboard")
+def test_tensorboard_shows_each_step_once(continued):
+    assert tensorboard_curve(continued, TRIAL, "loss") == losses(range(1, 13))
+    speeds = tensorboard_curve(continued, TRIAL, "samples_per_s")
+    assert speeds == {step: 20.0 if 4 <= step <= 10 else 10.0 for step in range(1, 13)}
+    assert 2 not in tensorboard_curve(continued, TRIAL, "grad_norm")  # it was no number
+    assert tensorboard_curve(continued, TRIAL, "eval_p@1") == dict.fromkeys(range(2, 13, 2), 0.5)
+    assert tensorboard_curve(continued, OTHER, "loss") == losses(range(1, 9))
+
+
+@needs("tensorboard")
+def test_tensorboard_has_hyperparameters_and_outcome(continued):
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    def session(trial_id: str) -> tuple[dict[str, Any], int]:
+        content = tensorboard(continued, trial_id).summary_metadata
+        start, end = (
+            HParamsPluginData.FromString(content[f"_hparams_/session_{part}"].plugin_data.content)
+            for part in ("start_info", "end_info")
+        )
+        chosen = start.session_start_info.hparams
+        found = {name: getattr(v, v.WhichOneof("kind")) for name, v in chosen.items()}
+        return found, end.session_end_info.status
+
+    chosen, outcome = session(TRIAL)
+    assert outcome == Status.STATUS_SUCCESS
+    assert chosen == {
+        "train_small.training.micro_batch": 8.0,
+        "train_small.training.precision": "bf16",
+        "stage": "sweep",
+        "status": "succeeded",
+        "micro_batch": 8.0,
+        "precision": "bf16",
+        "compile": False,
+    }
+    assert session("interrupted") == ({"status": "interrupted"}, Status.STATUS_FAILURE)
+    assert tensorboard_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
+    (text,) = tensorboard(continued, TRIAL).Tensors("configuration/text_summary")
+    assert b"train_small.training.steps: 12" in text.tensor_proto.string_val[0]
+
+
+@needs("mlflow")
+def test_mlflow_shows_each_step_once(continued):
+    assert mlflow_curve(continued, TRIAL, "loss") == losses(range(1, 13))
+    assert 2 not in mlflow_curve(continued, TRIAL, "grad_norm")
+    assert mlflow_curve(continued, TRIAL, "eval_p_1") == dict.fromkeys(range(2, 13, 2), 0.5)
+    assert mlflow_curve(continued, OTHER, "loss") == losses(range(1, 9))
+    assert mlflow_curve(continued, TRIAL, "final/samples_per_s") == {12: 123.0}
+
+
+@needs("mlflow")
+def test_mlflow_has_parameters_and_outcome(continued):
+    _, runs = mlflow_runs(continued)
+    states = {trial_id: entry.info.status for trial_id, entry in runs.items()}
+    assert states == {TRIAL: "FINISHED", OTHER: "FINISHED", "interrupted": "KILLED"}
+    assert runs[TRIAL].info.run_name == TRIAL
+    assert runs[TRIAL].data.params == {
+        "train_small.training.micro_batch": "8",  # of the point, not of the configuration
+        "train_small.training.steps": "12",
+        "train_small.training.precision": "bf16",
+        "data.hub_token": "***",
+        "data.source": "s3://***@bucket/x",
+        "stage": "sweep",
+        "micro_batch": "8",
+        "precision": "bf16",
+        "compile": "False",
+    }
+    # the first attempt, out of memory with 8, made the parameter
+    other = runs[OTHER].data
+    assert (other.params["micro_batch"], other.tags["raypipe.micro_batch"]) == ("8", "4")
+    assert other.tags["raypipe.status"] == "succeeded"
+
+
+@needs("wandb")
+def test_wandb_has_each_step_once_in_one_file(continued):
+    runs = wandb_runs(continued)
+    assert set(runs) == {TRIAL, OTHER, "interrupted"}
+    assert runs[TRIAL].curve("loss") == losses(range(1, 13))
+    assert 2 not in runs[TRIAL].curve("grad_norm")
+    assert runs[TRIAL].curve("eval_p@1") == dict.fromkeys(range(2, 13, 2), 0.5)
+    assert runs[OTHER].curve("loss") == losses(range(1, 9))
+
+
+@needs("wandb")
+def test_wandb_has_configuration_and_outcome(continued):
+    runs = wandb_runs(continued)
+    assert {(found.project, found.group) for found in runs.values()} == {("quick", "quick-1")}
+    assert len({found.id for found in runs.values()}) == 3
+    found = runs[TRIAL]
+    assert (
+        found.config.items()
+        >= {
+            "train_small.training.micro_batch": 8,
+            "train_small.training.steps": 12,
+            "data.hub_token": "***",
+            "compile": False,
+        }.items()
+    )
+    assert (found.summary["status"], found.summary["final/samples_per_s"]) == ("succeeded", 123.0)
+    codes = {trial_id: entry.exit_code for trial_id, entry in runs.items()}
+    assert codes == {TRIAL: 0, OTHER: 0, "interrupted": 1}
+
+
+def test_no_secret_is_in_any_file(continued):
+    files = [file for file in Path(continued.path("tracking")).rglob("*") if file.is_file()]
+    assert len(files) > len(HERE)
+    for file in files:
+        content = file.read_bytes()
+        assert b"hf_abcdef" not in content, file
+        assert b"pa55" not in content, file
+
+
+def test_everything_lies_under_tracking(continued):
+    beside = {path.name for path in Path(continued.path()).parent.iterdir()}
+    assert beside <= {"run", "CACHE", "CONFIG", "DATA"}
+    assert {path.name for path in Path(continued.path()).iterdir()} == {"tracking", "results"}
+
+
+# a tracker that fails
+
+
+class Broken:
+    """Fails at the second step."""
+
+    def __init__(self, target: Any, trial_id: str) -> None:
+        self.steps: list[int] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(step)
+        if step == 2:
+            raise OSError(28, "No space left on device: http://me:pa55@server")
+
+    def end(self, *outcome: Any) -> None:
+        raise AssertionError("it was given up")
+
+
+class Kept(Broken):
+    """Fails never, and keeps what it was told."""
+
+    made: list[Kept]
+
+    def __init__(self, target: Any, trial_id: str) -> None:
+        super().__init__(target, trial_id)
+        self.made.append(self)
+        self.ended: list[str] = []
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def end(self, status: str, *outcome: Any) -> None:
+        self.ended.append(status)
+
+
+def test_a_failing_tracker_is_given_up_and_the_others_go_on(run, monkeypatch, caplog):
+    Kept.made = []
+    monkeypatch.setattr(tracking, "_load", {"mlflow": Broken, "tensorboard": Kept}.__getitem__)
+    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    with open_trackers(["mlflow", "tensorboard"], run, "quick-1", "quick", {}) as trackers:
+        for step in (1, 2, 3):
+            trackers.log("a", row(step))
+        trackers.end("a", {"status": "succeeded"})
+        trackers.log("b", row(1))
+    assert [(kept.steps, kept.ended) for kept in Kept.made] == [
+        ([1, 2, 3], ["succeeded"]),
+        ([1], ["interrupted"]),
+    ]
+    (warning,) = caplog.messages
+    assert "mlflow failed" in warning
+    assert "No space left" in warning
+    assert "pa55" not in warning
+
+
+def test_an_interrupt_is_not_taken_for_a_failure(run, monkeypatch):
+    class Interrupted(Kept):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise KeyboardInterrupt
+
+    Kept.made = []
+    monkeypatch.setattr(tracking, "_load", lambda name: Interrupted)
+    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        open_trackers(["wandb"], run, "quick-1", "quick", {}) as trackers,
+    ):
+        trackers.log("a", row(1))
+    assert [kept.ended for kept in Kept.made] == [["interrupted"]]
+
+
+@needs("mlflow")
+def test_a_server_that_is_down_is_a_warning(remote, monkeypatch, caplog):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with open_trackers(["mlflow"], remote, "quick-1", "quick", {}) as trackers:
+        for step in (1, 2):
+            trackers.log("a", row(step))
+    assert [record.getMessage().count("mlflow failed") for record in caplog.records] == [1]
+    assert not remote.exists(remote.path("tracking"))
+
+
+@needs("mlflow")
+def test_the_server_of_the_environment_is_used(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/server.db")
+    monkeypatch.chdir(tmp_path)
+    with open_trackers(["mlflow"], run, "quick-1", "quick", {}) as trackers:
+        trackers.log("a", row(1))
+    assert Path(tmp_path, "server.db").exists()
+    assert not run.exists(run.path("tracking"))
+
+
+# what is refused before anything starts
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_missing_package_is_named(run, name, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+    with pytest.raises(
+        ConfigError, match=rf"{name} needs {name}.*pip install 'raypipe-runner\[tracking\]'"
+    ):
+        check([name], run)
+    with pytest.raises(ConfigError), open_trackers([name], run, "quick-1", "quick", {}):
+        pass
+    assert not Path(run.location).exists()
+
+
+def test_a_folder_is_no_package(run, tmp_path, monkeypatch):
+    (tmp_path / "left_by_runs").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(tracking._PACKAGES, "wandb", ("left_by_runs",))
+    with pytest.raises(ConfigError, match="wandb needs left_by_runs"):
+        check(["wandb"], run)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "value", "hint"),
+    [
+        ("tensorboard", None, None, "local run directory"),
+        ("mlflow", "MLFLOW_TRACKING_URI", "http://127.0.0.1:9", "set MLFLOW_TRACKING_URI"),
+        ("wandb", "WANDB_MODE", "online", "set WANDB_MODE=online"),
+    ],
+)
+def test_a_remote_run_directory_needs_a_server(remote, name, variable, value, hint, monkeypatch):
+    monkeypatch.setattr(tracking, "_is_installed", lambda package: True)
+    with pytest.raises(ConfigError, match=hint):
+        check([name], remote)
+    if variable is not None:
+        monkeypatch.setenv(variable, value)
+        check([name], remote)
+
+
+def test_checking_loads_no_tracker():
+    code = (
+        "import sys\n"
+        "from raypipe.storage.run_directory import RunDirectory\n"
+        "from raypipe.tracking import check\n"
+        f"check({HERE}, RunDirectory.at('x'))\n"
+        "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "
+        "if name in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+# values
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"a": {"b": {"c": 1}}, "d": None}, {"a.b.c": 1}),
+        ({"a": [1, 2], "b": [], "c": {}}, {"a": "[1, 2]", "b": "[]"}),
+        ({"phases": [{"steps": 3}, {"steps": 4}]}, {"phases.0.steps": 3, "phases.1.steps": 4}),
+        ({"a": {"api_key": "x", "AWS_SECRET_ACCESS_KEY": "y"}}, None),
+        ({"a": [{"password": "x"}], "b": {"credentials": {"user": "y"}}}, None),
+        ({"hub.token": "x", "urls": ["https://x:y@host/p"]}, None),
+        (
+            {"max_tokens": 5, "tokenizer": "bpe", "key": "k"},
+            {"max_tokens": 5, "tokenizer": "bpe", "key": "k"},
+        ),
+    ],
+)
+def test_settings_are_flat_and_free_of_secrets(given, expected):
+    found = flat(given)
+    if expected is not None:
+        assert found == expected
+    else:
+        assert "***" in str(found)
+        assert not {"x", "y", "https://x:y@host/p"} & {
+            str(value).strip('[]"') for value in found.values()
+        }
+
+
+def test_metrics_are_finite_numbers():
+    import numpy as np
+
+    given = {
+        "a": 1,
+        "b": np.float32(0.5),
+        "c": math.inf,
+        "d": True,
+        "e": "1",
+        "f": None,
+        "g": np.int64(3),
+    }
+    assert finite_numbers(given) == {"a": 1.0, "b": 0.5, "g": 3.0}

@@ -1,0 +1,139 @@
+"""The rules of the house that hold for every file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+ENTRIES = {path.name for path in (PROJECT / "raypipe").iterdir()}
+MODULES = sorted((PROJECT / "raypipe").rglob("*.py"))
+
+
+#: packages and small modules from the top to the bottom; an import points to a later line
+ORDER = (
+    ("__main__",),
+    ("cli",),
+    ("commands",),
+    ("launch",),
+    ("sweep",),
+    ("pipeline",),
+    ("report", "tracking", "training", "datasets"),
+    ("config",),
+    ("storage",),
+    ("faults", "provenance", "stats"),
+    ("hardware", "redaction"),
+    ("errors",),
+)
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+#: what a phase of TELEClass may share with another one lies next to the phases
+PHASES = PROJECT / "experiments" / "teleclass" / "phases"
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every imported module, also of imports inside functions and of those for types alone."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative imports hide where a name comes from"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def packages(file: Path) -> set[str]:
+    """The top-level packages that a module imports."""
+    return {name.partition(".")[0] for name in imports(file)}
+
+
+def room(module: str) -> str:
+    """The package or small module of raypipe that a dotted name lies in."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def test_imports_point_downward() -> None:
+    found = {name.removesuffix(".py") for name in ENTRIES}
+    assert found - {"__pycache__", "__init__", "py.typed"} == set(RANK)
+    upward = []
+    for file in MODULES:
+        own = file.relative_to(PROJECT / "raypipe").parts[0].removesuffix(".py")
+        for name in imports(file) if own in RANK else ():
+            other = room(name) if name.startswith("raypipe.") else ""
+            if other in RANK and other != own and RANK[other] < RANK[own]:
+                upward.append(f"{file.relative_to(PROJECT)} imports {name}")
+    assert upward == []
+
+
+def test_raypipe_has_at_most_twenty_entries() -> None:
+    entries = ENTRIES - {"__pycache__"}
+    assert len(entries) <= 20, sorted(entries)
+
+
+def test_raypipe_knows_no_experiment() -> None:
+    assert len(MODULES) > 30
+    assert [str(file) for file in MODULES if "experiments" in packages(file)] == []
+
+
+def test_no_phase_imports_another_phase() -> None:
+    phases = {file.stem: file for file in PHASES.glob("*.py") if file.stem != "__init__"}
+    assert len(phases) >= 5
+    for name, file in phases.items():
+        others = {f"experiments.teleclass.phases.{other}" for other in phases if other != name}
+        assert others & set(imports(file)) == set(), name
+
+
+def test_only_the_launchers_import_ray() -> None:
+    users = {file for file in MODULES if "ray" in packages(file)}
+    assert users
+    assert {file.relative_to(PROJECT / "raypipe").parts[0] for file in users} == {"launch"}
+
+
+@pytest.mark.parametrize("module", ["raypipe", "raypipe.pipeline", "raypipe.pipeline.launcher"])
+def test_importing_the_api_changes_no_environment_variable(module: str) -> None:
+    code = f"import os; old = dict(os.environ); import {module}; assert dict(os.environ) == old"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("folder", ["raypipe", "experiments"])
+def test_modules_can_be_read_in_a_sitting(folder: str) -> None:
+    long = {
+        str(file.relative_to(PROJECT)): lines
+        for file in (PROJECT / folder).rglob("*.py")
+        if (lines := len(file.read_text(encoding="utf-8").splitlines())) > 400
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import raypipe",
+        "import sys; sys.argv = ['raypipe', '--help']\n"
+        "from raypipe.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as done: assert not done.code",
+        "import raypipe.launch.job_mailbox, raypipe.launch.task  # in processes that may need none",
+    ],
+)
+def test_help_and_small_processes_are_quick(code: str) -> None:
+    """Loading torch or ray takes seconds."""
+    heavy = ["torch", "ray", "pandas", "pyarrow", "matplotlib", "sklearn"]
+    shown = f"\nimport json, sys; print(json.dumps([m for m in {heavy} if m in sys.modules]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + shown], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_every_name_of_the_public_api_can_be_imported() -> None:
+    import raypipe
+
+    assert all(getattr(raypipe, name) is not None for name in raypipe.__all__)
+    assert {name for names in raypipe._MODULES.values() for name in names} < set(raypipe.__all__)
