@@ -16,17 +16,19 @@ if TYPE_CHECKING:
 class GenerationSettings(Settings):
     """How a summary is searched for."""
 
-    beams: PositiveInt = Field(1, description="unfinished texts kept in the search; 1: greedy")
-    length: PositiveInt = Field(64, description="most tokens written, the end of the text counted")
+    beams: PositiveInt = Field(1, description="Beams of the search; 1 is a greedy search.")
+    length: PositiveInt = Field(
+        64, description="Longest summary in tokens, the end token included."
+    )
     length_penalty: float = Field(
         1.0,
-        description="a finished text is worth its log-probability by its length to this power, "
-        "so above 0 favours long ones; without effect on a greedy search",
+        description="Exponent of the length that divides a finished text's log-probability: above 0 "
+        "it favors long texts. No effect on a greedy search.",
     )
     no_repeat_ngram: int = Field(
-        0, ge=0, description="so many tokens in a row never come twice; 0: they may"
+        0, ge=0, description="Length of token sequences that are never repeated; 0 allows all."
     )
-    batch: PositiveInt = Field(16, description="texts that are summarised at once")
+    batch: PositiveInt = Field(16, description="Texts that are summarized at the same time.")
 
 
 def generate(
