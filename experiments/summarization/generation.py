@@ -22,8 +22,8 @@ class GenerationSettings(Settings):
     )
     length_penalty: float = Field(
         1.0,
-        description="Exponent of the length that divides a finished text's log-probability: above 0 "
-        "it favors long texts. No effect on a greedy search.",
+        description="Exponent of the length that divides a finished text's log-probability: above "
+        "0 it favors long texts. No effect on a greedy search.",
     )
     no_repeat_ngram: int = Field(
         0, ge=0, description="Length of token sequences that are never repeated; 0 allows all."

@@ -76,11 +76,11 @@ class T5Settings(Settings):
     )
     gated: bool = Field(
         True,
-        description="Whether feed-forward blocks are gated GELU (T5 1.1, mT5) instead of ReLU (T5).",
+        description="Whether feed-forward blocks are gated GELU (T5 1.1, mT5), not ReLU (T5).",
     )
     tied: bool = Field(
         True,
-        description="Whether the output matrix is the scaled embedding (T5), not in T5 1.1 and mT5.",
+        description="Whether the output matrix is the scaled embedding (T5; not T5 1.1, mT5).",
     )
     dropout: float = Field(
         0.1,
