@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from scipy import stats
 
 from experiments.common.blocks import map_blocks
 from experiments.summarization.generation import generate
-from experiments.summarization.model import T5
+from experiments.summarization.model import build_model
 from experiments.summarization.rouge import MEASURES, lead, score
 from experiments.summarization.settings import GenerationSettings, ModelSettings
 from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
@@ -25,6 +25,9 @@ from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
+
+if TYPE_CHECKING:
+    from transformers import T5ForConditionalGeneration
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
@@ -84,11 +87,12 @@ def read_documents(run_dir: RunDirectory) -> pa.Table:
         ) from error
 
 
-def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5:
+def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5ForConditionalGeneration:
     """Return a run's trained model for evaluation, on the CPU."""
-    network = T5(model.sizes)
+    network = build_model(model.sizes)
     network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
-    return network.eval()
+    network.eval()
+    return network
 
 
 def summarize(
@@ -96,10 +100,10 @@ def summarize(
 ) -> list[str]:
     """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = load_model(run_dir, model).to(device)
+    network: torch.nn.Module = load_model(run_dir, model)
     sources = read_documents(run_dir).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
-    ids = generate(network, inputs.to(device), mask.to(device), generation)
+    ids = generate(network.to(device), inputs.to(device), mask.to(device), generation)
     return tokenizer_of(run_dir).decode(ids)
 
 

@@ -7,6 +7,7 @@ from experiments.summarization.data import keys_read, load
 from experiments.summarization.evaluation import run_evaluate
 from experiments.summarization.export import run_export
 from experiments.summarization.figures import sections
+from experiments.summarization.model import require_transformers
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.settings import SummarizationSettings
 from experiments.summarization.tables import STEP_METRICS, TABLES
@@ -20,9 +21,10 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
     """Return the stages: tokenize, train, evaluate, and export if it is wanted.
 
     Raises:
-        ConfigError: documents that cannot be used.
+        ConfigError: documents that cannot be used, or ``transformers`` is not installed.
 
     """
+    require_transformers()
     data, name = load(settings.data), settings.model.pretrained
     pretrained = {} if name is None else {"model.pretrained": model_fingerprint(name)}
     workload = f"{len(data.train)} documents to train on, {len(data.held_out)} held out"
@@ -63,7 +65,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
 
 EXPERIMENT = Experiment(
     "summarization",
-    1,
+    2,
     SummarizationSettings,
     stages,
     sections,

@@ -19,4 +19,4 @@ def run_export(context: StageContext) -> None:
 def export_model(run_dir: RunDirectory, model: ModelSettings) -> None:
     """Write a run's trained model and tokenizer to its directory."""
     network = load_model(run_dir, model)
-    export(network, tokenizer_of(run_dir).content, run_dir, run_dir.artifact("export"))
+    export(network, model.sizes, tokenizer_of(run_dir).content, run_dir, run_dir.artifact("export"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,18 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments.summarization.dataset import Pair, RandomPairs, StoredPairs
-from experiments.summarization.model import PAD, T5, DecoderLayer, T5Settings, flops_per_sample
+from experiments.summarization.model import (
+    PAD,
+    T5Settings,
+    build_model,
+    flops_per_sample,
+    next_token_logits,
+)
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
+
+if TYPE_CHECKING:
+    from transformers import T5ForConditionalGeneration
 
 #: batches are padded to a multiple of what matrix units process at once
 MULTIPLE = 8
@@ -70,14 +79,14 @@ class SummarizationTask(TrainTask):
         self.copying = copying
         self.pretrained = pretrained
 
-    def build_model(self) -> T5:
+    def build_model(self) -> T5ForConditionalGeneration:
         """Return the T5 of the settings, with the weights of the pretrained model, if any."""
-        model = T5(self.settings)
         if self.pretrained is not None:
             from experiments.summarization.pretrained import load_pretrained
 
-            load_pretrained(self.pretrained, model)
-        elif self.copying:
+            return load_pretrained(self.pretrained, self.settings)
+        model = build_model(self.settings)
+        if self.copying:
             begin_as_copy(model)
         return model
 
@@ -117,10 +126,9 @@ class SummarizationTask(TrainTask):
         """Return the function that pads pairs to the longest of the batch."""
         return pad
 
-    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+    def blocks(self, model: Any) -> Iterable[nn.Module]:
         """Return the layers of the encoder and the decoder."""
-        inner = next(module for module in model.modules() if isinstance(module, T5))
-        return list(inner.blocks)
+        return [*model.encoder.block, *model.decoder.block]
 
     def flops_per_sample(self, model: nn.Module) -> float:
         """Return the model FLOPs of a pair of mean lengths."""
@@ -128,10 +136,11 @@ class SummarizationTask(TrainTask):
         source, target = self.data.lengths().double().mean(0).round().int().tolist()
         return float(flops_per_sample(self.settings, source, target))
 
-    def loss(self, model: nn.Module, batch: Batch, context: StepContext) -> Loss:
+    def loss(self, model: T5ForConditionalGeneration, batch: Batch, context: StepContext) -> Loss:
         """Return the cross-entropy of the targets in nats, summed over their tokens."""
         del context
-        logits = model(batch.inputs, batch.mask, batch.decoder_inputs).flatten(0, 1)
+        logits = next_token_logits(model, batch.inputs, batch.mask, batch.decoder_inputs)
+        logits = logits.flatten(0, 1)
         if logits.dtype != torch.float64:  # autocast returns half precision
             logits = logits.float()
         targets = batch.targets.flatten()
@@ -147,7 +156,7 @@ class SummarizationTask(TrainTask):
 
 
 @torch.no_grad()
-def begin_as_copy(model: T5) -> None:
+def begin_as_copy(model: Any) -> None:
     """Initialize cross-attention so that the decoder copies the tokens that it attends to.
 
     Its values are the source's states turned by a random orthogonal matrix, and its output turns
@@ -156,13 +165,11 @@ def begin_as_copy(model: T5) -> None:
     pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
     attention must be learned. Thousands of pairs hardly teach copying otherwise.
     """
-    for layer in model.blocks:
-        if isinstance(layer, DecoderLayer):
-            attention = layer.cross_attention
-            inner = attention.out.in_features
-            turn = nn.init.orthogonal_(torch.empty(inner, attention.out.out_features))
-            attention.key_value.weight[inner:] = turn
-            attention.out.weight.copy_(_COPY_SCALE * turn.T)
+    for block in model.decoder.block:
+        attention = block.layer[1].EncDecAttention
+        turn = nn.init.orthogonal_(torch.empty_like(attention.v.weight))
+        attention.v.weight.copy_(turn)
+        attention.o.weight.copy_(_COPY_SCALE * turn.T)
 
 
 def build_task(settings: Any, run_dir: RunDirectory | None) -> SummarizationTask:

@@ -1,15 +1,16 @@
-"""Tiny models, and the same in the library transformers with equal weights."""
+"""Tiny models whose every part shows in the logits, and batches for them."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from experiments.summarization.model import T5, T5Settings
+from experiments.summarization.model import T5Settings, build_model, library_config
+
+transformers = pytest.importorskip("transformers", reason="needs the extra nlp")
 
 #: as T5 1.1 and mT5
 GATED = T5Settings(
@@ -31,10 +32,10 @@ PLAIN = GATED.model_copy(update={"gated": False, "tied": True, "decoder_layers":
 BOTH = pytest.mark.parametrize("settings", [GATED, PLAIN], ids=["gated-untied", "relu-tied"])
 
 
-def lively(settings: T5Settings, seed: int = 0) -> T5:
-    """In double precision, with weights so large that every part shows in the logits."""
+def lively(settings: T5Settings, seed: int = 0) -> Any:
+    """A model with weights so large that every part shows in the logits."""
     torch.manual_seed(seed)
-    model = T5(settings).double()
+    model = build_model(settings)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.3)
@@ -52,81 +53,13 @@ def batch(settings: T5Settings, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     return inputs.where(mask, 0), mask, targets
 
 
-def library_names(model: T5) -> dict[str, Tensor]:
-    """The model's weights under the names that transformers has for them."""
-    named: dict[str, Tensor] = {}
-    state = model.state_dict()
-    inner = model.settings.heads * model.settings.head_width
-    hidden = model.settings.feed_forward
-
-    def attention(ours: str, theirs: str) -> None:
-        named[f"{theirs}.q.weight"] = state[f"{ours}.query.weight"]
-        named[f"{theirs}.k.weight"] = state[f"{ours}.key_value.weight"][:inner]
-        named[f"{theirs}.v.weight"] = state[f"{ours}.key_value.weight"][inner:]
-        named[f"{theirs}.o.weight"] = state[f"{ours}.out.weight"]
-
-    for stack, blocks in (("encoder", model.encoder), ("decoder", model.decoder)):
-        named[f"{stack}.final_layer_norm.weight"] = state[f"{stack}_norm.weight"]
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        named[bias] = state[f"{stack}_bias.weight"]
-        for n in range(len(blocks)):
-            ours, theirs = f"{stack}.{n}", f"{stack}.block.{n}.layer"
-            attention(f"{ours}.attention", f"{theirs}.0.SelfAttention")
-            named[f"{theirs}.0.layer_norm.weight"] = state[f"{ours}.norm_attention.weight"]
-            last = f"{theirs}.1"
-            if stack == "decoder":
-                attention(f"{ours}.cross_attention", f"{theirs}.1.EncDecAttention")
-                norm = state[f"{ours}.norm_cross_attention.weight"]
-                named[f"{theirs}.1.layer_norm.weight"] = norm
-                last = f"{theirs}.2"
-            named[f"{last}.layer_norm.weight"] = state[f"{ours}.norm_feed_forward.weight"]
-            up = state[f"{ours}.feed_forward.up.weight"]
-            if model.settings.gated:
-                named[f"{last}.DenseReluDense.wi_0.weight"] = up[:hidden]
-                named[f"{last}.DenseReluDense.wi_1.weight"] = up[hidden:]
-            else:
-                named[f"{last}.DenseReluDense.wi.weight"] = up
-            named[f"{last}.DenseReluDense.wo.weight"] = state[f"{ours}.feed_forward.down.weight"]
-    for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"):
-        named[f"{name}.weight"] = state["embedding.weight"]
-    named["lm_head.weight"] = state["embedding.weight" if model.head is None else "head.weight"]
-    return named
-
-
-def library_model(model: T5, family: str = "T5") -> Any:
-    """The model as transformers has it, ``family`` T5 or MT5, in the model's precision."""
-    transformers = pytest.importorskip("transformers")
-    s = model.settings
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=s.vocabulary,
-        d_model=s.width,
-        d_kv=s.head_width,
-        num_heads=s.heads,
-        d_ff=s.feed_forward,
-        num_layers=s.layers,
-        num_decoder_layers=s.decoder_depth,
-        relative_attention_num_buckets=s.relative_buckets,
-        relative_attention_max_distance=s.relative_distance,
-        feed_forward_proj="gated-gelu" if s.gated else "relu",
-        tie_word_embeddings=s.tied,
-        dropout_rate=s.dropout,
-        decoder_start_token_id=0,
-    )
+def library_model(model: Any, settings: T5Settings, family: str = "T5") -> Any:
+    """The same weights in a model that ``transformers`` alone built, ``family`` T5 or MT5."""
+    config = getattr(transformers, f"{family}Config")(**library_config(settings))
     reference = getattr(transformers, f"{family}ForConditionalGeneration")(config)
-    reference = reference.to(model.embedding.weight.dtype)
-    if not s.tied:  # some versions tie them all
-        reference.lm_head.weight = nn.Parameter(reference.lm_head.weight.detach().clone())
-    reference.load_state_dict(library_names(model), strict=True)
+    if not settings.tied:  # some versions tie them all
+        weight = reference.lm_head.weight
+        reference.lm_head.weight = torch.nn.Parameter(weight.detach().clone())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    reference.load_state_dict({name: value.detach() for name, value in parameters.items()})
     return reference.eval()
-
-
-def double(reference: Any) -> Any:
-    """A model of transformers in double precision, the statistics of its norms too."""
-    for module in reference.double().modules():
-        if type(module).__name__.endswith("LayerNorm"):
-            module.forward = partial(_norm, module)
-    return reference
-
-
-def _norm(module: Any, x: Tensor) -> Tensor:
-    return module.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6))

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 from experiments.summarization.generation import GenerationSettings, generate
-from experiments.summarization.model import END, PAD, T5, T5Settings
-from tests.experiments.summarization.references import BOTH, GATED, PLAIN, batch, library_model
+from experiments.summarization.model import END, PAD, T5Settings, next_token_logits
+from tests.experiments.summarization.references import BOTH, GATED, PLAIN, batch
 from tests.experiments.summarization.references import lively as unending
 
 
-def lively(settings: T5Settings, seed: int = 0) -> T5:
+def lively(settings: T5Settings, seed: int = 0) -> Any:
     """One whose texts end now and then."""
     model = unending(settings, seed)
     with torch.no_grad():
-        model.decoder_bias.weight.mul_(3)
-        (model.embedding if model.head is None else model.head).weight[END].mul_(1.5)
+        first = model.decoder.block[0].layer[0].SelfAttention
+        first.relative_attention_bias.weight.mul_(3)
+        model.lm_head.weight[END].mul_(1.5)
     return model
 
 
@@ -28,9 +29,9 @@ def _sources(settings: T5Settings, number: int = 12) -> tuple[Tensor, Tensor]:
 
 
 def _library_texts(
-    reference: Any, inputs: Tensor, mask: Tensor, settings: GenerationSettings
+    model: Any, inputs: Tensor, mask: Tensor, settings: GenerationSettings
 ) -> list[list[int]]:
-    texts = reference.generate(
+    texts = model.generate(
         input_ids=inputs,
         attention_mask=mask.long(),
         num_beams=settings.beams,
@@ -39,7 +40,7 @@ def _library_texts(
         no_repeat_ngram_size=settings.no_repeat_ngram,
         early_stopping=False,
         do_sample=False,
-        use_cache=False,  # theirs has a layer for each of the encoder's
+        use_cache=False,
         decoder_start_token_id=PAD,
         pad_token_id=PAD,
         eos_token_id=END,
@@ -52,7 +53,7 @@ def _library_texts(
 @pytest.mark.parametrize(
     ("penalty", "ngram"), [(1.0, 0), (0.0, 0), (2.0, 2), (-1.0, 1), (0.6, 3), (1.0, 2)]
 )
-def test_texts_are_those_of_transformers(
+def test_texts_are_those_of_a_search_of_all_texts_without_a_cache(
     settings: T5Settings, beams: int, penalty: float, ngram: int
 ) -> None:
     how = GenerationSettings(
@@ -62,9 +63,19 @@ def test_texts_are_those_of_transformers(
     for seed in range(3):
         model, (inputs, mask) = lively(settings, seed), _sources(settings)
         texts = generate(model, inputs, mask, how)
-        assert texts == _library_texts(library_model(model), inputs, mask, how)
+        assert texts == _library_texts(model, inputs, mask, how)
         lengths |= {len(text) for text in texts}
     assert len(lengths) > 2  # some end, at different lengths
+
+
+def test_a_length_penalty_favors_long_texts() -> None:
+    model, (inputs, mask) = lively(GATED), _sources(GATED)
+    words = []
+    for penalty in (-2.0, 0.0, 3.0):
+        how = GenerationSettings(beams=4, length=12, length_penalty=penalty)
+        words.append(sum(map(len, generate(model, inputs, mask, how))))
+    assert words == sorted(words)
+    assert words[0] < words[-1]
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -84,7 +95,9 @@ def test_greedy_writes_the_most_probable_token_each_time() -> None:
     for row, text in enumerate(generate(model, inputs, mask, how)):
         tokens = [PAD]
         while len(tokens) <= 8 and tokens[-1] != END:
-            logits = model(inputs[row : row + 1], mask[row : row + 1], torch.tensor([tokens]))
+            logits = next_token_logits(
+                model, inputs[row : row + 1], mask[row : row + 1], torch.tensor([tokens])
+            )
             tokens.append(int(logits[0, -1].argmax()))
         assert text == [token for token in tokens if token not in (PAD, END)]
 
@@ -101,7 +114,9 @@ def test_as_many_beams_as_texts_find_the_best_of_all() -> None:
             worths = {}
             for first in range(5):
                 prefix = torch.tensor([[PAD, first]])
-                logits = model(inputs[row : row + 1], mask[row : row + 1], prefix)[0].detach()
+                logits = next_token_logits(
+                    model, inputs[row : row + 1], mask[row : row + 1], prefix
+                )[0].detach()
                 chances = logits.float().log_softmax(-1)
                 if first == END:
                     worths[(END,)] = chances[0, END].item()
@@ -116,7 +131,7 @@ def test_as_many_beams_as_texts_find_the_best_of_all() -> None:
 def test_no_tokens_in_a_row_come_twice(beams: int) -> None:
     model, (inputs, mask) = unending(GATED), _sources(GATED)
     with torch.no_grad():  # between the tokens of a summary there is no padding
-        model.get_parameter("head.weight")[PAD] = 0
+        model.lm_head.weight[PAD] = 0
     free = generate(model, inputs, mask, GenerationSettings(beams=beams, length=16))
     how = GenerationSettings(beams=beams, length=16, no_repeat_ngram=2)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model
+from experiments.summarization.model import next_token_logits
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.tables import STEP_METRICS, TABLES
 from experiments.summarization.tokenize_stage import documents_path, pairs_path, tokenizer_of
@@ -162,7 +163,9 @@ def test_the_trained_model_is_exported_and_begun_with(tmp_path):
     begin = torch.tensor([[0, 5, 9]])
     with torch.no_grad():
         expected = theirs(**ids, decoder_input_ids=begin).logits
-        found_logits = ours(ids["input_ids"], ids["attention_mask"].bool(), begin)
+        found_logits = next_token_logits(
+            ours, ids["input_ids"], ids["attention_mask"].bool(), begin
+        )
     torch.testing.assert_close(found_logits, expected, rtol=1e-4, atol=1e-4)
     # and a run may begin with it: its sizes, its weights and its tokenizer
     again = tmp_path / "again"
