@@ -98,7 +98,7 @@ class LostLeaseError(RuntimeError):
 
 @contextmanager
 def _file_lock(run: RunDirectory) -> Iterator[None]:
-    # without flock there is no lock that ends with its process, and filelock must not invent one
+    # no soft lock where flock is missing: it would outlive a process that was killed
     lock = FileLock(run.lock, blocking=False, fallback_to_soft=False)
     try:
         make_folder(run.path())
@@ -148,8 +148,8 @@ class _Lease:
 
     The store decides who holds it: a write is accepted only if the lease is still at the version
     that the writer has seen. A write that arrives late is refused. No two clocks are compared: a
-    command takes a lease over after it saw the same version for ``expiry_s`` of its own time. A
-    released lease stays as an empty object, since stores delete without conditions.
+    command takes a lease over after it saw the same version for ``expiry_s`` on its own clock. A
+    released lease stays as an empty object, because obstore cannot delete conditionally.
     """
 
     def __init__(self, run: RunDirectory, pace: Pace) -> None:
@@ -167,9 +167,9 @@ class _Lease:
         self._version = self._wait_until_free(say)
         try:
             self._renew()
+            self._require_conditions()
         except LostLeaseError as error:
             raise _taken(self._run, error.holder) from error
-        self._require_conditions()
         self._thread.start()
 
     def check(self) -> None:
@@ -243,7 +243,7 @@ class _Lease:
         try:
             self._version = self._object.write(content, self._version)
         except ConflictError:
-            # also where the answer to an earlier attempt was lost: then the lease is still ours
+            # the lease is still ours if only the response to an earlier attempt was lost
             found, version = self._object.read()
             holder = _Holder.parse(found)
             if holder.owner != self._mine.owner and version != self._version:

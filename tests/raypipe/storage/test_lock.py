@@ -136,7 +136,7 @@ def test_a_second_command_is_refused_while_the_first_lives(store, said):
     with (
         writing(store, said.append, FAST),
         pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* is writing it"),
-        writing(store, said.append, FAST),
+        writing(store, said.append, Pace(beat_s=0.1, expiry_s=3600)),  # one renewal is enough
     ):
         pass
     assert len(said) == 1
@@ -425,6 +425,18 @@ def test_a_store_that_fails_while_the_lease_is_taken_is_one_message(store, said,
 
     handle = disturb(store, fail)
     with pytest.raises(ConfigError, match="no route to host"), writing(handle, said.append, FAST):
+        pass
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_lease_that_is_lost_while_it_is_taken_is_one_message(store, said, disturb, deleted):
+    def lose(write, content, expected):
+        version = write(content, expected)
+        store.delete(store.lock) if deleted else leave(store, 1)
+        return version
+
+    handle = disturb(store, lose)
+    with pytest.raises(ConfigError, match="is writing it"), writing(handle, said.append, FAST):
         pass
 
 
