@@ -1,4 +1,4 @@
-"""What the nodes of the cluster hold, were they free, and what of it whom is left.
+"""Cluster capacity, and how concurrent stages share it.
 
 Ray waits for ever for what no node holds; and of what is free it gives the next task its share,
 though a training group waits for more.

@@ -1,4 +1,4 @@
-"""What a failed worker group means: the kind of failure behind what Ray and its workers say."""
+"""Classification of worker-group failures from what Ray and its workers report."""
 
 from __future__ import annotations
 

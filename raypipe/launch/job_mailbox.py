@@ -1,4 +1,4 @@
-"""Between whoever has training jobs and the workers of a group.
+"""Mailbox actor between the driver and a worker group.
 
 Its process imports nothing of this project but what stands here: a job it hands on as it is.
 """

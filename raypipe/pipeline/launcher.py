@@ -1,4 +1,4 @@
-"""What the runner asks of a place to run: a training group, and a pool of CPU tasks."""
+"""Launcher protocol: training runs, trials and task pools, on Ray or in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a live display on a terminal, else a line an event."""
+"""Progress display: live on a terminal, otherwise one plain line per event."""
 
 from __future__ import annotations
 

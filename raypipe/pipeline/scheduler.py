@@ -1,4 +1,4 @@
-"""Stages beside each other: those that work on GPUs, and the others on the cores left over."""
+"""Concurrent stages: one that works on GPUs, and one on the remaining cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one stage leaves for the next in the run directory: files of Parquet and Arrow."""
+"""Artifacts that one stage leaves for the next: Parquet and Arrow files of a run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bounds the speed of a training: the loader, the computing or the exchange of gradients.
+"""Bottleneck of a training's speed: the loader, the computation or the gradient exchange.
 
 ``loader: auto`` measures it before the run, with the run's own forward and backward passes whose
 gradients are thrown away, and takes the fewest loader processes that keep up.

@@ -1,4 +1,4 @@
-"""What a training run is told, and what it tells: plain values between processes."""
+"""The job that a training worker receives and the progress it reports. Picklable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a GPU could compute at most: the denominator of model FLOPs utilisation (MFU)."""
+"""Peak arithmetic of GPUs: the denominator of model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 

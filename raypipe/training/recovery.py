@@ -1,4 +1,4 @@
-"""A training run to its end: restarts after a death, less memory a forward after there was none."""
+"""Run a training job to completion: restart after failures, shrink the batch after OOM."""
 
 from __future__ import annotations
 

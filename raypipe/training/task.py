@@ -1,4 +1,4 @@
-"""What an experiment supplies to the training core: model, data, loss, evaluation."""
+"""Training task: the model, data, loss and evaluation that an experiment supplies."""
 
 from __future__ import annotations
 
