@@ -1,4 +1,4 @@
-"""The command line: arguments in, exit status out."""
+"""Command line: parse arguments, return the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors a user meets; everything else is a bug and keeps its traceback."""
+"""Errors that users see; any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures on purpose, for rehearsing: the environment variable ``RAYPIPE_FAULTS``.
+"""Fault injection for rehearsals: the environment variable ``RAYPIPE_FAULTS``.
 
 Comma-separated, read where the fault would happen, in workers too:
 

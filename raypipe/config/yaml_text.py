@@ -1,4 +1,4 @@
-"""YAML as configurations use it: no key twice, ``1e-3`` is a number, one kind of error.
+"""YAML loader: duplicate keys are errors, ``1e-3`` is a number, aliases cannot grow without bound.
 
 Nothing in a text costs more than its length: aliases may stand for at most so many values, and
 what is nested deeper than any settings are is refused before anything walks through it.

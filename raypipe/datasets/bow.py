@@ -1,4 +1,4 @@
-"""Bag-of-words files. They keep their empty documents, since dropping them changes perplexities."""
+"""Bag-of-words files. Empty documents are kept, since dropping them would change perplexities."""
 
 from __future__ import annotations
 

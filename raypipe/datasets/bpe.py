@@ -1,4 +1,4 @@
-"""Texts as token ids by a byte-level BPE that is trained on them."""
+"""Byte-level BPE tokenizer, trained on given texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The built-in corpus ``stdlib``: topics need no download on a fresh machine."""
+"""Built-in corpus ``stdlib``: docstrings of Python's standard library, with no download."""
 
 from __future__ import annotations
 

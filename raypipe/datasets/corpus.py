@@ -1,4 +1,4 @@
-"""A corpus as word counts: the one form every source of documents is turned into."""
+"""Corpus as word counts: the common form of all document sources."""
 
 from __future__ import annotations
 

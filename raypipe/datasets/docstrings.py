@@ -1,4 +1,4 @@
-"""The docstrings of Python's standard library, read from its sources without importing them."""
+"""Docstrings of Python's standard library, read from its sources without importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding and opening the files of corpora, with errors that name them."""
+"""Files of corpora: find and open them, with errors that name them."""
 
 from __future__ import annotations
 

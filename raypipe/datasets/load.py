@@ -1,4 +1,4 @@
-"""One entry point to all corpora."""
+"""Entry point to all corpora."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of rows as Arrow tables, and which rows are held out."""
+"""Files of rows as Arrow tables, and the selection of held-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corpora from text: tokenised by scikit-learn, empty documents dropped and counted."""
+"""Corpora from text: tokenized by scikit-learn, empty documents dropped and counted."""
 
 from __future__ import annotations
 

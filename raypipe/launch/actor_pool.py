@@ -1,4 +1,4 @@
-"""Tasks on Ray in processes of a pool's own, which keep what they loaded."""
+"""Actor pool: tasks in processes that live as long as the pool and keep what they loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker group of Ray Train that runs one training job after the other."""
+"""Worker group of Ray Train that runs one training job after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher's interface in this process, without Ray: for tests and debugging."""
+"""Inline launcher: everything in this process, without Ray, for tests and debugging."""
 
 from __future__ import annotations
 

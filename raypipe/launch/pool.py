@@ -1,4 +1,4 @@
-"""Fractional-CPU tasks on Ray."""
+"""Task pool: fractional-CPU tasks on Ray."""
 
 from __future__ import annotations
 

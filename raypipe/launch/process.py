@@ -1,4 +1,4 @@
-"""A process for many tasks; it loads this module, and not torch, which takes seconds."""
+"""Process for many tasks; it imports this module only, since torch takes seconds to load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command as a job of a Ray cluster, through its Jobs API: sent, followed, its status taken."""
+"""Job submission: a command as a job of a Ray cluster, followed to its exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CPU task, in whatever process it runs."""
+"""CPU task: one function call with limited threads, in any process."""
 
 from __future__ import annotations
 

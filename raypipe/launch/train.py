@@ -1,4 +1,4 @@
-"""A training job in a worker group of its own."""
+"""Training job in its own worker group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials of a sweep on Ray Tune."""
+"""Trials of a sweep on Ray Tune."""
 
 from __future__ import annotations
 

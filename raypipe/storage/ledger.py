@@ -1,4 +1,4 @@
-"""The durable record of a run: what is finished, and its results.
+"""Ledger: the durable record of finished units and their results.
 
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
 appends, each append is on disk before it returns. The results tables are derived from it.

@@ -1,4 +1,4 @@
-"""Parquet: written with checksums of its pages, read whole or not at all.
+"""Parquet files: written with page checksums, read completely or rejected.
 
 The footer has no checksum: it may declare other rows than there are, or any number of them.
 """

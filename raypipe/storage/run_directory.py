@@ -1,4 +1,4 @@
-"""Every file name in a run directory, and atomic reading and writing of its files.
+"""Run directory: its file names, and atomic reading and writing of its files.
 
 A run directory is a local path or a URI that pyarrow's file systems open (``s3://``,
 ``gs://``). A file appears whole under its name or not at all.

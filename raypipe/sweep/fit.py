@@ -1,4 +1,4 @@
-"""The largest micro-batch of each precision that fits a device: doubling, then bisection."""
+"""Search for the largest micro-batch of each precision that fits: doubling, then bisection."""
 
 from __future__ import annotations
 

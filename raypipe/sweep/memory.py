@@ -1,4 +1,4 @@
-"""The memory models of a sweep's groups: from earlier runs, through this one, to later ones."""
+"""Memory models of a sweep's groups of trials, carried from earlier runs to later ones."""
 
 from __future__ import annotations
 

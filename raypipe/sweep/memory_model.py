@@ -1,4 +1,4 @@
-"""Peak memory by the micro-batch: static + slope x micro-batch, fitted anew as trials end.
+"""Memory model: peak bytes = static + slope x micro-batch, refitted as trials end.
 
 A model is of one group of trials: all that decides memory but the micro-batch is the same.
 """

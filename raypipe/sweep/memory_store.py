@@ -1,4 +1,4 @@
-"""The memory measurements that are kept between runs: a JSON file for each device and group."""
+"""Store of memory measurements between runs: a JSON file per device and group."""
 
 from __future__ import annotations
 

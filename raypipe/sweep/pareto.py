@@ -1,4 +1,4 @@
-"""The Pareto front of speed, peak memory and energy."""
+"""Pareto front of speed, peak memory and energy."""
 
 from __future__ import annotations
 

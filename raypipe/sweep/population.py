@@ -1,4 +1,4 @@
-"""Trainings that take over from one another, their settings changed on the way.
+"""Population-based training: members exploit better ones and explore their settings.
 
 Population-based training (Jaderberg et al. 2017, "Population Based Training of Neural Networks")
 in generations: every member trains for an interval; then each of the worst quarter goes on from

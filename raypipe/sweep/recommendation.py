@@ -1,4 +1,4 @@
-"""Which point of a sweep to use, as settings and as YAML to paste, with the reason."""
+"""Recommendation of a point, as settings and YAML to paste, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials that follow from how those before did: the interface, and points that Optuna chooses."""
+"""Adaptive search: the interface, and points proposed by Optuna."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The points of a sweep: every combination of the grids, with draws for the other axes."""
+"""Points of a sweep: every combination of the grids, with draws for the other axes."""
 
 from __future__ import annotations
 

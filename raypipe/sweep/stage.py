@@ -1,4 +1,4 @@
-"""The stage ``sweep``, and the training stages that take what it recommends."""
+"""The stage ``sweep``, and the training stages that use its recommendation."""
 
 from __future__ import annotations
 

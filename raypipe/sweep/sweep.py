@@ -1,4 +1,4 @@
-"""A sweep under way: which trial comes next, and what became of each."""
+"""State of a running sweep: the next trial, and the outcome of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trials of a sweep: a point resolved to what is trained, and to the unit it is."""
+"""Trials of a sweep: each point resolved to a training run and its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adafactor on weights that are divided among workers, which torch's own does not take."""
+"""Adafactor for sharded weights, which torch's own implementation does not support."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""effective batch = micro-batch x accumulation x workers."""
+"""Batch sizes: effective batch = micro-batch x accumulation x workers."""
 
 from __future__ import annotations
 

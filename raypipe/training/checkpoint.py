@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, verified on reading, the newest few kept, and the best model.
+"""Checkpoints: written atomically, verified on reading; the newest and the best are kept.
 
 ``step_00000120/`` holds the weights (safetensors), the optimiser's and scaler's state and the
 step; ``manifest.json``, written last, holds every file's SHA-256. A folder without a manifest,

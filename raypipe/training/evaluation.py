@@ -1,4 +1,4 @@
-"""Measures on held-out data: the task's loss over its evaluation set, and what else it measures."""
+"""Evaluation on held-out data: the task's loss and its own metrics."""
 
 from __future__ import annotations
 

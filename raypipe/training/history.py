@@ -1,4 +1,4 @@
-"""The logged steps of a run: read from the device late, stored at checkpoints, best kept in view.
+"""History of logged steps: read from the device late, stored at checkpoints.
 
 The values of a logged step are copied to the host while training goes on and become a row at the
 next logged step, checkpoint or evaluation: logging does not make the device wait.

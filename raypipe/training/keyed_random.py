@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, not on who draws them.
+"""Random numbers keyed by their purpose, independent of the worker that draws them.
 
 Draws are keyed by ``(seed, stream, sample, position)`` with the counter-based generator
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011).

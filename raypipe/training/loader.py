@@ -1,4 +1,4 @@
-"""Batches in a fixed order: a step's samples depend on the seed and the step alone.
+"""Data loader with a fixed order: the samples of a step depend on seed and step alone.
 
 Whatever the workers, the micro-batch and the loader processes, the run walks through the data
 without a gap. A dataset that draws at random has to key its draws by the sample: a generator of

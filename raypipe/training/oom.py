@@ -1,4 +1,4 @@
-"""Recognising out of memory, and peak memory."""
+"""Out-of-memory detection, and peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the samples in an epoch: as stored, shuffled, or with similar lengths together."""
+"""Sample order of an epoch: as stored, shuffled, or grouped by length."""
 
 from __future__ import annotations
 

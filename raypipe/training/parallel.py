@@ -1,4 +1,4 @@
-"""One model on several workers: replicated (DDP) or sharded (FSDP2), and its whole state."""
+"""Data parallelism: replicated (DDP) or sharded (FSDP2) models, and their whole state."""
 
 from __future__ import annotations
 

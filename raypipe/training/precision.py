@@ -1,4 +1,4 @@
-"""fp32, tf32, bf16, fp16: what each means on a device."""
+"""Precisions fp32, tf32, bf16 and fp16: their settings on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch sizes that were published for a card, which nobody measured here."""
+"""Published batch sizes per card, not measured here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a run: phases one after the other, each with its learning rates."""
+"""Phases of a training and their learning-rate schedules."""
 
 from __future__ import annotations
 

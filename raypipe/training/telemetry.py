@@ -1,4 +1,4 @@
-"""A sampler beside each worker: its GPU through NVML, by UUID, and its own processes.
+"""Telemetry of a worker: its GPU through NVML, and its own processes.
 
 What NVML, the driver or the card does not tell is null; nothing here can stop the training.
 """

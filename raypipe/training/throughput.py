@@ -1,4 +1,4 @@
-"""Samples a second, measured between logged steps in the device's own time.
+"""Throughput: samples per second between logged steps, on the device's clock.
 
 On a GPU the marks are CUDA events: they need no synchronisation, and the time of an interval is
 read when its row is.

@@ -1,4 +1,4 @@
-"""The update of the weights: gradients scaled and clipped in one pass, fp16's overflows skipped."""
+"""Weight update: gradients unscaled and clipped in one pass, fp16 overflows skipped."""
 
 from __future__ import annotations
 

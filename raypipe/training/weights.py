@@ -1,4 +1,4 @@
-"""Trained weights as files: safetensors whose metadata hold the SHA-256 of everything else."""
+"""Trained weights as safetensors whose metadata hold a SHA-256 checksum."""
 
 from __future__ import annotations
 
