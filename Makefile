@@ -1,8 +1,12 @@
 PYTHON ?= python
 
-.PHONY: check lint test test-all bench chaos fuzz audit
+.PHONY: docs check lint test test-all bench chaos fuzz audit
 
 check: lint test
+
+# the generated tables in docs/
+docs:
+	$(PYTHON) -m docs.generate
 
 lint:
 	$(PYTHON) -m ruff check .

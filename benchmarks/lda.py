@@ -1,14 +1,14 @@
-"""The compiled topic model against scikit-learn's: time of one core, and the value.
+"""Compiled topic model against scikit-learn's: time on one core, and the value.
 
     python -m benchmarks.lda
 
-Each fits the same documents with the same seed and settings and takes the perplexity of them, in
-turn, in this process and on one thread; CPU time is compared. scikit-learn computes the perplexity
-once at the end of ``fit`` and again in ``perplexity``, which is how the published study and earlier
-versions of raypipe called it: ``ratio`` counts both, ``ratio_fit`` the first alone, which has the
-same value. The number of passes (``max_iter``) is smaller than a study's 60, the fewer the more
-topics, so that scikit-learn ends within minutes; the published corpora of ``$RAYPIPE_DATA`` (or
-``../shared/data``) are taken where they are, else the built-in one.
+Both fit the same documents with the same seed and settings and compute their perplexity, in turn,
+in this process and on one thread; CPU time is compared. scikit-learn computes the perplexity once
+at the end of ``fit`` and again in ``perplexity``, as the published study and earlier versions of
+raypipe called it: ``ratio`` counts both, ``ratio_fit`` only the first, which has the same value.
+The passes (``max_iter``) are fewer than a study's 60, and fewer for more topics, so that
+scikit-learn ends within minutes. The corpora are the published ones of ``$RAYPIPE_DATA`` (or
+``../shared/data``) if present, else the built-in one.
 
 Results: ``benchmarks/results/lda/<corpus>.json``.
 """
@@ -34,7 +34,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
 from benchmarks.training import machine
-from experiments.pabbo_lda.topic_model import CompiledLatentDirichletAllocation
+from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation
 from raypipe.datasets import load_corpus
 from raypipe.provenance import git_commit, package_version
 
@@ -46,7 +46,7 @@ BATCH_SIZE, SEED = 2048, 42
 
 
 def measure(kind: type[LatentDirichletAllocation], counts: csr_matrix, T: int, passes: int) -> Any:
-    """CPU seconds of fit and of perplexity, and the value."""
+    """Return the CPU seconds of fit and of perplexity, and the value."""
     model = kind(
         n_components=T,
         doc_topic_prior=1 / T,
@@ -67,7 +67,7 @@ def measure(kind: type[LatentDirichletAllocation], counts: csr_matrix, T: int, p
 
 
 def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
-    """All rounds of one number of topics, and their ratios."""
+    """Return all rounds of one number of topics, and their ratios."""
     passes, rounds = PLAN[T]
     contenders = {
         "float64": (CompiledLatentDirichletAllocation, counts.astype(np.float64)),
@@ -101,7 +101,7 @@ def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
-    """What is shown at the end."""
+    """Return the printed summary."""
     shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     columns = (
         "T",
@@ -133,7 +133,7 @@ def table(results: list[dict[str, Any]], title: str) -> Table:
 
 
 def load(name: str) -> tuple[str, csr_matrix]:
-    """A published corpus where there is one, else the built-in."""
+    """Return a published corpus if present, else the built-in one."""
     data = Path(os.environ.get("RAYPIPE_DATA", "../shared/data")) / "lda_bow"
     if data.is_dir():
         return name, load_corpus("bow", name, data).counts

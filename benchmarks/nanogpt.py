@@ -1,20 +1,19 @@
-"""raypipe's training loop against nanoGPT's own, at its character-level CPU setting.
+"""Benchmark raypipe's training loop against nanoGPT's, at its character-level CPU setting.
 
     git clone https://github.com/karpathy/nanoGPT
     python -m benchmarks.nanogpt --nanogpt nanoGPT --text data/tinyshakespeare/input.txt --threads 1
 
-Both train 12 sequences of 64 characters a step: 4 layers, 4 heads, 128 wide, no dropout, fp32, not
-compiled, AdamW, clipping, warm-up and cosine, in this process with equally many threads; they log
-every 10 steps and evaluate and save nothing in the steps that count. nanoGPT runs its unchanged
-``train.py``. raypipe trains
+Both train on 12 sequences of 64 characters per step: 4 layers, 4 heads, width 128, no dropout,
+fp32, not compiled, AdamW, clipping, warm-up and cosine, in this process with the same number of
+threads; they log every 10 steps, and do not evaluate or save in the measured steps. nanoGPT runs
+its unchanged ``train.py``. raypipe trains
 
 - ``raypipe``: nanoGPT's model (LayerNorm, learned positions, GELU, tied; as many parameters),
 - ``raypipe_config``: the model of configs/lm_shakespeare.yaml (RMSNorm, rotary, SwiGLU, untied).
 
-In each round every contender trains once, in an order that rotates; its first 10 steps are not
-counted. What is reported is the ratio to nanoGPT in the same round, above 1 where raypipe is
-faster: of tokens a second, of the median step, and of CPU time, which other work on the machine
-hardly changes.
+Each contender trains once per round, in rotating order; its first 10 steps are not counted. The
+report gives the ratio to nanoGPT in the same round, above 1 where raypipe is faster: of tokens per
+second, of the median step, and of CPU time, which other work on the machine hardly changes.
 
 Results: ``benchmarks/results/nanogpt/threads-<n>.json``.
 """
@@ -38,10 +37,11 @@ from benchmarks.loops import nanogpt, raypipe_loop
 from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
 from benchmarks.loops.measure import Contender, GpuUtilisation, run
 from benchmarks.training import machine
+from experiments.common.blocks import SPLITS
+from experiments.lm_pretrain.data import divide
+from experiments.lm_pretrain.dataset import PackedTokens
 from experiments.lm_pretrain.model import LmSettings
-from experiments.lm_pretrain.packed import PackedTokens
 from experiments.lm_pretrain.shards import (
-    SPLITS,
     TOKENIZER,
     Index,
     ShardWriter,
@@ -49,7 +49,6 @@ from experiments.lm_pretrain.shards import (
     run_folder,
     shard_name,
 )
-from experiments.lm_pretrain.text import divided
 from experiments.lm_pretrain.tokenizer import make_tokenizer
 from experiments.lm_pretrain.training import LanguageModelTask
 from raypipe.provenance import git_commit, package_version
@@ -61,8 +60,8 @@ _BATCH = 12
 
 
 def store_tokens(text: Path, place: Path) -> TokenFolder:
-    """The characters of a text as shards, and beside them by nanoGPT's names."""
-    texts = divided([text.read_text(encoding="utf-8")], 0.1, str(text))
+    """Store the characters of a text as shards, with links of nanoGPT's names."""
+    texts = divide([text.read_text(encoding="utf-8")], 0.1, str(text))
     tokenizer = make_tokenizer("characters", texts.train, 0)
     folder = run_folder(RunDirectory.at(place))
     sizes = {}
@@ -81,7 +80,7 @@ def store_tokens(text: Path, place: Path) -> TokenFolder:
 
 
 def make_case(name: str, model: LmSettings, folder: TokenFolder, steps: int) -> Case:
-    """What raypipe trains, by the settings of configs/lm_shakespeare.yaml."""
+    """Return raypipe's training, with the settings of configs/lm_shakespeare.yaml."""
     training = TrainingSettings(
         steps=steps, learning_rate=1e-3, min_lr_ratio=0.1, betas=(0.9, 0.99), weight_decay=0.1,
         warmup_steps=LOG_EVERY, clip_norm=CLIP_NORM, log_every=LOG_EVERY, checkpoint_every=steps,
@@ -93,7 +92,7 @@ def make_case(name: str, model: LmSettings, folder: TokenFolder, steps: int) -> 
 def measure(
     contenders: dict[str, tuple[Contender, Case]], rounds: int, threads: int
 ) -> list[dict[str, Any]]:
-    """A row for each round and contender; ``loss`` is the median of the logged ones."""
+    """Return a row per round and contender; ``loss`` is the median of the logged losses."""
     names, cpu = list(contenders), torch.device("cpu")
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
@@ -109,8 +108,8 @@ def measure(
     return rows
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of each contender, and its ratios to nanoGPT in the same round."""
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of each contender, and its ratios to nanoGPT in the same round."""
     reference = {row["round"]: row for row in rows if row["contender"] == REFERENCE}
     summary: dict[str, Any] = {}
     for name in dict.fromkeys(row["contender"] for row in rows):
@@ -132,19 +131,23 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(
-    repository: Annotated[Path, typer.Option("--nanogpt", help="nanoGPT's repository")],
-    text: Annotated[Path, typer.Option(help="what both train on")],
-    rounds: Annotated[int, typer.Option(min=1, help="how often each contender trains")] = 31,
-    steps: Annotated[int, typer.Option(min=20, help="of a training")] = 40,
-    threads: Annotated[int | None, typer.Option(help="of PyTorch; its own default")] = None,
-    out: Annotated[Path, typer.Option(help="folder of the results")] = Path(
+    repository: Annotated[
+        Path, typer.Option("--nanogpt", help="Directory of nanoGPT's repository.")
+    ],
+    text: Annotated[Path, typer.Option(help="Text file to train on.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Trainings per contender.")] = 31,
+    steps: Annotated[int, typer.Option(min=20, help="Steps per training.")] = 40,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of PyTorch; its default if not given.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path(
         "benchmarks/results/nanogpt"
     ),
 ) -> None:
     """Measure the loops in turn and write the results."""
     for path in (repository / "train.py", text):
         if not path.is_file():
-            raise typer.BadParameter(f"{path}: there is no such file")
+            raise typer.BadParameter(f"{path}: the file does not exist")
     threads = threads or torch.get_num_threads()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with TemporaryDirectory() as place:
@@ -160,7 +163,7 @@ def main(
             "raypipe_config": (raypipe_loop.train, make_case("config", ours, folder, steps)),
         }
         rows = measure(contenders, rounds, threads)
-    summary = summarise(rows)
+    summary = summarize(rows)
     report = {
         "started": started,
         "commit": git_commit(),
@@ -182,7 +185,7 @@ def main(
             if key.endswith("ratio")
         )
         typer.echo(
-            f"{name}: {entry['tokens_per_s']:,.0f} tokens/s, {entry['step_ms_median']:.1f} ms a "
+            f"{name}: {entry['tokens_per_s']:,.0f} tokens/s, {entry['step_ms_median']:.1f} ms per "
             f"step, {ratios}, loss {entry['loss']:.3f}"
         )
 

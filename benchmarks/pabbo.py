@@ -1,12 +1,12 @@
-"""PABBO's training here against the existing implementation, on the same cores.
+"""Training of PABBO: raypipe against the existing implementation, on the same cores.
 
     OMP_NUM_THREADS=1 python benchmarks/pabbo.py --reference CHECKOUT/pabbo_method
 
-``CHECKOUT`` is the public repository draiqw/lgd, branch SABO; what of it is replaced is said in
-``pabbo_reference.py``. Two comparisons, both in CPU time of the process, so that a shared machine
-disturbs them little:
+``CHECKOUT`` is the public repository draiqw/lgd, branch SABO; ``pabbo_reference.py`` lists what is
+replaced in it. Two comparisons, both in CPU time of the process, which a shared machine hardly
+disturbs:
 
-1. steps a second at equal settings (small model; burn-in batch 16; policy batch 8 x 10
+1. steps per second at equal settings (small model; burn-in batch 16; policy batch 8 x 10
    trajectories of 30 duels; 50 points, pairs and prediction points; contexts up to 20; 31
    prediction splits; the published policy gradient), in alternating blocks of both;
 2. held-out simple regret by CPU time: the reference's own quick training (2000 steps, its
@@ -39,28 +39,31 @@ import torch
 import typer
 from pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 
-from experiments.pabbo_lda.evaluation import (
-    EvaluationSettings,
-    HeldOut,
+from experiments.pabbo_lda.pabbo.evaluation import (
     Scorer,
-    held_out_functions,
     policy_scorer,
-    published_functions,
     random_scorer,
     regret_curve,
     simple_regret,
 )
-from experiments.pabbo_lda.functions import FunctionSettings
-from experiments.pabbo_lda.model import restore_model
-from experiments.pabbo_lda.recipe import PabboSettings
-from experiments.pabbo_lda.settings import recipe
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.pabbo.held_out_functions import (
+    EvaluationSettings,
+    HeldOut,
+    held_out_functions,
+    published_functions,
+)
+from experiments.pabbo_lda.pabbo.model import PabboModel
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.settings import training_recipe
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Phase, StepContext
+from raypipe.training.weights import parse_weights
 
 EQUAL = PabboSettings(
     prediction_splits=31, policy_gradient="published", policy_learning_rate=3e-5, burn_in=0.4,
@@ -93,7 +96,7 @@ class Point:
 
 
 def our_steps(task: PabboTask, phase: Phase, count: int) -> float:
-    """CPU seconds of ``count`` optimiser steps of a phase."""
+    """Return the CPU seconds of ``count`` optimizer steps of a phase."""
     model = task.build_model()
     optimizer = torch.optim.Adam(model.parameters(), phase.learning_rate)
     start = time.process_time()
@@ -107,7 +110,7 @@ def our_steps(task: PabboTask, phase: Phase, count: int) -> float:
 
 
 def their_steps(reference: Any, folder: Path, burn_in: int, policy: int) -> float:
-    """CPU seconds of the reference's ``train()`` for so many steps."""
+    """Return the CPU seconds of the reference's ``train()`` for these numbers of steps."""
     model = reference.TransformerModel(**MODEL)
     save, torch.save = torch.save, lambda *_: None
     changes = {"n_steps": burn_in + policy, "n_burnin": burn_in}
@@ -124,7 +127,7 @@ def their_steps(reference: Any, folder: Path, burn_in: int, policy: int) -> floa
 
 
 def profile_policy_step() -> str:
-    """Where our policy step at equal settings spends its time, by operator."""
+    """Return the time of our policy step at equal settings, by operator."""
     our_steps(PabboTask(EQUAL), POLICY, 1)
     with torch.profiler.profile() as profile:
         our_steps(PabboTask(EQUAL), POLICY, 4)
@@ -132,7 +135,7 @@ def profile_policy_step() -> str:
 
 
 def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[str, Any]], Any]:
-    """Alternating blocks of both; the rows, and the ratios with their spread."""
+    """Return the rows of alternating blocks of both, and the ratios with their spread."""
     task = PabboTask(EQUAL)
     phases = {"burn_in": (BURN_IN, 10), "policy": (POLICY, 4)}
     rows: list[dict[str, Any]] = []
@@ -159,7 +162,7 @@ def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[st
 def train_ours(
     settings: PabboSettings, training: TrainingSettings, folder: Path
 ) -> list[tuple[int, float, bytes]]:
-    """Our recipe by the training core, in this process: (step, CPU s, weights) on the way."""
+    """Train our recipe in this process; return (step, CPU s, weights) of each checkpoint."""
     run = RunDirectory.at(folder)
     stage = TrainStageSettings(training=training)
     batch = training.effective_batch or 1
@@ -179,7 +182,7 @@ def train_ours(
 
 def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldOut,
             settings: EvaluationSettings) -> list[Point]:  # fmt: skip
-    """The regret of one scorer, in both modes."""
+    """Return the regret of one scorer, in both modes."""
     points = []
     for mode, sampled in MODES.items():
         chosen = settings.model_copy(update={"sampled": sampled})
@@ -196,12 +199,12 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
     return points
 
 
-def summarise(points: list[Point]) -> dict[str, Any]:
-    """From when on our training is as good as the reference's end, and from when on better.
+def summarize(points: list[Point]) -> dict[str, Any]:
+    """Return the CPU time from which our training is as good as the reference's end, or better.
 
-    "From when on" is the first point after which all later ones are too, so that a lucky early
-    point does not count. "Better": the mean difference to the reference's end over the same
-    functions lies below zero with its 95 % interval. Each mode is compared with itself.
+    All later points must be as good too, so that a lucky early point does not count. "Better": the
+    mean difference to the reference's end over the same functions is below zero with its 95 %
+    interval. Each mode is compared with itself.
     """
     summary: dict[str, Any] = {}
     for mode in MODES:
@@ -233,24 +236,24 @@ def summarise(points: list[Point]) -> dict[str, Any]:
 
 
 def difference(one: Point, other: Point, name: str) -> dict[str, float]:
-    """Mean difference over the same functions with its 95 % interval."""
+    """Return the mean difference over the same functions with its 95 % interval."""
     gaps = one.by_function[name] - other.by_function[name]
     half = 1.96 * gaps.std(ddof=1) / np.sqrt(len(gaps))
     return {"mean": gaps.mean(), "low": gaps.mean() - half, "high": gaps.mean() + half}
 
 
 def draw(points: list[Point], out: Path) -> None:
-    """Both regret measures over CPU time."""
+    """Plot both regret measures over CPU time."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained", sharex=True)
     titles = {"final": "after 30 duels", "all_steps": "mean over 30 duels"}
     styles = {"best score": "-", "drawn": "--"}
-    colours = {"reference": "C1", "ours": "C0"}
+    colors = {"reference": "C1", "ours": "C0"}
     for axis, (name, title) in zip(axes, titles.items(), strict=True):
-        for method, colour in colours.items():
+        for method, color in colors.items():
             for mode, style in styles.items():
                 chosen = [p for p in points if (p.method, p.mode) == (method, mode)]
                 axis.plot([p.cpu_s for p in chosen], [getattr(p, name) for p in chosen],
-                          style, color=colour, marker=".", label=f"{method}, {mode}")  # fmt: skip
+                          style, color=color, marker=".", label=f"{method}, {mode}")  # fmt: skip
         random = next(p for p in points if p.method == "random")
         axis.axhline(getattr(random, name), color="grey", linestyle=":", label="random search")
         axis.set(xscale="log", yscale="log", xlabel="CPU time (s)", title=title)
@@ -263,7 +266,7 @@ def draw(points: list[Point], out: Path) -> None:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Rows with equal keys."""
+    """Write rows with equal keys."""
     with path.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
@@ -305,11 +308,12 @@ def main(
     points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
     ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # measured here instead
     points_of = {"log_every": 100, "checkpoint_every": 100, "keep_checkpoints": 10, "seed": seed}
-    training = recipe(steps=1000, effective_batch=32).model_copy(update=points_of)
+    training = training_recipe(steps=1000, effective_batch=32).model_copy(update=points_of)
     with TemporaryDirectory() as folder:
         trained = train_ours(ours, training, Path(folder))
     for step, cpu_s, weights in trained:
-        model = restore_model(ours.model, weights)
+        model = PabboModel(ours.model).eval()
+        model.load_state_dict(parse_weights(weights)[0])
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):
         if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:
@@ -324,9 +328,9 @@ def main(
         ends += measure("ours", step, cpu_s, policy_scorer(model), tasks, settings)
         ends += measure("reference", row["step"], row["cpu_s"], score, tasks, settings)
         write_csv(out / "published.csv", [point.row() for point in ends])
-    summary = {"steps_per_second_ratio": ratios, "regret": summarise(points), "threads": threads}
+    summary = {"steps_per_second_ratio": ratios, "regret": summarize(points), "threads": threads}
     if ends:
-        summary["published_functions"] = summarise(ends)
+        summary["published_functions"] = summarize(ends)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

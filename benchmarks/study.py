@@ -1,18 +1,18 @@
-"""The same reduced study with the existing scripts and with raypipe, on the same cores.
+"""One reduced study with the existing scripts and with raypipe, on the same cores.
 
     pip install -e '.[bench]'
     python -m benchmarks.study --reference CHECKOUT/lda_hyperopt
 
 CHECKOUT is the public repository draiqw/lgd, branch SABO, whose cluster script starts
-``run_no_early_stop.py`` in a process for each algorithm and seed; so does this, as many at a time
-as there are cores, each with one job of scikit-learn: more at a time, or more jobs each, only
+``run_no_early_stop.py`` in a process per algorithm and seed. This benchmark does the same, with as
+many concurrent processes as cores and one scikit-learn job each: more processes or jobs only
 compete for the cores, and the number of jobs changes the values. raypipe then runs
 ``configs/pabbo_lda.yaml`` on the same corpus, seeds and passes with its counterparts, in one
-command, with its cache off, for as many iterations of each optimiser as the scripts make (its
-batches are no smaller than theirs). How well it uses the cores is measured there and again with a
-study's 60 passes, with which the scripts would take hours.
+command, without its cache, for as many iterations of each optimizer as the scripts make (its
+batches are at least as large). The use of the cores is measured there and again with the 60 passes
+of a study, which would take the scripts hours.
 
-Both times are of whole commands, imports and the start of Ray included. PABBO's model, which has
+Both times are of whole commands, including imports and the start of Ray. PABBO's model, which has
 no counterpart in the scripts (their PABBO_Simple has none), is trained before and not counted.
 
 Results: ``benchmarks/results/study/<corpus>.json``.
@@ -44,7 +44,7 @@ from raypipe.provenance import git_commit, package_version
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 
-#: what both have, by the names of either
+#: algorithms of both, by their names
 COUNTERPARTS = {"GA": "ga", "ES": "es", "PABBO_Simple": "pabbo_small", "SABO": "sabbo"}
 FIRST_SEED, BATCH_SIZE, PASSES = 42, 2048, 60
 GOAL_RATIO, GOAL_EFFICIENCY, TOLERANCE = 10.0, 0.95, 0.002
@@ -59,14 +59,14 @@ Values = dict[tuple[int, int], float]
 
 
 def environment(**changed: str) -> dict[str, str]:
-    """One thread for each process."""
+    """Return the environment of a process with one thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **changed}
 
 
 def run_scripts(
     reference: Path, data: Path, seeds: int, passes: int, iterations: int, folder: Path
 ) -> dict[str, Any]:
-    """All processes of the existing scripts; seconds, values and distinct T a process."""
+    """Run all processes of the scripts; return seconds, values and distinct T per process."""
 
     def one(algorithm: str, seed: int) -> str:
         command = [sys.executable, "run_no_early_stop.py", "--algorithms", algorithm]
@@ -108,7 +108,7 @@ def run_scripts(
 def run_raypipe(
     corpus: str, data: Path, seeds: int, passes: int, iterations: int, folder: Path
 ) -> dict[str, Any]:
-    """The whole command; seconds, values and how well the cores were used."""
+    """Run the whole command; return seconds, values and the use of the cores."""
     run = RunDirectory.at(folder / "run")
     options = {
         "data.source": "bow",
@@ -155,7 +155,7 @@ def run_raypipe(
 def main(
     reference: Annotated[Path, typer.Option(help="the folder lda_hyperopt of the scripts")],
     corpus: Annotated[str, typer.Option(help="a corpus of the published study")] = "agnews",
-    seeds: Annotated[int, typer.Option(help="runs an algorithm")] = 2,
+    seeds: Annotated[int, typer.Option(help="runs per algorithm")] = 2,
     passes: Annotated[int, typer.Option(help="of LDA; a study's 60 take the scripts long")] = 5,
     iterations: Annotated[int, typer.Option(help="of the scripts' algorithms")] = 4,
     out: Annotated[Path, typer.Option(help="folder of the results")] = Path(

@@ -1,9 +1,9 @@
-"""The documentation page of a study, from its run directory.
+"""Documentation page of a study, made from its run directory.
 
 ``python -m benchmarks.study_page RUN_DIR --out docs/studies/NAME`` writes ``results.md`` and the
-figures (PNG and SVG) into the folder and nothing else there: what is said about them is written by
-hand, in a file of its own. For the published corpora the published values stand beside ours, from
-``$RAYPIPE_DATA`` or ``../shared/data``.
+figures (PNG and SVG) into the folder and nothing else: the text about them is in another file. For
+the published corpora the published values, from ``$RAYPIPE_DATA`` or ``../shared/data``, stand next
+to ours.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from experiments.pabbo_lda.aggregation import MEASURES
-from experiments.pabbo_lda.figures import figures
-from experiments.pabbo_lda.marks import by_optimizer
-from experiments.pabbo_lda.progress import quartiles
+from experiments.pabbo_lda.figures.optimizer_styles import by_optimizer
+from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.report_sections import findings
+from experiments.pabbo_lda.study.aggregation import MEASURES
+from experiments.pabbo_lda.study.convergence import quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
-from raypipe.report.page import findings
 from raypipe.report.plots import encode, slug
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables
@@ -34,7 +34,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 PROJECT = Path(__file__).resolve().parents[1]
 KINDS = ("excess_by_evaluation", "solved", "final_boxes")
-#: what a study of recorded values does not have
+#: figures that a study of recorded values does not have
 OF_TIME = ("excess_by_time",)
 SETTINGS = ("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter")
 SETTINGS += ("batch_size", "precision")
@@ -44,29 +44,29 @@ PACKAGES = ("python", "raypipe", "ray", "torch", "scikit_learn")
 PUBLISHED = ("GA", "ES", "PABBO", "SABBO")
 
 
-#: what the section on speed shows: text, column of ``convergence``, how a number is written
+#: entries of the section on speed: text, column of ``convergence``, format of a number
 _SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("Evaluations beyond the start to within 5 %",
+    ("Evaluations after the start to within 5 %",
      "evaluations_beyond_start_to_5_percent", number),
-    ("Evaluations beyond the start to within 1 %",
+    ("Evaluations after the start to within 1 %",
      "evaluations_beyond_start_to_1_percent", number),
-    ("CPU time of a study's own evaluations to within 1 %, the start included",
+    ("CPU time of a study's evaluations to within 1 %, including the start",
      "time_to_1_percent_s", duration),
     ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
-     "beyond the start, 0 is perfect", "area_under_curve", number),
+     "after the start, 0 is perfect", "area_under_curve", number),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published final values by corpus and method; distinct T of a run of each method."""
+    """Published final values by corpus and method, and distinct T per run of each method."""
 
     values: Mapping[str, Mapping[str, Mapping[str, float]]]
     evaluations: Mapping[str, float]
 
     @classmethod
     def read(cls, folder: Path) -> Published:
-        """From the folder ``lda_published``."""
+        """Return the values in the folder ``lda_published``."""
         start = json.loads((folder / "lda_init_population.json").read_text())["initial_population"]
         table = pd.read_csv(folder / "evaluations.csv.gz")
         values = json.loads((folder / "summary_tables/best_perplexity_mean_std.json").read_text())
@@ -74,7 +74,7 @@ class Published:
 
 
 def published_counts(table: pd.DataFrame, start: Sequence[int]) -> dict[str, float]:
-    """Distinct T a published run has used, its start included: the mean over all runs."""
+    """Return the mean number of distinct T per published run, including its start."""
     counts = {}
     for method in PUBLISHED:
         seen = table[[method in names.split("+") for names in table["seen_by"]]]
@@ -84,13 +84,13 @@ def published_counts(table: pd.DataFrame, start: Sequence[int]) -> dict[str, flo
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A pipe table."""
+    """Return a pipe table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def by_corpus(table: pd.DataFrame, column: str, write: str = "{}") -> dict[str, list[str]]:
-    """The cells of each optimiser, one a corpus in alphabetical order."""
+    """Return the cells of each optimizer, one per corpus in alphabetical order."""
     wide = table.pivot(index="optimizer", columns="dataset", values=column)
     return {
         name: [MISSING if pd.isna(value) else write.format(value) for value in wide.loc[name]]
@@ -99,17 +99,17 @@ def by_corpus(table: pd.DataFrame, column: str, write: str = "{}") -> dict[str, 
 
 
 def corpora_of(table: pd.DataFrame) -> list[str]:
-    """The corpora in alphabetical order."""
+    """Return the corpora in alphabetical order."""
     return sorted(table["dataset"].unique())
 
 
 def lines_of(cells: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """The lines of a table, an optimiser each."""
+    """Return the lines of a table, one per optimizer."""
     return [[f"`{name}`", *rest] for name, rest in cells.items()]
 
 
 def final_values(tables: Tables, published: Published | None) -> str:
-    """Mean and sample standard deviation of the final values, the published ones below."""
+    """Return mean and sample standard deviation of the final values, the published ones below."""
     summary = tables["summary"]
     texts = [f"{m:.2f} ± {s:.2f}" for m, s in zip(summary["mean"], summary["std"], strict=True)]
     made = summary.groupby("optimizer")["evaluations_mean"].mean()
@@ -121,11 +121,11 @@ def final_values(tables: Tables, published: Published | None) -> str:
             found = [published.values.get(name, {}).get(method) for name in datasets]
             texts = [f"{v['mean']:.2f} ± {v['std']:.2f}" if v else MISSING for v in found]
             lines.append([f"published {method}", *texts, f"{count:.1f}"])
-    return markdown_table(["optimiser", *datasets, "evaluations made"], lines)
+    return markdown_table(["optimizer", *datasets, "evaluations made"], lines)
 
 
 def at_published_counts(tables: Tables, published: Published) -> str:
-    """Each published mean against ours after its method's own number of evaluations."""
+    """Return each published mean next to ours after the number of evaluations of its method."""
     anytime = tables["anytime"]
     datasets = corpora_of(anytime)
     longest = int(anytime.groupby("dataset")["evaluation"].max().min())
@@ -137,14 +137,14 @@ def at_published_counts(tables: Tables, published: Published) -> str:
         lines.append([f"**published {method}**", f"{used:.1f}", *texts])
         ours = by_corpus(anytime[anytime["evaluation"] == count], "best_value_mean", "{:.2f}")
         lines += lines_of({name: [str(count), *cells] for name, cells in ours.items()})
-    return markdown_table(["optimiser", "evaluations", *datasets], lines)
+    return markdown_table(["optimizer", "evaluations", *datasets], lines)
 
 
 def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = number) -> str:
-    """Median and quartiles over runs of a column of ``convergence``.
+    """Return median and quartiles over runs of a column of ``convergence``.
 
-    A missing value is censored: it counts as larger than any other, and the cell says for how many
-    runs there is one.
+    A missing value is censored: it counts as larger than any other, and the cell gives the number
+    of runs with a value.
     """
     rows = []
     for (dataset, optimizer), runs in reached.groupby(["dataset", "optimizer"]):
@@ -156,15 +156,15 @@ def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = n
             cell += f" ({values.count()}/{len(runs)})"
         rows.append({"dataset": dataset, "optimizer": optimizer, "cell": cell})
     table = pd.DataFrame(rows)
-    return markdown_table(["optimiser", *corpora_of(table)], lines_of(by_corpus(table, "cell")))
+    return markdown_table(["optimizer", *corpora_of(table)], lines_of(by_corpus(table, "cell")))
 
 
 def ranking(tables: Tables, measure: str) -> str:
-    """Average ranks by corpus and across corpora, and what the tests say."""
+    """Return average ranks by corpus and across corpora, and the outcomes of the tests."""
     ranks = tables["rankings"][tables["rankings"]["measure"] == measure]
     datasets = corpora_of(ranks)
     cells = by_corpus(ranks, "average_rank", "{:.2f}")
-    header = ["optimiser", *datasets]
+    header = ["optimizer", *datasets]
     pairs = tables["comparisons"][tables["comparisons"]["measure"] == measure]
     against = tables.get("against_control", pd.DataFrame())
     against = pairs[:0] if against.empty else against[against["measure"] == measure]
@@ -183,7 +183,7 @@ def ranking(tables: Tables, measure: str) -> str:
 
 
 def _agreement(across: pd.Series) -> str:
-    """What the corpora have in common; a p-value only where there are enough of them."""
+    """Return the agreement of the corpora; a p-value only if there are enough of them."""
     text = f"- across corpora: Kendall's W = {number(across['kendalls_w'])}"
     if pd.notna(across["p_value"]):
         text += f", p {probability(float(across['p_value']))}"
@@ -203,7 +203,7 @@ def _tests(ranks: pd.DataFrame, pairs: pd.DataFrame, against: pd.DataFrame) -> s
 
 
 def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
-    """What the numbers come from: settings, evaluations, time, code and packages."""
+    """Return the origin of the numbers: settings, evaluations, time, code and packages."""
     lines = []
     chosen = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
     if settings.get("start"):
@@ -238,7 +238,7 @@ def page(
     pictures: Sequence[tuple[str, str]],
     published: Published | None,
 ) -> str:
-    """The text of ``results.md``; ``pictures`` are captions and file names without extension."""
+    """Return the text of ``results.md``; ``pictures`` are captions and names without extension."""
     reached = tables["convergence"]
     parts = [
         f"# {title}\n\nMade by `python -m benchmarks.study_page`; do not edit. Lower is better.",
@@ -253,10 +253,10 @@ def page(
             at_published_counts(tables, published),
         ]
     parts.append(
-        "## How fast\n\nMedian [quartiles] over runs. A run that never came as close counts as "
-        f"later than any other; {MISSING} is a quartile that lies among such runs, and in brackets "
-        "is how many did come. The best known value of a corpus and seed is the smallest that any "
-        "study of this run has seen."
+        "## Speed\n\nMedian [quartiles] over runs. A run that never came as close counts as later "
+        f"than any other; {MISSING} is a quartile among such runs, and the number of runs that "
+        "did come as close is in parentheses. The best known value of a corpus and seed is the "
+        "smallest one of any study of this run."
     )
     for text, column, write in _SPREADS:
         if column.endswith("_s") and settings.get("objective") == "tabular":
@@ -264,8 +264,8 @@ def page(
         parts.append(f"{text}:\n\n{spread(reached, column, write)}")
     parts.append(
         "## Rankings\n\nAverage ranks, 1 is best, with runs as blocks: Friedman's test, then "
-        "Wilcoxon's signed-rank test with Holm's correction, for every pair and, as a family of "
-        "its own that fewer runs can decide, for every optimiser against random search."
+        "Wilcoxon's signed-rank test with Holm's correction, for every pair and, as a separate "
+        "family that fewer runs can decide, for every optimizer against random search."
     )
     parts += [f"### By {heading(name)}\n\n{ranking(tables, name)}" for name in MEASURES]
     parts.append("## Figures")

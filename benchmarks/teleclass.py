@@ -32,10 +32,11 @@ from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from experiments.teleclass.embeddings import Embeddings
 from experiments.teleclass.model import build_classifier
-from experiments.teleclass.phases.refine import refine
+from experiments.teleclass.phases.refine import run_refine
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
+    TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
 from raypipe.launch.inline import InlineLauncher
@@ -95,7 +96,7 @@ def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
         stage = Stage("refine", print, reads=("data", "encode", "refine"))
         context = StageContext(stage, session)
         clock, cpu = time.perf_counter(), time.process_time()
-        refine(corpus, context)
+        run_refine(corpus, context)
         seconds, cpu = time.perf_counter() - clock, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"documents": documents, "seconds": seconds, "cpu_s": cpu, "peak_bytes": peak}

@@ -1,16 +1,69 @@
 """raypipe: a parallel experiment runner on Ray.
 
 One experiment, one YAML file, one command; every result is a row in Parquet.
+
+The public API for experiments is imported on first use, so that ``import raypipe`` is quick.
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
-from raypipe.errors import ConfigError
-from raypipe.pipeline.experiment import Experiment, Stage, Unit
+if TYPE_CHECKING:
+    from raypipe.config.settings import Operational, Settings
+    from raypipe.errors import ConfigError, UnitError
+    from raypipe.pipeline.context import StageContext
+    from raypipe.pipeline.experiment import Experiment, Stage, Unit
+    from raypipe.pipeline.launcher import PoolOptions
+    from raypipe.pipeline.stages import hardware_stage, train_stage
+    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.storage.tables import Column, Table
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import Loss, TrainTask
 
-__all__ = ["ConfigError", "Experiment", "Stage", "Unit", "__version__"]
+__all__ = [
+    "Column",
+    "ConfigError",
+    "Experiment",
+    "Loss",
+    "Operational",
+    "PoolOptions",
+    "RunDirectory",
+    "Settings",
+    "Stage",
+    "StageContext",
+    "Table",
+    "TrainStageSettings",
+    "TrainTask",
+    "Unit",
+    "UnitError",
+    "__version__",
+    "hardware_stage",
+    "train_stage",
+]
+
+_MODULES = {
+    "raypipe.config.settings": ("Operational", "Settings"),
+    "raypipe.errors": ("ConfigError", "UnitError"),
+    "raypipe.pipeline.context": ("StageContext",),
+    "raypipe.pipeline.experiment": ("Experiment", "Stage", "Unit"),
+    "raypipe.pipeline.launcher": ("PoolOptions",),
+    "raypipe.pipeline.stages": ("hardware_stage", "train_stage"),
+    "raypipe.storage.run_directory": ("RunDirectory",),
+    "raypipe.storage.tables": ("Column", "Table"),
+    "raypipe.training.settings": ("TrainStageSettings",),
+    "raypipe.training.task": ("Loss", "TrainTask"),
+}
 
 try:
     __version__ = version("raypipe-runner")
 except PackageNotFoundError:  # a source tree on sys.path that was never installed
     __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the public API. Raises AttributeError if there is none."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'raypipe' has no attribute {name!r}")

@@ -130,3 +130,10 @@ def test_help_and_small_processes_are_quick(code: str) -> None:
         [sys.executable, "-c", code + shown], capture_output=True, text=True, check=True
     )
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_every_name_of_the_public_api_can_be_imported() -> None:
+    import raypipe
+
+    assert all(getattr(raypipe, name) is not None for name in raypipe.__all__)
+    assert {name for names in raypipe._MODULES.values() for name in names} < set(raypipe.__all__)

@@ -102,8 +102,7 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
     ledger = Ledger(run, writable=False)
     opened = time.perf_counter()
-    names = [name for name in ledger.tables() if name not in results.INTERNAL]
-    results.write_tables(RunDirectory.at(folder / "copy"), ledger, names, "copy")
+    results.write_tables(RunDirectory.at(folder / "copy"), ledger, {}, "copy")
     written = time.perf_counter()
     return {
         "evaluations": ledger.count("evaluations"),

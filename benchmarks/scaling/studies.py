@@ -1,4 +1,4 @@
-"""Studies of the main job whose evaluations are looked up: all that is left is raypipe's work."""
+"""Studies of the main job on recorded values, so that only raypipe's own work remains."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _TOPICS = np.array([2, 10, 50, 200, 500, 1000])
 
 
 def configuration(evaluations: int, folder: Path) -> str:
-    """About so many evaluations: studies of 80, half by each optimiser; their values are made up.
+    """Return a configuration of about this many evaluations: studies of 80, with made-up values.
 
-    The two share their start of 20 evaluations, so that a pair of studies has 140.
+    Two optimizers share their start of 20 evaluations, so that a pair of studies has 140.
     """
     runs = max(2, round(evaluations / (2 * EVALUATIONS - 20)))
     draw = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What every trial trains: a small language model, with a clock around its steps."""
+"""Training of every trial: a small language model, with a clock around its steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import LanguageModel, tiny
-from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
-from raypipe.config.settings import Settings
+from experiments.lm_pretrain.training import LanguageModelTask
+from raypipe.config.settings import Operational, Settings
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.run_directory import RunDirectory
@@ -32,7 +33,7 @@ class TrialSettings(Settings):
     """The settings of the benchmark's experiment."""
 
     steps: int
-    clock: str
+    clock: Operational[str]
     train: TrainStageSettings = TrainStageSettings()
 
 
@@ -90,13 +91,13 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
 
 
 def _stages(settings: TrialSettings) -> Sequence[Stage]:
+    return [train_stage("train", settings.train, _build_task)]
+
+
+def _build_task(settings: Any, run_dir: RunDirectory | None) -> TimedTask:
+    del run_dir
     batch = settings.train.training.effective_batch or 1
-
-    def build_task(run: RunDirectory | None) -> TimedTask:
-        del run
-        return make_task(settings.steps, batch, settings.clock)
-
-    return [train_stage("train", settings.train, build_task, {})]
+    return make_task(settings.steps, batch, settings.clock)
 
 
 EXPERIMENT = Experiment("sweep_benchmark", 1, TrialSettings, _stages)

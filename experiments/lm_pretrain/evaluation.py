@@ -1,4 +1,4 @@
-"""The trained model on the held-out text, beside what knows only how frequent each token is."""
+"""Evaluation on held-out text: the trained model, and a unigram baseline."""
 
 from __future__ import annotations
 
@@ -10,52 +10,50 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from experiments.common.blocks import Split
+from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
-from experiments.lm_pretrain.packed import PackedTokens
-from experiments.lm_pretrain.shards import Split, TokenFolder, run_folder
+from experiments.lm_pretrain.shards import TokenFolder, run_folder
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
-#: tokens a forward; on a GPU its logits of 50,000 tokens take 1.6 GB
+#: tokens per forward pass; the logits of 50,000 different tokens then take 1.6 GB
 _AT_ONCE = 8192
 
 
-def evaluate(context: StageContext, model: LmSettings, trial_id: str, *, on_gpu: bool) -> None:
-    """Rows of ``measures``: of the language model, and of the baseline on the same tokens."""
+def run_evaluate(context: StageContext) -> None:
+    """Record the measures of the language model and of the baseline on the same tokens."""
     folder = run_folder(context.run_dir)
-    index = folder.index()
+    index, model = folder.index(), model_of(folder, context.settings.model)
     predicted = len(PackedTokens(folder, "held_out", model.context)) * model.context
-    losses = {
-        "language model": context.call(
-            "evaluate", held_out_loss, context.run_dir, model, trial_id, on_gpu=on_gpu
-        ),
-        "unigram": unigram_loss(folder, predicted, model.vocabulary),
-    }
+    on_gpu = context.stage.on_gpu
+    loss = context.call("evaluate", held_out_loss, context.run_dir, model, on_gpu=on_gpu)
+    losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
     tokens_per_byte = index.tokens["held_out"] / index.bytes["held_out"]
     for method, loss in losses.items():
-        measured = {
+        measures = {
             "loss": loss,
             "perplexity": math.exp(loss),
             "bits_per_byte": loss / math.log(2) * tokens_per_byte,
         }
-        row = {"method": method, "tokens": predicted, **measured}
+        row = {"method": method, "tokens": predicted, **measures}
         context.ledger.put("measures", {method: row})
-        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measures.items())}")
 
 
-def load_model(run: RunDirectory, settings: LmSettings, trial_id: str) -> LanguageModel:
-    """The trained model of a run, on a GPU where the task has one, for evaluation."""
+def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
+    """Return a run's trained model for evaluation, on a GPU if the task has one."""
     model = LanguageModel(settings)
-    model.load_state_dict(read_weights(run, run.model(trial_id))[0])
+    model.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
-def held_out_loss(run: RunDirectory, settings: LmSettings, trial_id: str) -> float:
-    """Task: the mean cross-entropy of the held-out tokens, in nats, in single precision."""
-    model = load_model(run, settings, trial_id)
+def held_out_loss(run_dir: RunDirectory, settings: LmSettings) -> float:
+    """Return the mean cross-entropy of the held-out tokens in nats, in single precision."""
+    model = load_model(run_dir, settings)
     device = model.embedding.weight.device
-    samples = PackedTokens(run_folder(run), "held_out", settings.context)
+    samples = PackedTokens(run_folder(run_dir), "held_out", settings.context)
     total = 0.0
     with torch.inference_mode():
         for batch in DataLoader(samples, max(1, _AT_ONCE // settings.context)):
@@ -66,9 +64,9 @@ def held_out_loss(run: RunDirectory, settings: LmSettings, trial_id: str) -> flo
 
 
 def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:
-    """Cross-entropy of the held-out tokens 1 to ``predicted`` under the training ones' shares.
+    """Return the cross-entropy of held-out tokens 1 to ``predicted`` in nats per token.
 
-    In nats. Each token is counted once more than it occurs, so that none is impossible.
+    Their probabilities are the frequencies in the training tokens, with add-one smoothing.
     """
     counts = _counts(folder, "train", 0, vocabulary) + 1
     held_out = _counts(folder, "held_out", 1, vocabulary, predicted + 1)
@@ -79,7 +77,7 @@ def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:
 def _counts(
     folder: TokenFolder, split: Split, start: int, vocabulary: int, end: int | None = None
 ) -> NDArray[np.int64]:
-    """How often each token occurs among the tokens ``[start, end)`` of a split."""
+    """Count each token among the tokens ``[start, end)`` of a split."""
     counts = np.zeros(vocabulary, np.int64)
     passed = 0
     for shard in folder.maps(split):

@@ -1,7 +1,7 @@
-"""The trained model as Hugging Face's ``transformers`` reads it, with its tokenizer.
+"""Export of the trained model and its tokenizer to Hugging Face's ``transformers``.
 
-A directory that ``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer.from_pretrained``
-open; the logits and the tokens are equal. To write it takes no ``transformers``.
+``AutoModelForCausalLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` read the directory;
+logits and tokens are equal. Writing it does not need ``transformers``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from safetensors.torch import save as save_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from experiments.lm_pretrain.dataset import model_of
 from experiments.lm_pretrain.model import NORM_EPSILON, LmSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END, END_OF_TEXT, TextTokenizer
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
@@ -25,33 +27,41 @@ _GPT2 = ("layer", "learned", "gelu")
 
 
 def check_exportable(settings: LmSettings) -> None:
-    """Refuse parts that are together in no architecture of the library.
+    """Reject a combination of parts that no architecture of the library has.
 
     Raises:
-        ValueError: with the keys that decide.
+        ValueError: names the settings and the allowed combinations.
 
     """
     if _parts(settings) not in (_LLAMA, _GPT2):
         norm, positions, mlp = _parts(settings)
         raise ValueError(
             f"export: model.norm = {norm}, model.positions = {positions} and model.mlp = {mlp} are "
-            "together in no architecture; export rms, rotary and swiglu (LlamaForCausalLM) or "
+            "not an architecture of transformers; use rms, rotary and swiglu (LlamaForCausalLM) or "
             "layer, learned and gelu (GPT2LMHeadModel), or leave export out"
         )
 
 
-def export(run: RunDirectory, settings: LmSettings, trial_id: str, folder: str) -> None:
-    """Task: write a run's model and tokenizer to a folder of its directory.
+def run_export(context: StageContext) -> None:
+    """Write the trained model and its tokenizer to ``artifacts/export/hf``."""
+    folder = context.run_dir.artifact("export", "hf")
+    model = model_of(run_folder(context.run_dir), context.settings.model)
+    context.call("export", export, context.run_dir, model, folder)
+    context.say(f"for AutoModelForCausalLM.from_pretrained: {folder}")
+
+
+def export(run_dir: RunDirectory, settings: LmSettings, folder: str) -> None:
+    """Write a run's model and tokenizer to a folder of its directory.
 
     Raises:
-        ValueError: what :func:`check_exportable` raises.
-        DamagedError: the tokenizer.
+        ValueError: see :func:`check_exportable`.
+        DamagedError: the tokenizer is missing or damaged.
 
     """
     check_exportable(settings)
-    state, _ = read_weights(run, run.model(trial_id))
+    state, _ = read_weights(run_dir, run_dir.model("train"))
     tensors = {name: part.contiguous() for name, part in renamed(state, settings).items()}
-    tokenizer = run_folder(run).tokenizer()
+    tokenizer = run_folder(run_dir).tokenizer()
     files = {
         "model.safetensors": save_tensors(tensors, metadata={"format": "pt"}),
         "config.json": _json(architecture(settings)),
@@ -63,17 +73,17 @@ def export(run: RunDirectory, settings: LmSettings, trial_id: str, folder: str) 
                 "eos_token": END,
                 "model_max_length": settings.context,
                 "clean_up_tokenization_spaces": False,
-                # the end of a text that is spelled out in a text is text
+                # an end of text that is spelled out in a text is text
                 "split_special_tokens": True,
             }
         ),
     }
     for name, content in files.items():
-        run.write(f"{folder}/{name}", content)
+        run_dir.write(f"{folder}/{name}", content)
 
 
 def architecture(settings: LmSettings) -> dict[str, Any]:
-    """What ``config.json`` says of the model."""
+    """Return the content of ``config.json``."""
     s = settings
     common = {
         "vocab_size": s.vocabulary,
@@ -93,7 +103,7 @@ def architecture(settings: LmSettings) -> dict[str, Any]:
             "max_position_embeddings": s.context,
             "hidden_act": "silu",
             "rms_norm_eps": NORM_EPSILON,
-            # the name up to version 4, and the one from 5 on
+            # the key up to version 4, and the key from version 5 on
             "rope_theta": s.rope_base,
             "rope_parameters": {"rope_type": "default", "rope_theta": s.rope_base},
             "attention_bias": False,
@@ -117,28 +127,28 @@ def architecture(settings: LmSettings) -> dict[str, Any]:
 
 
 def renamed(state: Mapping[str, Tensor], settings: LmSettings) -> dict[str, Tensor]:
-    """The weights of a model by the library's names."""
+    """Return the weights of a model by the library's names."""
     return (_llama if _parts(settings) == _LLAMA else _gpt2)(state, settings.layers)
 
 
 def library_tokenizer(tokenizer: TextTokenizer) -> Tokenizer:
-    """A tokenizer as the library ``tokenizers`` has it.
+    """Return a tokenizer of the library ``tokenizers``.
 
-    One of characters leaves out those that it does not know, where ours refuses them.
+    A tokenizer of characters skips unknown characters there, and rejects them here.
     """
     if tokenizer.kind == "bpe":
         return Tokenizer.from_str(tokenizer.content)
     if tokenizer.kind == "bytes":
         letters = _byte_letters()
-        found = Tokenizer(models.BPE({END: END_OF_TEXT} | {c: b + 1 for b, c in letters}, []))
-        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        found.decoder = decoders.ByteLevel()
+        converted = Tokenizer(models.BPE({END: END_OF_TEXT} | {c: b + 1 for b, c in letters}, []))
+        converted.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        converted.decoder = decoders.ByteLevel()
     else:
         places = {character: n for n, character in enumerate(tokenizer.content, start=1)}
-        found = Tokenizer(models.BPE({END: END_OF_TEXT} | places, []))
-        found.decoder = decoders.Fuse()
-    found.add_special_tokens([END])
-    return found
+        converted = Tokenizer(models.BPE({END: END_OF_TEXT} | places, []))
+        converted.decoder = decoders.Fuse()
+    converted.add_special_tokens([END])
+    return converted
 
 
 def _parts(settings: LmSettings) -> tuple[str, str, str]:
@@ -146,7 +156,7 @@ def _parts(settings: LmSettings) -> tuple[str, str, str]:
 
 
 def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    found = {"model.embed_tokens.weight": state["embedding.weight"]}
+    weights = {"model.embed_tokens.weight": state["embedding.weight"]}
     for n in range(layers):
         ours, theirs = f"layers.{n}.", f"model.layers.{n}."
         queries, keys, values = state[f"{ours}attention.query_key_value.weight"].chunk(3)
@@ -162,13 +172,13 @@ def _llama(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
             "mlp.up_proj": up,
             "mlp.down_proj": state[f"{ours}feed_forward.down.weight"],
         }
-        found |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
-    return found | {"model.norm.weight": state["norm.weight"]} | _head(state)
+        weights |= {f"{theirs}{name}.weight": weight for name, weight in parts.items()}
+    return weights | {"model.norm.weight": state["norm.weight"]} | _head(state)
 
 
 def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """GPT-2 has its matrices the other way round, and biases everywhere, which are zero here."""
-    found = {
+    """Return GPT-2's weights: its matrices are transposed, and its biases are zero here."""
+    weights = {
         "transformer.wte.weight": state["embedding.weight"],
         "transformer.wpe.weight": state["positions.weight"],
     }
@@ -183,20 +193,20 @@ def _gpt2(state: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
         matrices[f"{theirs}mlp.c_fc"] = state[f"{ours}feed_forward.up.weight"]
         matrices[f"{theirs}mlp.c_proj"] = state[f"{ours}feed_forward.down.weight"]
     for name, weight in {**norms, **matrices}.items():
-        found[f"{name}.weight"] = weight.T if name in matrices else weight
-        found[f"{name}.bias"] = weight.new_zeros(len(weight))
-    return found | _head(state)
+        weights[f"{name}.weight"] = weight.T if name in matrices else weight
+        weights[f"{name}.bias"] = weight.new_zeros(len(weight))
+    return weights | _head(state)
 
 
 def _head(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The output matrix, where it is not that of the embedding."""
+    """Return the output matrix, unless it is the embedding."""
     return {"lm_head.weight": state["head.weight"]} if "head.weight" in state else {}
 
 
 def _byte_letters() -> list[tuple[int, str]]:
-    """Each byte with the letter that stands for it in a byte-level BPE (Radford et al. 2019).
+    """Return each byte with its letter in a byte-level BPE (Radford et al. 2019).
 
-    Printable bytes of Latin-1 are themselves, the others the letters from U+0100 on.
+    Printable bytes of Latin-1 stand for themselves, the others for the letters from U+0100 on.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))

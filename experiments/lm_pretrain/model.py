@@ -1,10 +1,10 @@
 """A decoder-only transformer: tokens in, logits of each next token out.
 
-Normalisation comes before each block and once more before the output (Radford et al. 2019,
-Language models are unsupervised multitask learners, section 2.3). Nothing has a bias, as in PaLM
-(Chowdhery et al. 2022, section 2). The parts to choose from: RMSNorm (Zhang, Sennrich 2019) or
-LayerNorm (Ba et al. 2016), rotary (Su et al. 2021, RoFormer) or learned positions, SwiGLU
-(Shazeer 2020, GLU variants improve transformer) or two matrices with GELU between them.
+Each block is normalized before it, and the output once more (Radford et al. 2019, Language models
+are unsupervised multitask learners, section 2.3). There are no biases, as in PaLM (Chowdhery et al.
+2022, section 2). The parts to choose from: RMSNorm (Zhang, Sennrich 2019) or LayerNorm (Ba et al.
+2016), rotary (Su et al. 2021, RoFormer) or learned positions, SwiGLU (Shazeer 2020, GLU variants
+improve transformer) or two matrices with GELU between them.
 """
 
 from __future__ import annotations
@@ -24,27 +24,32 @@ NORM_EPSILON = 1e-5
 
 
 class LmSettings(Settings):
-    """The size and the parts of the transformer; the defaults are the tiny one."""
+    """Size and parts of the transformer; the defaults are the size `tiny`."""
 
-    vocabulary: PositiveInt = Field(256, description="number of different tokens")
-    width: PositiveInt = Field(128, description="width of a token, d_model")
-    heads: PositiveInt = Field(4, description="attention heads")
-    layers: PositiveInt = Field(4, description="decoder layers")
-    feed_forward: PositiveInt = Field(384, description="hidden width of the feed-forward block")
-    context: PositiveInt = Field(64, description="longest sequence, in tokens")
+    vocabulary: PositiveInt = Field(256, description="Number of different tokens.")
+    width: PositiveInt = Field(128, description="Width of a token's representation (d_model).")
+    heads: PositiveInt = Field(4, description="Attention heads per layer; divides `width`.")
+    layers: PositiveInt = Field(4, description="Decoder layers.")
+    feed_forward: PositiveInt = Field(384, description="Hidden width of the feed-forward block.")
+    context: PositiveInt = Field(64, description="Length of a sequence, in tokens.")
     dropout: float = Field(
-        0.0, ge=0, lt=1, description="of embeddings, attention weights and block outputs"
+        0.0, ge=0, lt=1, description="Dropout of embeddings, attention weights and block outputs."
     )
-    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm")
+    norm: Literal["rms", "layer"] = Field("rms", description="RMSNorm or LayerNorm.")
     positions: Literal["rotary", "learned"] = Field(
-        "rotary", description="queries and keys turned by their position, or an embedding each"
+        "rotary",
+        description="Positions: rotation of queries and keys, or a learned embedding per position.",
     )
     mlp: Literal["swiglu", "gelu"] = Field(
-        "swiglu", description="feed-forward block of three matrices or of two"
+        "swiglu",
+        description="Feed-forward block: SwiGLU with three matrices, or GELU with two.",
     )
-    tied: bool = Field(False, description="one matrix for the embedding and the output")
+    tied: bool = Field(
+        False, description="Whether the output matrix is the embedding (weight tying)."
+    )
     rope_base: PositiveFloat = Field(
-        10_000.0, description="of the rotary wavelengths: the longest is about 2 pi times it"
+        10_000.0,
+        description="Base of the rotary wavelengths; the longest is about 2 pi times the base.",
     )
 
     @model_validator(mode="after")
@@ -53,8 +58,9 @@ class LmSettings(Settings):
             raise ValueError(f"heads={self.heads} must divide width={self.width}")
         if self.positions == "rotary" and self.head_width % 2:
             raise ValueError(
-                f"width={self.width} over heads={self.heads} is {self.head_width} a head; rotary "
-                "positions turn pairs and need an even number: change one or use learned ones"
+                f"width={self.width} over heads={self.heads} is {self.head_width} per head; "
+                "rotary positions turn pairs and need an even number: change one of them, or use "
+                "learned positions"
             )
         return self
 
@@ -65,12 +71,12 @@ class LmSettings(Settings):
 
 
 def tiny() -> LmSettings:
-    """About 0.92 M parameters: bytes as tokens, for a CPU."""
+    """Return a size of about 0.92 M parameters: bytes as tokens, for a CPU."""
     return LmSettings()
 
 
 def medium() -> LmSettings:
-    """About 75 M parameters; about 52 M with ``mlp="gelu"`` and ``tied=True``."""
+    """Return a size of about 75 M parameters; 52 M with ``mlp="gelu"`` and ``tied=True``."""
     return LmSettings(
         vocabulary=20_000,
         width=512,
@@ -83,7 +89,7 @@ def medium() -> LmSettings:
 
 
 def large() -> LmSettings:
-    """About 757 M parameters."""
+    """Return a size of about 757 M parameters."""
     return LmSettings(
         vocabulary=50_000,
         width=1280,
@@ -96,14 +102,14 @@ def large() -> LmSettings:
 
 
 def flops_per_token(settings: LmSettings) -> int:
-    """Floating-point operations of a token's forward and backward, at the full context.
+    """Return the model FLOPs of a token, forward and backward pass, at the full context.
 
-    Model FLOPs as in PaLM (Chowdhery et al. 2022, appendix B): ``6 N + 12 layers width context``.
-    ``N`` counts the weights that a token is multiplied by: the matrices of the layers and the
-    output projection (also where it is tied), not the embeddings, which are looked up. The second
-    term is the queries by the keys and the weights by the values, over the whole square: that half
-    of it is masked is not deducted. A multiply-add is two operations, a backward costs two
-    forwards; normalisation, activations, rotation, softmax and loss are left out.
+    They are counted as in PaLM (Chowdhery et al. 2022, appendix B): ``6 N + 12 layers width
+    context``. ``N`` is the number of weights that a token is multiplied by: the matrices of the
+    layers and the output matrix (also if it is tied), not the embeddings, which are looked up. The
+    second term is attention over the whole square, although half of it is masked. A multiply-add
+    is two operations, and a backward pass costs two forward passes; normalization, activations,
+    rotation, softmax and loss are left out.
     """
     s = settings
     matrices = 3 if s.mlp == "swiglu" else 2
@@ -113,7 +119,7 @@ def flops_per_token(settings: LmSettings) -> int:
 
 
 def rotary_tables(context: int, head_width: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines ``[context, 1, 1, e]`` of RoFormer's angles (section 3.2.2).
+    """Return cosines and signed sines ``[context, 1, 1, e]`` of RoFormer's angles (3.2.2).
 
     Position ``p`` turns the pair (i, i + e/2) of a head's numbers by ``p base^(-2i/e)``.
     """
@@ -125,7 +131,7 @@ def rotary_tables(context: int, head_width: int, base: float) -> tuple[Tensor, T
 
 
 def rotate(tokens: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Queries or keys ``[B, L, K, H, e]`` turned by :func:`rotary_tables` of length ``L``.
+    """Return queries or keys ``[B, L, K, H, e]``, turned by :func:`rotary_tables` of length ``L``.
 
     The tables decide the arithmetic: half-precision tokens are turned in single precision.
     """
@@ -136,8 +142,8 @@ def rotate(tokens: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention of all heads, with one projection to queries, keys and values."""
 
-    # each layer has its own tables, for they have to stay in single precision: what is handed
-    # to a layer, sharded mixed precision casts
+    # per layer, because the tables must stay in single precision: sharded mixed precision would
+    # cast an argument of the layer
     cosine: Tensor
     sine: Tensor
 
@@ -155,7 +161,7 @@ class Attention(nn.Module):
             self.register_buffer("sine", sine, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What each of the tokens ``[B, L, d]`` gathers from itself and those before it."""
+        """Return for each token ``[B, L, d]`` what it attends to: itself and earlier tokens."""
         length = tokens.shape[1]
         heads = self.query_key_value(tokens).unflatten(-1, (3, self.heads, -1))
         query_key, value = heads.split((2, 1), dim=2)
@@ -184,7 +190,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, settings.width, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens ``[B, L, d]``, each by itself."""
+        """Return the block's output for each of the tokens ``[B, L, d]``."""
         hidden = self.up(tokens)
         if self.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -196,7 +202,7 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the feed-forward block, each of normalised tokens and added to them."""
+    """Attention, then the feed-forward block, each on normalized tokens, with residual sums."""
 
     def __init__(self, settings: LmSettings) -> None:
         super().__init__()
@@ -207,14 +213,14 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens ``[B, L, d]`` one layer on."""
+        """Return the tokens ``[B, L, d]`` after the layer."""
         tokens = tokens + self.dropout(self.attention(self.norm_attention(tokens)))
         output: Tensor = tokens + self.dropout(self.feed_forward(self.norm_feed_forward(tokens)))
         return output
 
 
 class LanguageModel(nn.Module):
-    """The transformer; with ``tied`` it has no output matrix beside the embedding."""
+    """The transformer; with ``tied``, the embedding is the output matrix, too."""
 
     def __init__(self, settings: LmSettings) -> None:
         super().__init__()
@@ -227,19 +233,19 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(s) for _ in range(s.layers))
         self.norm = _norm(s)
         self.head = None if s.tied else nn.Linear(s.width, s.vocabulary, bias=False)
-        self._initialise()
+        self._initialize()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``[B, L, V]`` of the token after each of the tokens, int64 ``[B, L]``.
+        """Return logits ``[B, L, V]`` of the token after each of the tokens, int64 ``[B, L]``.
 
         Raises:
-            ValueError: more tokens than the context.
+            ValueError: there are more tokens than the context.
 
         """
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(
-                f"{length} tokens a sequence, but the model has context={self.context}"
+                f"a sequence of {length} tokens exceeds the model's context={self.context}"
             )
         hidden = self.embedding(tokens)
         if self.positions is not None:
@@ -250,10 +256,10 @@ class LanguageModel(nn.Module):
         output = self.embedding if self.head is None else self.head
         return F.linear(self.norm(hidden), output.weight)
 
-    def _initialise(self) -> None:
-        """As GPT-2 (Radford et al. 2019, section 2.3, and its code): normal weights of 0.02.
+    def _initialize(self) -> None:
+        """Initialize as GPT-2 (Radford et al. 2019, section 2.3, and its code): std 0.02.
 
-        The matrices that write to the residual stream, two a layer, are smaller by the root of
+        The matrices that write to the residual stream, two per layer, are divided by the root of
         their number, so that its variance does not grow with the depth.
         """
         for module in self.modules():

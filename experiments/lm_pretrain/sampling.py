@@ -1,4 +1,4 @@
-"""Text that the trained model continues from a prompt."""
+"""Continuation of a prompt by the trained model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from experiments.lm_pretrain.dataset import model_of
 from experiments.lm_pretrain.evaluation import load_model
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
@@ -16,35 +17,26 @@ from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 
 
-def sample(
-    context: StageContext,
-    model: LmSettings,
-    trial_id: str,
-    settings: SampleSettings,
-    *,
-    on_gpu: bool,
-) -> None:
-    """A row of ``samples``, and the text to the user."""
-    arguments = (context.run_dir, model, trial_id, settings)
-    text = context.call("sample", continue_prompt, *arguments, on_gpu=on_gpu)
+def run_sample(context: StageContext) -> None:
+    """Continue the prompt; record and show the text."""
+    settings: SampleSettings = context.settings.sample
+    model = model_of(run_folder(context.run_dir), context.settings.model)
+    arguments = (context.run_dir, model, settings)
+    text = context.call("sample", continue_prompt, *arguments, on_gpu=context.stage.on_gpu)
     context.ledger.put("samples", {"sample": {**settings.model_dump(mode="json"), "text": text}})
     context.say(f"{settings.prompt}{text}")
 
 
-def continue_prompt(
-    run: RunDirectory, model: LmSettings, trial_id: str, settings: SampleSettings
-) -> str:
-    """Task: what the model writes after the prompt, at most ``settings.tokens`` tokens of it.
-
-    Without a prompt a document is begun.
+def continue_prompt(run_dir: RunDirectory, model: LmSettings, settings: SampleSettings) -> str:
+    """Return the model's continuation of the prompt; an empty prompt begins a document.
 
     Raises:
-        ConfigError: the prompt has a character that the tokenizer does not know.
+        ConfigError: the tokenizer does not know a character of the prompt.
 
     """
-    tokenizer = run_folder(run).tokenizer()
+    tokenizer = run_folder(run_dir).tokenizer()
     prompt = tokenizer.encode(settings.prompt).tolist() or [END_OF_TEXT]
-    network = load_model(run, model, trial_id)
+    network = load_model(run_dir, model)
     return tokenizer.decode(continuation(network, prompt, settings, tokenizer.vocabulary))
 
 
@@ -52,12 +44,12 @@ def continue_prompt(
 def continuation(
     model: LanguageModel, prompt: Sequence[int], settings: SampleSettings, vocabulary: int
 ) -> list[int]:
-    """The tokens after a prompt, until the end of the text or ``settings.tokens`` of them.
+    """Return the tokens after a prompt, up to an end of text or ``settings.tokens`` tokens.
 
     The model sees the last ``context`` tokens. With temperature 0 the most probable token comes
-    next, else one is drawn, of the ``top_k`` most probable where that is set (Fan et al. 2018,
-    Hierarchical neural story generation, section 5.2). Only the first ``vocabulary`` tokens are
-    any text.
+    next; otherwise one is drawn, from the ``top_k`` most probable tokens if that is set (Fan et
+    al. 2018, Hierarchical neural story generation, section 5.2). Only the first ``vocabulary``
+    tokens have a text.
     """
     generator = torch.Generator().manual_seed(settings.seed)
     device = model.embedding.weight.device
@@ -75,7 +67,7 @@ def _next(logits: Tensor, settings: SampleSettings, generator: torch.Generator) 
     if settings.temperature == 0:
         return int(logits.argmax())
     if settings.top_k is not None and settings.top_k < len(logits):
-        kept = logits.topk(settings.top_k).indices
-        logits = torch.full_like(logits, -torch.inf).scatter(0, kept, logits[kept])
+        best = logits.topk(settings.top_k).indices
+        logits = torch.full_like(logits, -torch.inf).scatter(0, best, logits[best])
     shares = (logits / settings.temperature).softmax(0)
     return int(torch.multinomial(shares, 1, generator=generator))

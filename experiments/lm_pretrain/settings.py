@@ -1,4 +1,4 @@
-"""The configuration of language-model pretraining, section by section."""
+"""Settings of language-model pretraining."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, model_validator
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 from raypipe.datasets.bpe import FEWEST_TOKENS
 from raypipe.errors import ConfigError
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
@@ -19,55 +19,62 @@ SIZES = {"tiny": tiny, "medium": medium, "large": large}
 
 
 class DataSettings(Settings):
-    """What is trained on, and what is evaluated on; ``model`` has the length of a sequence."""
+    """Training data and held-out data; `model.context` is the length of a sequence."""
 
     source: Literal["builtin", "text", "random"] = Field(
         "builtin",
-        description="docstrings of the standard library; files; or uniform tokens, which teach "
-        "nothing",
+        description="Source of the text: the docstrings of Python's standard library, files, or "
+        "uniform random tokens, from which nothing can be learned.",
     )
-    files: tuple[Path, ...] = Field((), description="of text: .txt and .jsonl, each also .gz")
-    held_out_files: tuple[Path, ...] = Field((), description="to evaluate on; else a share")
-    held_out_share: float = Field(0.1, gt=0, lt=1, description="the last of the text")
-    column: str = Field("text", description="of .jsonl, the key of a document")
+    files: Operational[tuple[Path, ...]] = Field(
+        (),
+        description="Text files to train on (source `text`): .txt and .jsonl, each also as .gz.",
+    )
+    held_out_files: Operational[tuple[Path, ...]] = Field(
+        (), description="Text files to evaluate on; if not given, `held_out_share` applies."
+    )
+    held_out_share: float = Field(
+        0.1, gt=0, lt=1, description="Share of the text that is held out, at its end."
+    )
+    column: str = Field("text", description="Key of the document in each row of a .jsonl file.")
     tokens: Kind = Field(
         "bpe",
-        description="byte-level BPE of model.vocabulary tokens, trained here; or characters; or "
-        "bytes",
+        description="Kind of token: byte-level BPE with `model.vocabulary` tokens, trained on the "
+        "training text; characters; or bytes.",
     )
-    samples: PositiveInt = Field(100_000, description="random: sequences to train on")
-    held_out: PositiveInt = Field(256, description="random: sequences to evaluate on")
-    seed: int = Field(0, ge=0, lt=2**32, description="random: seed of the tokens")
+    samples: PositiveInt = Field(
+        100_000, description="Number of training sequences (source `random`)."
+    )
+    held_out: PositiveInt = Field(
+        256, description="Number of held-out sequences (source `random`)."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the random tokens (source `random`).")
 
     @model_validator(mode="after")
-    def _whole(self) -> DataSettings:
+    def _complete(self) -> DataSettings:
         if (self.source == "text") != bool(self.files) or (
             self.held_out_files and self.source != "text"
         ):
             raise ValueError(
                 f"source = {self.source} with {len(self.files)} files and "
-                f"{len(self.held_out_files)} held_out_files: text is read from files, the others "
-                "are not"
+                f"{len(self.held_out_files)} held_out_files: only source = text reads files, and "
+                "it needs some"
             )
         return self
 
-    def decisive(self) -> dict[str, Any]:
-        """The settings that decide what is trained on, beside the text."""
-        if self.source == "random":
-            return self.model_dump(include={"source", "samples", "held_out", "seed"})
-        return {"tokens": self.tokens}
-
 
 class ModelSettings(LmSettings):
-    """The model, part by part or as a size: ``tiny``, ``medium`` or ``large``."""
+    """Size and parts of the model: a section, or a size (`tiny`, `medium`, `large`)."""
 
     vocabulary: PositiveInt = Field(
-        1024, description="tokens of a BPE, or random ones; characters and bytes bring theirs"
+        1024,
+        description="Number of different tokens, for a BPE and for random tokens; characters and "
+        "bytes decide it themselves.",
     )
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
-        """``model: medium``."""
+        """Return the section for ``model: medium``."""
         if not isinstance(given, str):
             return given
         if given not in SIZES:
@@ -78,42 +85,57 @@ class ModelSettings(LmSettings):
 
 
 class SampleSettings(Settings):
-    """The text that is continued after the training."""
+    """Text that the model writes after the training."""
 
-    prompt: str = Field("", description="what to continue; nothing begins a document")
-    tokens: PositiveInt = Field(200, description="tokens at most; the end of the text ends it")
-    temperature: float = Field(0.8, ge=0, description="0 takes the most probable token")
-    top_k: PositiveInt | None = Field(None, description="drawn from so many, or from all")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of the draws")
+    prompt: Operational[str] = Field(
+        "", description="Text to continue; an empty prompt begins a document."
+    )
+    tokens: PositiveInt = Field(
+        200, description="Maximum number of tokens; an end of text ends the sample earlier."
+    )
+    temperature: float = Field(
+        0.8, ge=0, description="Temperature of the draws; 0 takes the most probable token."
+    )
+    top_k: PositiveInt | None = Field(
+        None, description="Number of most probable tokens to draw from; all if not given."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
 
 
 class PretrainingSettings(Settings):
-    """Pretraining; a step is of 128 sequences whatever the card."""
+    """Language-model pretraining; the effective batch is 128 sequences on every card."""
 
-    data: DataSettings = DataSettings()
-    model: ModelSettings = ModelSettings()
-    train: TrainStageSettings = TrainStageSettings(
-        training=TrainingSettings(
-            effective_batch=128,
-            steps=100_000,
-            learning_rate=3e-4,
-            betas=(0.9, 0.95),
-            weight_decay=0.01,
-            warmup_steps=4000,
-            clip_norm=1.0,
+    data: DataSettings = Field(DataSettings(), description="Training data and held-out data.")
+    model: ModelSettings = Field(ModelSettings(), description="Size and parts of the model.")
+    train: TrainStageSettings = Field(
+        TrainStageSettings(
+            training=TrainingSettings(
+                effective_batch=128,
+                steps=100_000,
+                learning_rate=3e-4,
+                betas=(0.9, 0.95),
+                weight_decay=0.01,
+                warmup_steps=4000,
+                clip_norm=1.0,
+            ),
+            loader=LoaderSettings(prefetch=4),
         ),
-        loader=LoaderSettings(prefetch=4),
+        description="Length, optimizer and resources of the training.",
     )
-    sample: SampleSettings = SampleSettings()
-    export: bool = Field(False, description="write the trained model for Hugging Face's library")
+    sample: SampleSettings = Field(
+        SampleSettings(), description="Text that the model writes after the training."
+    )
+    export: Operational[bool] = Field(
+        False, description="Whether to write the trained model in the format of transformers."
+    )
 
     @model_validator(mode="after")
     def _vocabulary_fits(self) -> PretrainingSettings:
         data, vocabulary = self.data, self.model.vocabulary
         if data.source != "random" and data.tokens == "bpe" and vocabulary < FEWEST_TOKENS:
             raise ValueError(
-                f"model.vocabulary = {vocabulary}: a byte-level BPE has {FEWEST_TOKENS} or more; "
-                "raise it or set data.tokens=bytes"
+                f"model.vocabulary = {vocabulary}: a byte-level BPE has {FEWEST_TOKENS} tokens or "
+                "more; raise it or set data.tokens=bytes"
             )
         return self
 

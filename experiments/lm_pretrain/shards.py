@@ -1,7 +1,7 @@
-"""Tokens on disk: little-endian files of equal length that are mapped into memory.
+"""Token shards: little-endian files of equal length that are mapped into memory.
 
-A folder holds ``train-00000.bin``, ``held_out-00000.bin`` and so on, the tokenizer, and an index of
-all of them, which is written last: a folder without one is not complete.
+A folder holds ``train-00000.bin``, ``held_out-00000.bin`` and so on, the tokenizer, and an index.
+The index is written last: a folder without one is incomplete.
 """
 
 from __future__ import annotations
@@ -10,40 +10,38 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.common.blocks import Split
 from experiments.lm_pretrain.tokenizer import Ids, Kind, TextTokenizer
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 
-Split = Literal["train", "held_out"]
-SPLITS: tuple[Split, ...] = get_args(Split)
-
-#: tokens of every shard but the last
+#: tokens per shard, except for the last one
 SHARD = 2**24
 TOKENIZER = "tokenizer.json"
 _INDEX = "tokens.json"
 
 
 class DamagedError(ConfigError):
-    """Stored tokens that are missing, truncated or changed."""
+    """Stored tokens are missing, truncated or changed."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """What a folder holds.
+    """Content of a folder of tokens.
 
     Attributes:
-        kind: what a token is.
-        vocabulary: how many different ones the tokenizer has.
+        kind: the unit of text that is one token.
+        vocabulary: number of different tokens that the tokenizer has.
         dtype: of the shards, ``<u2`` or ``<u4``.
-        shard: tokens of a shard.
-        tokens: how many each split has.
-        bytes: of the UTF-8 text of each.
-        sha256: of each file.
+        shard: tokens per shard.
+        tokens: number of tokens of each split.
+        bytes: size of the UTF-8 text of each split.
+        sha256: checksum of each file.
 
     """
 
@@ -58,27 +56,27 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """A folder of tokens, in a run directory or in the cache; cheap to pickle."""
+    """A folder of tokens in a run directory or in the cache; cheap to pickle."""
 
     place: RunDirectory
     folder: str
 
     def index(self) -> Index:
-        """What is there. Raises DamagedError: nothing, or no index."""
+        """Return the index. Raises DamagedError if it is missing or damaged."""
         try:
             return Index(**json.loads(self.place.read(f"{self.folder}/{_INDEX}")))
         except (OSError, ValueError, TypeError) as error:
             raise self._damaged(_INDEX, error) from error
 
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer. Raises DamagedError."""
+        """Return the tokenizer. Raises DamagedError."""
         return TextTokenizer(self.index().kind, self._read(TOKENIZER).decode())
 
     def maps(self, split: Split) -> list[NDArray[Any]]:
-        """The shards of a split, on a mounted file system mapped and not read.
+        """Return the shards of a split; on a mounted file system they are mapped, not read.
 
         Raises:
-            DamagedError: one is missing or has another length.
+            DamagedError: a shard is missing or has another length.
 
         """
         index = self.index()
@@ -107,21 +105,21 @@ class TokenFolder:
             pass
 
     def copy_to(self, other: TokenFolder) -> None:
-        """Copy everything, checked on the way. Raises DamagedError; OSError: not to be written."""
+        """Copy all files, and check them. Raises DamagedError; OSError if a write fails."""
         for name, content in self._files():
             other.write(name, content)
         other.write_index(self.index())
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file of the folder, all or nothing."""
+        """Write a file of the folder atomically."""
         self.place.write(f"{self.folder}/{name}", content)
 
     def write_index(self, index: Index) -> None:
-        """Write the index, after all files."""
+        """Write the index; call it after all files are written."""
         self.write(_INDEX, json.dumps(asdict(index), indent=1).encode())
 
     def _files(self) -> Iterator[tuple[str, bytes]]:
-        """Every file's name and content. Raises DamagedError."""
+        """Yield name and content of every file. Raises DamagedError."""
         for name, checksum in self.index().sha256.items():
             content = self._read(name)
             if hashlib.sha256(content).hexdigest() != checksum:
@@ -143,29 +141,29 @@ class TokenFolder:
 
 @dataclass
 class ShardWriter:
-    """Writes the tokens of one split as they come, shard by shard, in 2 or 4 bytes each."""
+    """Writer of one split: it collects tokens and writes them shard by shard."""
 
     folder: TokenFolder
     split: Split
     dtype: str
     tokens: int = 0
     sha256: dict[str, str] = field(default_factory=dict)
-    _held: list[Ids] = field(default_factory=list)
+    _waiting: list[Ids] = field(default_factory=list)
 
     def add(self, ids: Ids) -> None:
-        """Add tokens to the end."""
-        self._held.append(ids)
+        """Append tokens."""
+        self._waiting.append(ids)
         self.tokens += len(ids)
         while (whole := self.tokens - SHARD * len(self.sha256)) >= SHARD:
-            joined = np.concatenate(self._held)
+            joined = np.concatenate(self._waiting)
             self._write(joined[:SHARD])
-            self._held = [joined[SHARD:]] if whole > SHARD else []
+            self._waiting = [joined[SHARD:]] if whole > SHARD else []
 
     def close(self) -> None:
-        """Write what is left."""
-        if self._held:
-            self._write(np.concatenate(self._held))
-            self._held = []
+        """Write the last, shorter shard."""
+        if self._waiting:
+            self._write(np.concatenate(self._waiting))
+            self._waiting = []
 
     def _write(self, ids: Ids) -> None:
         content, name = ids.astype(self.dtype).tobytes(), shard_name(self.split, len(self.sha256))
@@ -174,10 +172,10 @@ class ShardWriter:
 
 
 def shard_name(split: Split, number: int) -> str:
-    """The file of a shard."""
+    """Return the file name of a shard."""
     return f"{split}-{number:05d}.bin"
 
 
-def run_folder(run: RunDirectory) -> TokenFolder:
-    """The tokens of a run."""
-    return TokenFolder(run, run.artifact("tokenise"))
+def run_folder(run_dir: RunDirectory) -> TokenFolder:
+    """Return the folder of a run's tokens."""
+    return TokenFolder(run_dir, run_dir.artifact("tokenize"))

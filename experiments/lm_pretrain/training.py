@@ -1,60 +1,29 @@
-"""Training of the language model: the mean cross-entropy of each next token."""
+"""Training task of the language model: mean cross-entropy of each next token."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.common.blocks import SPLITS
+from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
-from raypipe.training.keyed_random import words
+from experiments.lm_pretrain.shards import run_folder
+from raypipe.datasets.corpus import CorpusError
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
-
-_TRAINING, _HELD_OUT = 0, 1
-
-
-@dataclass(frozen=True)
-class RandomTokens(Dataset[Tensor]):
-    """Uniform tokens: nothing to learn, but all of the work of a step.
-
-    Sample ``i``, int64 ``[context + 1]``, depends on ``(seed, held_out, i)`` alone.
-    """
-
-    vocabulary: int
-    context: int
-    samples: int
-    seed: int = 0
-    held_out: bool = False
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        """The samples of a batch in one draw, which is what PyTorch's loader asks for.
-
-        Raises:
-            IndexError: an index outside [0, samples).
-
-        """
-        if not all(0 <= index < self.samples for index in indices):
-            raise IndexError(f"sample {indices} of {self.samples}")
-        stream = _HELD_OUT if self.held_out else _TRAINING
-        draws = words(self.seed, stream, torch.tensor(indices), self.context + 1)
-        return list((draws * self.vocabulary) >> 32)
 
 
 class LanguageModelTask(TrainTask):
     """Next-token prediction; a sample is a sequence of ``context + 1`` tokens, int64.
 
-    Both datasets are sent to the workers, so they hold where their tokens are, not the tokens.
-    The evaluation's loss on the held-out ones is the logarithm of the perplexity.
+    Both datasets are sent to the workers, so they hold the location of the tokens, not the tokens.
+    The evaluation's loss on the held-out tokens is the logarithm of the perplexity.
     """
 
     counts = "tokens"
@@ -70,36 +39,79 @@ class LanguageModelTask(TrainTask):
         self.held_out = held_out
 
     def build_model(self) -> LanguageModel:
-        """The transformer of the settings."""
+        """Return the transformer of the settings."""
         return LanguageModel(self.settings)
 
     def metadata(self) -> Mapping[str, str]:
-        """The settings of the model."""
+        """Return the settings of the model."""
         return {"model": self.settings.model_dump_json()}
 
     def build_dataset(self) -> Dataset[Tensor]:
-        """The sequences to train on."""
+        """Return the training sequences."""
         return self.data
 
     def build_eval_dataset(self) -> Dataset[Tensor] | None:
-        """The held-out sequences."""
+        """Return the held-out sequences."""
         return self.held_out
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The decoder layers."""
+        """Return the decoder layers."""
         return [module for module in model.modules() if isinstance(module, DecoderLayer)]
 
     def flops_per_sample(self, model: nn.Module) -> float:
-        """Model FLOPs of ``context`` tokens, as :func:`flops_per_token` counts them."""
+        """Return the model FLOPs of ``context`` tokens, as :func:`flops_per_token` counts them."""
         del model
         return float(self.settings.context * flops_per_token(self.settings))
 
     def loss(self, model: nn.Module, batch: Tensor, context: StepContext) -> Loss:
-        """The cross-entropy of the tokens ``batch[:, 1:]``, int64 ``[B, L + 1]``, in nats."""
+        """Return the summed cross-entropy, in nats, of ``batch[:, 1:]``, int64 ``[B, L + 1]``."""
         del context
         logits = model(batch[:, :-1])
-        if logits.dtype != torch.float64:  # under autocast they are of half precision
+        if logits.dtype != torch.float64:  # autocast returns half precision
             logits = logits.float()
         targets = batch[:, 1:].flatten()
         total = F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
         return Loss(total=total, weight=targets.numel())
+
+
+def build_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask:
+    """Return the training on a run's tokens; without a run, on random tokens.
+
+    Raises:
+        ConfigError: damaged tokens, a text that is too short, or a prompt for the sample that the
+            tokenizer cannot encode; reported before the training instead of after it.
+
+    """
+    if run_dir is None:
+        return random_task(settings.model)
+    folder = run_folder(run_dir)
+    folder.check()
+    folder.tokenizer().encode(settings.sample.prompt)
+    model = model_of(folder, settings.model)
+    for split, tokens in folder.index().tokens.items():
+        if tokens <= model.context:
+            raise CorpusError(
+                f"the {split} text has {tokens} tokens; a sample needs model.context + 1 = "
+                f"{model.context + 1}: give more text or a shorter context"
+            )
+    train, held_out = (PackedTokens(folder, split, model.context) for split in SPLITS)
+    return LanguageModelTask(model, train, held_out)
+
+
+def build_random_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask:
+    """Return the training on the random tokens of the settings."""
+    del run_dir
+    data = settings.data
+    return random_task(settings.model, data.samples, data.held_out, data.seed)
+
+
+def random_task(
+    model: LmSettings, samples: int = 100_000, held_out: int = 256, seed: int = 0
+) -> LanguageModelTask:
+    """Return a training on random sequences."""
+    size = (model.vocabulary, model.context)
+    return LanguageModelTask(
+        model,
+        RandomTokens(*size, samples, seed),
+        RandomTokens(*size, held_out, seed, held_out=True),
+    )

@@ -1,4 +1,4 @@
-"""The configuration of the main job, section by section."""
+"""Configuration of the main job, section by section."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from experiments.pabbo_lda.curve_training import CurvePolicySettings
-from experiments.pabbo_lda.evaluation import EvaluationSettings
-from experiments.pabbo_lda.inference import LdaPrecision
-from experiments.pabbo_lda.model import LARGE
+from experiments.pabbo_lda.objective.fit_options import LdaPrecision
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
-from experiments.pabbo_lda.recipe import PabboSettings
-from raypipe.config.settings import Settings
+from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings
+from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
+from experiments.pabbo_lda.pabbo.model import LARGE
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from raypipe.config.settings import Operational, Settings
 from raypipe.datasets import Source
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]
 
-#: so many seeds have scikit-learn and Optuna
+#: number of seeds of scikit-learn and Optuna
 _SEEDS = 2**32
 
-#: the published study's start: 20 values drawn with seed 42
+#: start of the published study: 20 values drawn with seed 42
 START = (
     *(733, 811, 133, 355, 777, 115, 452, 940, 879, 345),
     *(576, 153, 950, 602, 162, 238, 422, 511, 660, 285),
@@ -30,19 +30,19 @@ START = (
 
 
 class DataSettings(Settings):
-    """Where the corpora come from."""
+    """Corpora of the studies; their content is part of the identity of a study."""
 
-    source: Source = Field("builtin", description="the built-in corpus, or a kind of file")
-    dir: Path | None = Field(None, description="the folder of the files")
+    source: Source = Field("builtin", description="Kind of corpus: `builtin`, or a file format.")
+    dir: Operational[Path | None] = Field(None, description="Folder that holds the files.")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="of the source: max_documents (builtin), split (bow), column (tables), "
-        "max_features, min_df, max_df (texts)",
+        description="Options of the source: `max_documents` (builtin), `split` (bow), `column` "
+        "(tables), `max_features`, `min_df`, `max_df`, `stop_words` (texts).",
     )
 
 
-def recipe(steps: int, effective_batch: int) -> TrainingSettings:
-    """How PABBO is trained, see ``docs/pabbo.md``: fewer, larger steps than published."""
+def training_recipe(steps: int, effective_batch: int) -> TrainingSettings:
+    """Return how PABBO is trained: fewer and larger steps than published (``docs/pabbo.md``)."""
     return TrainingSettings(
         steps=steps,
         effective_batch=effective_batch,
@@ -53,66 +53,116 @@ def recipe(steps: int, effective_batch: int) -> TrainingSettings:
     )
 
 
-class PabboStageSettings(TrainStageSettings):
-    """The training of an optimiser model."""
+class _StepsStageSettings(TrainStageSettings):
+    """A training whose length is given in steps, since its samples are drawn without end."""
 
-    training: TrainingSettings = recipe(steps=2000, effective_batch=16)
-    pabbo: PabboSettings = PabboSettings()
+    @model_validator(mode="after")
+    def _has_steps(self) -> _StepsStageSettings:
+        if self.training.steps is None:
+            raise ValueError("training.steps is missing; PABBO has no epochs")
+        return self
 
 
-class CurveStageSettings(TrainStageSettings):
-    """The training of our own optimiser model, which knows what perplexities look like."""
+class PabboStageSettings(_StepsStageSettings):
+    """Training of PABBO on synthetic functions."""
 
-    training: TrainingSettings = recipe(steps=1200, effective_batch=48)
-    pabbo: CurvePolicySettings = CurvePolicySettings()
+    training: TrainingSettings = Field(
+        training_recipe(steps=2000, effective_batch=16),
+        description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
+        "functions per step of the burn-in.",
+    )
+    pabbo: PabboSettings = Field(
+        PabboSettings(), description="Model, training functions and losses of PABBO."
+    )
+
+
+class CurveStageSettings(_StepsStageSettings):
+    """Training of PABBO on perplexity curves, for the optimizer `pabbo_curves`."""
+
+    training: TrainingSettings = Field(
+        training_recipe(steps=1200, effective_batch=48),
+        description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
+        "curves per step.",
+    )
+    pabbo: CurvePolicySettings = Field(
+        CurvePolicySettings(), description="Model, training curves and loss."
+    )
 
 
 class LdaSettings(Settings):
-    """The studies: which optimiser finds the best number of topics."""
+    """Studies: every optimizer on every corpus, several runs each."""
 
-    datasets: tuple[str, ...] = Field(("stdlib",), min_length=1, description="corpora by name")
-    optimizers: tuple[OptimizerName, ...] = Field(
+    datasets: Operational[tuple[str, ...]] = Field(
+        ("stdlib",), min_length=1, description="Names of the corpora."
+    )
+    optimizers: Operational[tuple[OptimizerName, ...]] = Field(
         ("ga", "es", "pabbo_small", "pabbo_large", "sabbo", "random", "tpe", "golden_section"),
         min_length=1,
-        description="what is compared",
+        description="Optimizers to compare.",
     )
-    runs: PositiveInt = Field(10, description="studies an optimiser and corpus; seeds follow on")
-    seed: int = Field(42, ge=0, description="run r has the seed `seed + r`")
-    t_min: int = Field(2, ge=2, description="fewest topics")
-    t_max: int = Field(1000, ge=2, description="most topics; at most the words of a corpus")
+    runs: Operational[PositiveInt] = Field(
+        10, description="Studies per optimizer and corpus; their seeds are consecutive."
+    )
+    seed: int = Field(42, ge=0, description="Seed of run 0; run r has the seed `seed + r`.")
+    t_min: int = Field(2, ge=2, description="Smallest number of topics T.")
+    t_max: int = Field(
+        1000, ge=2, description="Largest number of topics T; at most the words of a corpus."
+    )
     alpha: tuple[float, float] | None = Field(
-        None, description="range of the document-topic prior, searched beside T; None: 1/T"
+        None,
+        description="Range of the document-topic prior, searched in addition to T; 1/T if not "
+        "given.",
     )
     eta: tuple[float, float] | None = Field(
-        None, description="range of the topic-word prior, searched beside T; None: 1/T"
+        None,
+        description="Range of the topic-word prior, searched in addition to T; 1/T if not given.",
     )
-    start: tuple[int, ...] = Field(START, min_length=1, description="T told to every optimiser")
-    evaluations: PositiveInt = Field(80, description="distinct T a study, the start included")
-    iterations: PositiveInt | None = Field(None, description="most batches after the start")
-    max_iter: PositiveInt = Field(60, description="passes of LDA over the corpus")
-    batch_size: PositiveInt = Field(2048, description="documents a step of LDA")
+    start: tuple[int, ...] = Field(
+        START, min_length=1, description="Values of T from which every optimizer starts."
+    )
+    evaluations: Operational[PositiveInt] = Field(
+        80, description="Budget of a study: distinct values of T, including the start."
+    )
+    iterations: PositiveInt | None = Field(
+        None, description="Maximum number of batches after the start; no limit if not given."
+    )
+    max_iter: PositiveInt = Field(60, description="Passes of LDA over the corpus.")
+    batch_size: PositiveInt = Field(2048, description="Documents per update of LDA.")
     precision: LdaPrecision = Field(
-        "float64", description="of the words' probabilities; float32 is faster, to 1e-3"
+        "float64",
+        description="Type of the word probabilities in LDA; float32 is faster and exact to 1e-3.",
     )
     objective: ObjectiveName = Field(
         "perplexity",
-        description="what is minimised: the perplexity of the documents fitted to, or of documents "
-        "held out, the negative NPMI coherence of the topics, or recorded values",
+        description="Value to minimize: the perplexity of the fitted documents, the perplexity of "
+        "held-out documents, the negative NPMI coherence of the topics, or recorded values.",
     )
-    table: Path | None = Field(
-        None, description="of objective=tabular: a CSV file of dataset, seed, T, perplexity"
+    table: Operational[Path | None] = Field(
+        None,
+        description="Recorded values for `objective: tabular`: a CSV file with the columns "
+        "dataset, seed, T and perplexity.",
     )
-    cpus: PositiveFloat | None = Field(
-        None, description="share of a CPU an evaluation; by default a whole one, or less if short"
+    cpus: Operational[PositiveFloat | None] = Field(
+        None,
+        description="CPUs per evaluation; a whole one, or less for short evaluations, if not "
+        "given.",
     )
-    time_limit_s: PositiveFloat | None = Field(None, description="of an attempt at an evaluation")
-    attempts: PositiveInt = Field(3, description="at an evaluation that dies or takes too long")
-    cache: bool = Field(True, description="take and keep values in the user's cache, across runs")
-    policy: PolicySettings = Field(PolicySettings(), description="how PABBO's model is used")
+    time_limit_s: Operational[PositiveFloat | None] = Field(
+        None, description="Time limit per attempt at an evaluation, in seconds; none by default."
+    )
+    attempts: Operational[PositiveInt] = Field(
+        3, description="Attempts at an evaluation whose process dies or exceeds the time limit."
+    )
+    cache: Operational[bool] = Field(
+        True, description="Whether to share values with other runs through the user's cache."
+    )
+    policy: Operational[PolicySettings] = Field(
+        PolicySettings(), description="Use of the model by `pabbo_small` and `pabbo_large`."
+    )
 
     @property
     def space(self) -> Space:
-        """What the optimisers search."""
+        """The search space of the optimizers."""
         return Space(self.t_min, self.t_max, self.alpha, self.eta)
 
     @model_validator(mode="after")
@@ -137,13 +187,13 @@ class LdaSettings(Settings):
             if alone := [optimizer for optimizer in self.optimizers if optimizer in T_ONLY]:
                 raise ValueError(
                     f"lda.optimizers = {alone}: these search T alone; "
-                    f"leave them out, or leave lda.{name} away"
+                    f"leave them out, or leave lda.{name} out"
                 )
+            if self.table is not None:
+                raise ValueError(f"table: its values have the priors 1/T; leave lda.{name} out")
         for name, values in (("datasets", self.datasets), ("optimizers", self.optimizers)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name}: a name is given twice")
-        if self.table is not None and (self.alpha is not None or self.eta is not None):
-            raise ValueError("table: its values are of priors 1/T; leave alpha and eta out")
         if (self.objective == "tabular") != (self.table is not None):
             raise ValueError(
                 f"objective = {self.objective} with table = {self.table}: recorded values need "
@@ -155,15 +205,29 @@ class LdaSettings(Settings):
 
 
 class MainSettings(Settings):
-    """The whole main job."""
+    """The main job."""
 
-    data: DataSettings = DataSettings()
-    train_small: PabboStageSettings = PabboStageSettings()
-    evaluate_small: EvaluationSettings = EvaluationSettings()
-    train_large: PabboStageSettings = PabboStageSettings(
-        training=recipe(steps=8000, effective_batch=32),
-        pabbo=PabboSettings(model=LARGE),
+    data: DataSettings = Field(DataSettings(), description="Corpora of the studies.")
+    train_small: PabboStageSettings = Field(
+        PabboStageSettings(), description="Training of the small PABBO model."
     )
-    evaluate_large: EvaluationSettings = EvaluationSettings()
-    train_curves: CurveStageSettings = CurveStageSettings()
-    lda: LdaSettings = LdaSettings()
+    evaluate_small: EvaluationSettings = Field(
+        EvaluationSettings(), description="Evaluation of the small model on held-out functions."
+    )
+    train_large: PabboStageSettings = Field(
+        PabboStageSettings(
+            training=training_recipe(steps=8000, effective_batch=32),
+            pabbo=PabboSettings(model=LARGE),
+        ),
+        description="Training of the large PABBO model.",
+    )
+    evaluate_large: EvaluationSettings = Field(
+        EvaluationSettings(), description="Evaluation of the large model on held-out functions."
+    )
+    train_curves: CurveStageSettings = Field(
+        CurveStageSettings(),
+        description="Training of the model of `pabbo_curves`, if the studies use it.",
+    )
+    lda: LdaSettings = Field(
+        LdaSettings(), description="Studies of the optimizers: corpora, search space and budget."
+    )

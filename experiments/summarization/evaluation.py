@@ -1,77 +1,69 @@
-"""The trained model's summaries of the held-out documents, beside the first sentences of each."""
+"""Evaluation on held-out documents: summaries of the trained model, and lead sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-from experiments.summarization.generation import GenerationSettings, generate
+from experiments.common.blocks import map_blocks
+from experiments.summarization.generation import generate
 from experiments.summarization.model import T5
-from experiments.summarization.pairs import count_words
 from experiments.summarization.rouge import MEASURES, lead, score
-from experiments.summarization.settings import ModelSettings
-from experiments.summarization.tokenise import documents_path, tokenizer_of
+from experiments.summarization.settings import GenerationSettings, ModelSettings
+from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
 from raypipe.errors import ConfigError
-from raypipe.pipeline.context import Call, StageContext
-from raypipe.pipeline.launcher import PoolOptions
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
-#: the baselines, and how many sentences each takes from the beginning
+#: number of lead sentences of each baseline
 BASELINES = {LEAD: 1, "lead three sentences": 3}
-#: documents a task
+#: documents per task
 _BLOCK = 64
-#: documents in the table `summaries`, the first
+#: documents in the table `summaries`
 _SHOWN = 50
 _CONFIDENCE = 0.95
 _RESAMPLES = 2000
 
 
-def evaluate(
-    context: StageContext,
-    model: ModelSettings,
-    generation: GenerationSettings,
-    trial_id: str,
-    *,
-    on_gpu: bool,
-) -> None:
-    """Rows of ``measures``, of the model and of the baselines, and of ``summaries``."""
-    run = context.run_dir
-    documents = read_documents(run)
+def run_evaluate(context: StageContext) -> None:
+    """Record the measures of the model and of the baselines, and the first summaries."""
+    documents = read_documents(context.run_dir)
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
-    baselines = {
-        method: [lead(text, sentences) for text in texts] for method, sentences in BASELINES.items()
+    summaries = {
+        MODEL: _summaries(context, len(texts)),
+        **{name: [lead(text, number) for text in texts] for name, number in BASELINES.items()},
     }
-    summaries = _written(context, model, generation, trial_id, len(texts), on_gpu)
-    written = {MODEL: summaries, **baselines}
-    scores = {method: score(own, references) for method, own in written.items()}
+    scores = {method: score(written, references) for method, written in summaries.items()}
     rows: dict[str, dict[str, Any]] = {}
-    for method, found in scores.items():
-        means = dict(zip(MEASURES, found.mean(0).tolist(), strict=True))
+    for method, values in scores.items():
+        means = dict(zip(MEASURES, values.mean(0).tolist(), strict=True))
         rows[method] = {"method": method, "documents": len(texts), **means}
-        rows[method]["words"] = count_words(written[method])
+        rows[method]["words"] = _mean_words(summaries[method])
         if method != LEAD:
-            rows[method] |= over_lead(found - scores[LEAD])
+            rows[method] |= over_lead(values - scores[LEAD])
         context.say(f"{method}: {', '.join(f'{k} {v:.4f}' for k, v in means.items())}")
     context.ledger.put("measures", rows)
     gains = ", ".join(_gain(rows[MODEL], name) for name in MEASURES)
     context.say(f"{MODEL} - {LEAD}: {gains} ({_CONFIDENCE:.0%} bootstrap intervals)")
     shown = {
         str(number): {
+            "number": number,
             "document": texts[number],
             "references": references[number],
-            "summarizer": summaries[number],
-            "lead_sentence": baselines[LEAD][number],
+            "summarizer": summaries[MODEL][number],
+            "lead_sentence": summaries[LEAD][number],
             **dict(zip(MEASURES, scores[MODEL][number].tolist(), strict=True)),
         }
         for number in range(min(_SHOWN, len(texts)))
@@ -79,11 +71,11 @@ def evaluate(
     context.ledger.put("summaries", shown)
 
 
-def read_documents(run: RunDirectory) -> pa.Table:
-    """The held-out documents of a run. Raises ConfigError: they are missing or damaged."""
-    path = documents_path(run)
+def read_documents(run_dir: RunDirectory) -> pa.Table:
+    """Return a run's held-out documents. Raises ConfigError if they are missing or damaged."""
+    path = documents_path(run_dir)
     try:
-        return read_arrow(run, path)
+        return read_arrow(run_dir, path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{path}: a stage's result is missing or damaged ({error}); run the configuration in "
@@ -91,41 +83,37 @@ def read_documents(run: RunDirectory) -> pa.Table:
         ) from error
 
 
-def load_model(run: RunDirectory, model: ModelSettings, trial_id: str) -> T5:
-    """The trained model of a run, on the CPU, for evaluation."""
+def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5:
+    """Return a run's trained model for evaluation, on the CPU."""
     network = T5(model.sizes)
-    network.load_state_dict(read_weights(run, run.model(trial_id))[0])
+    network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
     return network.eval()
 
 
-def summarise(
-    run: RunDirectory,
-    model: ModelSettings,
-    generation: GenerationSettings,
-    trial_id: str,
-    part: slice,
+def summarize(
+    run_dir: RunDirectory, model: ModelSettings, generation: GenerationSettings, part: slice
 ) -> list[str]:
-    """Task: what the trained model writes of some held-out documents, on a GPU if it has one."""
+    """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = load_model(run, model, trial_id).to(device)
-    sources = read_documents(run).column("source").to_pylist()[part]
+    network = load_model(run_dir, model).to(device)
+    sources = read_documents(run_dir).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
     ids = generate(network, inputs.to(device), mask.to(device), generation)
-    return tokenizer_of(run).decode(ids)
+    return tokenizer_of(run_dir).decode(ids)
 
 
 def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
-    """How much each measure is above the lead sentence's on average, and between which bounds.
+    """Return the mean gain of each measure over the lead sentence, with its interval.
 
     Args:
-        differences: of each document, ``[n, 3]``.
+        differences: per document, ``[n, 3]``.
 
     Returns:
         ``<measure>_gain``, and ``_low`` and ``_high``: the 95 % percentile bootstrap over documents
         (Efron, Tibshirani 1993, An introduction to the bootstrap, section 13.3).
 
     """
-    found: dict[str, float] = {}
+    gains: dict[str, float] = {}
     for name, column in zip(MEASURES, differences.T, strict=True):
         low = high = float(column.mean())
         if len(column) > 1:
@@ -137,9 +125,9 @@ def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
                 method="percentile",
                 rng=np.random.default_rng(0),
             ).confidence_interval
-        found[f"{name}_gain"] = float(column.mean())
-        found |= {f"{name}_gain_low": float(low), f"{name}_gain_high": float(high)}
-    return found
+        gains[f"{name}_gain"] = float(column.mean())
+        gains |= {f"{name}_gain_low": float(low), f"{name}_gain_high": float(high)}
+    return gains
 
 
 def _gain(row: Mapping[str, Any], name: str) -> str:
@@ -147,30 +135,22 @@ def _gain(row: Mapping[str, Any], name: str) -> str:
     return f"{name} {gain:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
-def _written(
-    context: StageContext,
-    model: ModelSettings,
-    generation: GenerationSettings,
-    trial_id: str,
-    number: int,
-    on_gpu: bool,
-) -> list[str]:
-    """The summaries in the order of the documents: a GPU takes all, CPU tasks a block each."""
-    arguments = (context.run_dir, model, generation, trial_id)
-    if on_gpu and any(node.gpus for node in context.session.nodes):
-        found: list[str] = context.call(
-            "evaluate", summarise, *arguments, slice(0, number), on_gpu=True
-        )
-        return found
-    context.begin(number)
+def _mean_words(texts: Sequence[str]) -> float:
+    counts = pc.list_value_length(pc.utf8_split_whitespace(pa.array(texts, pa.large_string())))
+    return float(pc.mean(counts).as_py())
 
-    def calls() -> Iterator[Call]:
-        for start in range(0, number, _BLOCK):
-            yield f"evaluate/{start}", summarise, *arguments, slice(start, start + _BLOCK)
 
-    parts: dict[int, list[str]] = {}
-    with context.pool(PoolOptions()) as pool:
-        for key, texts in context.map(pool, calls()):
-            parts[int(key.rpartition("/")[2])] = texts
-            context.advance(sum(len(part) for part in parts.values()))
-    return [text for start in sorted(parts) for text in parts[start]]
+def _summaries(context: StageContext, documents: int) -> list[str]:
+    """Return the summaries of all documents: from one GPU task, or from CPU tasks."""
+    arguments = (context.run_dir, context.settings.model, context.settings.generation)
+    if context.stage.on_gpu and any(node.gpus for node in context.session.nodes):
+        whole = slice(0, documents)
+        texts: list[str] = context.call("evaluate", summarize, *arguments, whole, on_gpu=True)
+        return texts
+    blocks = map_blocks(
+        context,
+        {"held_out": documents},
+        _BLOCK,
+        lambda block: (summarize, *arguments, slice(block.start, block.end)),
+    )
+    return [text for _, texts in blocks for text in texts]

@@ -257,7 +257,9 @@ def _tokenizer(name: str) -> Tokenizer:
 
 def _check_place(name: str) -> None:
     if find_spec("transformers") is None:
-        raise ConfigError(f"{name}: to read it takes transformers: pip install 'raypipe-runner[nlp]'")
+        raise ConfigError(
+            f"{name}: to read it takes transformers: pip install 'raypipe-runner[nlp]'"
+        )
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -1,8 +1,8 @@
-"""ROUGE of written summaries, and the sentences that a document begins with.
+"""ROUGE scores, and the lead sentences of a document.
 
 The values are those of the package ``rouge-score``, with its Porter stemmer: F1 of unigrams,
 bigrams and the longest common subsequence (Lin 2004, ROUGE: a package for automatic evaluation
-of summaries). Of several references the best one counts, for each measure by itself.
+of summaries). With several references the best one counts, separately for each measure.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 from rouge_score.rouge_scorer import RougeScorer
 
-MEASURES = ("rouge_1", "rouge_2", "rouge_l")
+#: columns of the tables, with their titles
+MEASURES = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
 _TYPES = ("rouge1", "rouge2", "rougeL")
-#: a sentence ends at white space after its full stop, or at an empty line
+#: a sentence ends at white space after a full stop, or at an empty line
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 
 
 def score(texts: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
-    """The measures of each text, ``[n, 3]``; ``references`` are those of each."""
+    """Return the measures of each text, float64 ``[n, 3]``; each text has its references."""
     scorer = RougeScorer(list(_TYPES), use_stemmer=True)
     rows = []
     for text, own in zip(texts, references, strict=True):
-        found = scorer.score_multi(list(own), text)
-        rows.append([found[name].fmeasure for name in _TYPES])
+        scores = scorer.score_multi(list(own), text)
+        rows.append([scores[name].fmeasure for name in _TYPES])
     return np.array(rows, np.float64).reshape(-1, len(_TYPES))
 
 
 def lead(document: str, sentences: int) -> str:
-    """The first sentences of a document."""
+    """Return the first sentences of a document."""
     parts = [part for part in _SENTENCE_END.split(document.strip()) if part]
     return " ".join(parts[:sentences])

@@ -1,4 +1,4 @@
-"""The configuration of summarisation, section by section."""
+"""Settings of summarization."""
 
 from __future__ import annotations
 
@@ -8,85 +8,88 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from experiments.summarization.generation import GenerationSettings
+from experiments.summarization import generation
 from experiments.summarization.model import T5Settings, mt5_1_2b, small, t5_220m
-from experiments.summarization.tokens import FEWEST_TOKENS
-from raypipe.config.settings import Settings
+from experiments.summarization.tokenizer import FEWEST_TOKENS
+from raypipe.config.settings import Operational, Settings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 SIZES = {"small": small, "t5_220m": t5_220m, "mt5_1_2b": mt5_1_2b}
 
-#: a name or several
+#: one name or several
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda given: (given,) if isinstance(given, str) else given),
     Field(min_length=1),
 ]
 
-#: the keys that decide what is read, beside the content of the files
-_DECISIVE = {
-    "builtin": {"source", "held_out_share", "min_words"},
-    "files": {"source", "held_out_share", "document", "summary"},
-}
-
 
 class DataSettings(Settings):
-    """What is trained on, and what is held out."""
+    """Documents and reference summaries, and their encoding."""
 
     source: Literal["builtin", "files"] = Field(
         "builtin",
-        description="bodies and first lines of the standard library's docstrings; or files",
+        description="Source of the pairs: the docstrings of Python's standard library (the body is "
+        "the document, the first line its summary), or files.",
     )
-    files: tuple[Path, ...] = Field(
-        (), description="of rows: .jsonl and .csv, each also .gz, and .parquet"
+    files: Operational[tuple[Path, ...]] = Field(
+        (),
+        description="Files to train on (source `files`): .jsonl and .csv, each also as .gz, and "
+        ".parquet.",
     )
-    held_out_files: tuple[Path, ...] = Field((), description="to evaluate on; else a share")
+    held_out_files: Operational[tuple[Path, ...]] = Field(
+        (), description="Files to evaluate on; if not given, `held_out_share` applies."
+    )
     held_out_share: float = Field(
-        0.1, gt=0, lt=1, description="of the documents, drawn by a hash of their text"
+        0.1, gt=0, lt=1, description="Share of the documents that is held out, by a hash of them."
     )
     document: Names = Field(
         ("document",),
-        description="the column of the documents, or several: of each file the first that it has",
+        description="Column of the documents; with several names, each file's first match.",
     )
-    summary: Names = Field(("summary",), description="the column of the summaries, likewise")
-    min_words: PositiveInt = Field(5, description="builtin: words of a body, or it is left out")
-    prefix: str = Field("", description="what every document begins with, such as 'summarize: '")
-    source_length: int = Field(512, ge=8, description="tokens of a document at most, its end too")
-    target_length: int = Field(64, ge=2, description="tokens of a summary at most, its end too")
+    summary: Names = Field(
+        ("summary",),
+        description="Column of the summaries; with several names, each file's first match.",
+    )
+    min_words: PositiveInt = Field(
+        5, description="Minimum length of a document, in words (source `builtin`)."
+    )
+    prefix: str = Field(
+        "", description="Text before every document, such as the `summarize: ` of T5."
+    )
+    source_length: int = Field(
+        512, ge=8, description="Maximum length of a document in tokens, including its end."
+    )
+    target_length: int = Field(
+        64, ge=2, description="Maximum length of a summary in tokens, including its end."
+    )
 
     @model_validator(mode="after")
-    def _whole(self) -> DataSettings:
+    def _complete(self) -> DataSettings:
         if (self.source == "files") != bool(self.files) or (
             self.held_out_files and self.source != "files"
         ):
             raise ValueError(
                 f"source = {self.source} with {len(self.files)} files and "
-                f"{len(self.held_out_files)} held_out_files: files are read with source = files"
+                f"{len(self.held_out_files)} held_out_files: only source = files reads files, and "
+                "it needs some"
             )
         return self
 
-    def decisive(self) -> dict[str, Any]:
-        """The settings that decide what is read, beside the content of the files."""
-        keys = _DECISIVE[self.source] - ({"held_out_share"} if self.held_out_files else set())
-        return self.model_dump(mode="json", include=keys)
-
-    def encoding(self) -> dict[str, Any]:
-        """The settings that decide how it is encoded, beside the tokenizer."""
-        return self.model_dump(mode="json", include={"prefix", "source_length", "target_length"})
-
 
 class ModelSettings(T5Settings):
-    """The model: a size to train from scratch, its parts, or the name of a pretrained one."""
+    """The model: a size to train from scratch, its parts, or the name of a pretrained model."""
 
-    pretrained: str | None = Field(
-        None, description="a name or directory: begin with its weights, and take its tokenizer"
+    pretrained: Operational[str | None] = Field(
+        None,
+        description="Name or directory of a pretrained model, for its weights and its tokenizer.",
     )
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
-        """``model: small``, or ``model: google-t5/t5-base``, or ``model: ./a/directory``."""
+        """Return the section for ``model: small``, a pretrained model's name, or a directory."""
         if not isinstance(given, str):
             return given
         if given in SIZES:
@@ -94,22 +97,28 @@ class ModelSettings(T5Settings):
         from experiments.summarization.pretrained import pretrained_settings
 
         try:
-            found = pretrained_settings(given)
+            sizes = pretrained_settings(given)
         except ValueError as error:
             raise ConfigError(
-                f"model = {given!r}: is no size ({', '.join(SIZES)}), and no pretrained model can "
-                f"be read there: {error}"
+                f"model = {given!r}: is not a size ({', '.join(SIZES)}), and cannot be read as a "
+                f"pretrained model: {error}"
             ) from error
-        return {**found.model_dump(), "pretrained": given}
+        return {**sizes.model_dump(), "pretrained": given}
 
     @property
     def sizes(self) -> T5Settings:
-        """The settings of the transformer alone."""
+        """Settings of the transformer alone."""
         return T5Settings.model_validate(self.model_dump(exclude={"pretrained"}))
 
 
+class GenerationSettings(generation.GenerationSettings):
+    """Search for a summary, greedy or with several beams."""
+
+    batch: Operational[PositiveInt] = Field(16, description="Documents per forward pass.")
+
+
 class SummarizationTraining(TrainStageSettings):
-    """A training stage of a T5, whose activations grow beyond 65,504, the most that fp16 holds."""
+    """Training of a T5, whose activations exceed 65,504, the largest number of fp16."""
 
     unusable: ClassVar[Mapping[Precision, str]] = {
         "fp16": "T5 and mT5 overflow in it; use bf16 or fp32"
@@ -117,28 +126,43 @@ class SummarizationTraining(TrainStageSettings):
 
 
 class SummarizationSettings(Settings):
-    """Summarisation; the batch sizes are those published for the card."""
+    """Summarization; the batch sizes are those published for the card."""
 
-    data: DataSettings = DataSettings()
-    model: ModelSettings = ModelSettings()
+    data: DataSettings = Field(
+        DataSettings(), description="Documents and reference summaries, and their encoding."
+    )
+    model: ModelSettings = Field(
+        ModelSettings(), description="The model, as a section, a size, or a pretrained model."
+    )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="share of a target's weight that all tokens share in training"
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing: share of each target's weight that is spread over all "
+        "tokens.",
     )
     copying: bool = Field(
-        False, description="from scratch: begin with a decoder that copies what it attends to"
+        False,
+        description="Whether a model from scratch begins with a decoder that copies what it "
+        "attends to.",
     )
-    train: SummarizationTraining = SummarizationTraining(
-        training=TrainingSettings(
-            effective_batch=8,
-            epochs=3,
-            learning_rate=1e-3,
-            warmup_steps=0.05,
-            clip_norm=1.0,
-        )
+    train: SummarizationTraining = Field(
+        SummarizationTraining(
+            training=TrainingSettings(
+                effective_batch=8,
+                epochs=3,
+                learning_rate=1e-3,
+                warmup_steps=0.05,
+                clip_norm=1.0,
+            )
+        ),
+        description="Length, optimizer and resources of the training.",
     )
-    generation: GenerationSettings = GenerationSettings()
-    export: bool = Field(
-        False, description="write the trained model as the library transformers reads it"
+    generation: GenerationSettings = Field(
+        GenerationSettings(), description="Search for a summary, greedy or with several beams."
+    )
+    export: Operational[bool] = Field(
+        False, description="Whether to write the trained model in the format of transformers."
     )
 
     @model_validator(mode="after")

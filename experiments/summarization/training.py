@@ -1,26 +1,29 @@
-"""Training of the summariser: the mean cross-entropy of each token of a summary."""
+"""Training task of the summarizer: mean cross-entropy of each token of a summary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.summarization.dataset import Pair, RandomPairs, StoredPairs
 from experiments.summarization.model import PAD, T5, DecoderLayer, T5Settings, flops_per_sample
-from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
+from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
 
-#: a batch is padded to a multiple: matrix units take so many values at a time
+#: batches are padded to a multiple of what matrix units process at once
 MULTIPLE = 8
-#: tokens of a source below which it is not shortened any more
+#: tokens below which sources are not shortened further
 SHORTEST = 64
-#: of what is copied, beside values of about one
+#: factor of copied values, relative to other values of about 1
 _COPY_SCALE = 2.0
+#: random samples of a task without a run
+_RANDOM_SAMPLES = 4096
 
 Pairs = StoredPairs | RandomPairs
 
@@ -30,9 +33,9 @@ class Batch(NamedTuple):
 
     Attributes:
         inputs: the sources, int64 ``[B, S]``.
-        mask: where there is a source, bool ``[B, S]``.
-        decoder_inputs: the targets but for their ends, after a padding, int64 ``[B, T]``.
-        targets: int64 ``[B, T]``, with padding where there is none.
+        mask: true at the tokens of a source, bool ``[B, S]``.
+        decoder_inputs: the targets without their ends, after a padding, int64 ``[B, T]``.
+        targets: the targets, with padding after them, int64 ``[B, T]``.
 
     """
 
@@ -43,9 +46,9 @@ class Batch(NamedTuple):
 
 
 class SummarizationTask(TrainTask):
-    """A summary, token by token; a sample is a source and its target, int64, each ended.
+    """Prediction of a summary; a sample is a source and its target, int64, both with an end.
 
-    The evaluation's ``cross_entropy`` is that of the held-out references without smoothing.
+    The evaluation's ``cross_entropy`` is that of the held-out references, without smoothing.
     """
 
     counts = "tokens"
@@ -68,7 +71,7 @@ class SummarizationTask(TrainTask):
         self.pretrained = pretrained
 
     def build_model(self) -> T5:
-        """The T5 of the settings, with the weights of the pretrained one if there is one."""
+        """Return the T5 of the settings, with the weights of the pretrained model, if any."""
         model = T5(self.settings)
         if self.pretrained is not None:
             from experiments.summarization.pretrained import load_pretrained
@@ -79,23 +82,23 @@ class SummarizationTask(TrainTask):
         return model
 
     def metadata(self) -> Mapping[str, str]:
-        """The settings of the model."""
+        """Return the settings of the model."""
         return {"model": self.settings.model_dump_json()}
 
     def build_dataset(self) -> Dataset[Pair]:
-        """The pairs to train on."""
+        """Return the training pairs."""
         return self.data
 
     def build_eval_dataset(self) -> Dataset[Pair] | None:
-        """The held-out pairs."""
+        """Return the held-out pairs."""
         return self.held_out
 
     def lengths(self) -> Tensor:
-        """Tokens of each training sample, source and target, int64 ``[samples]``."""
+        """Return the length of each training sample, source and target, int64 ``[samples]``."""
         return self.data.lengths().sum(1)
 
     def shortened(self) -> tuple[SummarizationTask, str] | None:
-        """The same with sources of half the length, and what it is; None where they are short."""
+        """Return the task with sources of half the length, and that length; None if it is short."""
         length = self.data.source_length // 2
         if length < SHORTEST:
             return None
@@ -111,25 +114,25 @@ class SummarizationTask(TrainTask):
         return shorter, f"sources of at most {length} tokens"
 
     def collate(self) -> Callable[[list[Pair]], Batch]:
-        """Pairs are padded to the longest of the batch."""
+        """Return the function that pads pairs to the longest of the batch."""
         return pad
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The layers of the encoder and the decoder."""
+        """Return the layers of the encoder and the decoder."""
         inner = next(module for module in model.modules() if isinstance(module, T5))
         return list(inner.blocks)
 
     def flops_per_sample(self, model: nn.Module) -> float:
-        """As the model counts them, of a pair of mean lengths."""
+        """Return the model FLOPs of a pair of mean lengths."""
         del model
         source, target = self.data.lengths().double().mean(0).round().int().tolist()
         return float(flops_per_sample(self.settings, source, target))
 
     def loss(self, model: nn.Module, batch: Batch, context: StepContext) -> Loss:
-        """The cross-entropy of the targets in nats, summed over their tokens."""
+        """Return the cross-entropy of the targets in nats, summed over their tokens."""
         del context
         logits = model(batch.inputs, batch.mask, batch.decoder_inputs).flatten(0, 1)
-        if logits.dtype != torch.float64:  # under autocast they are of half precision
+        if logits.dtype != torch.float64:  # autocast returns half precision
             logits = logits.float()
         targets = batch.targets.flatten()
         weight = (targets != PAD).sum()
@@ -145,13 +148,13 @@ class SummarizationTask(TrainTask):
 
 @torch.no_grad()
 def begin_as_copy(model: T5) -> None:
-    """Let cross-attention hand on what it reads, so that words of the source are written.
+    """Initialize cross-attention so that the decoder copies the tokens that it attends to.
 
-    Its values are the source's states turned by a random orthogonal matrix, its output turns them
-    back. The states begin as the embeddings of the source, which are the output matrix, too, where
-    the model is tied: what the attention points at becomes probable, as by the copying of a
+    Its values are the source's states turned by a random orthogonal matrix, and its output turns
+    them back. The states begin as the embeddings of the source. In a tied model these are also the
+    output matrix: a token that is attended to becomes probable, like the copying of a
     pointer-generator network (See, Liu, Manning 2017, Get to the point, section 2.2), and only the
-    pointing is to be learned. From thousands of pairs copying is hardly learned otherwise.
+    attention must be learned. Thousands of pairs hardly teach copying otherwise.
     """
     for layer in model.blocks:
         if isinstance(layer, DecoderLayer):
@@ -162,15 +165,36 @@ def begin_as_copy(model: T5) -> None:
             attention.out.weight.copy_(_COPY_SCALE * turn.T)
 
 
+def build_task(settings: Any, run_dir: RunDirectory | None) -> SummarizationTask:
+    """Return the training on a run's tokens; without a run, on random tokens of full length."""
+    data, model = settings.data, settings.model
+    samples: Pairs
+    held_out = None
+    if run_dir is None:
+        lengths = (data.source_length, data.target_length)
+        samples = RandomPairs(model.vocabulary, *lengths, _RANDOM_SAMPLES)
+    else:
+        samples = StoredPairs(run_dir, "train", data.source_length)
+        held_out = StoredPairs(run_dir, "held_out", data.source_length)
+    return SummarizationTask(
+        model.sizes,
+        samples,
+        held_out,
+        label_smoothing=settings.label_smoothing,
+        copying=settings.copying,
+        pretrained=model.pretrained,
+    )
+
+
 def pad(pairs: Sequence[Pair]) -> Batch:
-    """Sources and targets as a batch, each as long as its longest, up to a multiple of eight."""
+    """Return pairs as a batch, padded to the longest of them, up to a multiple of eight."""
     sources, targets = zip(*pairs, strict=True)
     labels = _padded(targets)
     return Batch(*pad_sources(sources), F.pad(labels[:, :-1], (1, 0), value=PAD), labels)
 
 
 def pad_sources(sources: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Sources as inputs and mask of a batch."""
+    """Return inputs and mask of a batch of sources."""
     inputs = _padded(sources)
     return inputs, inputs != PAD
 

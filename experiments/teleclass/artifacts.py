@@ -23,11 +23,6 @@ def training_set_path(run_dir: RunDirectory) -> str:
     return run_dir.artifact("hierarchy", "training_set.parquet")
 
 
-def tokenizer_path(run_dir: RunDirectory) -> str:
-    """Return the path of the tokenizer, in the format of the library ``tokenizers``."""
-    return run_dir.artifact("tokenize", "tokenizer.json")
-
-
 def generated_documents(context: StageContext) -> tuple[pa.Array, list[int]]:
     """Return the generated texts and the class of each, ordered by class."""
     rows = context.ledger.rows("generated")

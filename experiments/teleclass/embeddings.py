@@ -24,8 +24,8 @@ _COLUMN, _FINGERPRINT, _CHECKSUM = "embedding", b"fingerprint", b"crc32"
 class Embeddings:
     """The vectors ``[n, d]`` of ``n`` texts, in blocks of ``block`` rows; the last may be shorter.
 
-    Cheap to pickle: a task opens the blocks it works on. On a local or mounted file system a block
-    is mapped into memory and its rows are read from disk when they are used.
+    Cheap to pickle: a task opens the blocks it works on. On a local file system a block is
+    memory-mapped, so that its rows are read when they are used.
     """
 
     run_dir: RunDirectory
@@ -37,37 +37,37 @@ class Embeddings:
         return -(-self.rows // self.block)
 
     def bounds(self, number: int) -> tuple[int, int]:
-        """The first row of a block and the one after its last."""
+        """Return the rows ``[start, stop)`` of a block."""
         start = number * self.block
         return start, min(start + self.block, self.rows)
 
     def read(self, number: int) -> Vectors:
-        """The vectors of a block, not to be written to.
+        """Return the vectors of a block, read-only.
 
         Raises:
-            OSError, ValueError: there is no such block, or it is damaged.
+            OSError, ValueError: the block does not exist or is corrupt.
 
         """
         return self._vectors(self._table(number))
 
     def read_rows(self, rows: NDArray[np.int64]) -> Vectors:
-        """The vectors of these rows ``[k, d]``, from the blocks they lie in."""
+        """Return the vectors ``[k, d]`` of these rows."""
         numbers = rows // self.block
-        found = np.empty((len(rows), self.read(0).shape[1]), np.float32)
+        vectors = np.empty((len(rows), self.read(0).shape[1]), np.float32)
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            found[here] = self.read(number)[rows[here] - number * self.block]
-        return found
+            vectors[here] = self.read(number)[rows[here] - number * self.block]
+        return vectors
 
     def write(self, number: int, vectors: Vectors, fingerprint: str) -> None:
-        """Store a block, all or nothing, with what its vectors are of."""
+        """Store a block atomically, with the fingerprint of its encoder and texts."""
         column = vector_lists(vectors)
         about = {_FINGERPRINT: fingerprint, _CHECKSUM: str(zlib.crc32(column.values.buffers()[1]))}
         table = pa.table({_COLUMN: column}).replace_schema_metadata(about)
         write_arrow(self.run_dir, self._path(number), table)
 
     def holds(self, number: int, fingerprint: str) -> bool:
-        """Whether a block is stored whole, and of this."""
+        """Whether an intact block with this fingerprint is stored."""
         if not self.run_dir.exists(self._path(number)):
             return False
         try:
@@ -84,7 +84,7 @@ class Embeddings:
         )
 
     def blocks(self) -> Iterator[tuple[int, Vectors]]:
-        """The first row and the vectors of each block."""
+        """Yield the first row and the vectors of each block."""
         for number in range(len(self)):
             yield self.bounds(number)[0], self.read(number)
 
@@ -95,8 +95,8 @@ class Embeddings:
     def _vectors(table: pa.Table) -> Vectors:
         chunks = table.column(0).chunks if table.column_names == [_COLUMN] else []
         if len(chunks) != 1 or not pa.types.is_fixed_size_list(chunks[0].type):
-            raise ValueError(f"a block of vectors is damaged, it holds {table.schema}")
-        # not combine_chunks, which copies even a single one
+            raise ValueError(f"block of vectors is corrupt: it holds {table.schema}")
+        # combine_chunks would copy even a single chunk
         vectors: Vectors = chunks[0].values.to_numpy(zero_copy_only=True)
         return vectors.reshape(-1, chunks[0].type.list_size)
 

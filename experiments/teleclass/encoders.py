@@ -1,7 +1,7 @@
-"""Texts to vectors: TF-IDF with a truncated SVD, trained here, or a sentence-transformers model.
+"""Text encoders: LSA (TF-IDF with a truncated SVD) fitted here, or a sentence-transformers model.
 
-An encoder is a frozen description that travels to a task; the task loads what it describes once in
-its process.
+An encoder is a frozen description that is cheap to pickle; a task loads its weights once per
+process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -23,6 +23,8 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
+from experiments.common.pretrained import model_fingerprint
+from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
@@ -32,57 +34,44 @@ from raypipe.storage.run_directory import RunDirectory
 Vectors = NDArray[np.float32]
 
 _TOKEN_PATTERN = r"[^\W\d_]{2,}"
-_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
-
-
-class Encoder(Protocol):
-    """What turns texts into vectors."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The same for encoders that give the same vectors."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        """Vectors ``[n, d]`` of length 1, or 0 where a text has no known word."""
-        ...
 
 
 @dataclass(frozen=True)
 class LsaEncoder:
-    """Latent semantic analysis, of the texts it was fitted to; its weights lie in a run directory.
+    """Latent semantic analysis with weights in a run directory.
 
-    TF-IDF of words, the logarithm of their counts, projected to the strongest singular vectors
-    (Deerwester et al. 1990, Indexing by latent semantic analysis).
+    TF-IDF with logarithmic counts, projected to the strongest singular vectors (Deerwester et al.
+    1990, Indexing by latent semantic analysis).
     """
 
-    run: RunDirectory
+    run_dir: RunDirectory
     fingerprint: str
 
     @staticmethod
-    def path(run: RunDirectory) -> str:
-        """Where the weights lie."""
-        return run.artifact("encode", "lsa.npz")
+    def path(run_dir: RunDirectory) -> str:
+        """Return the path of the weights."""
+        return run_dir.artifact("encode", "lsa.npz")
 
     @staticmethod
-    def stored(run: RunDirectory) -> LsaEncoder:
-        """The encoder of a run directory.
+    def stored(run_dir: RunDirectory) -> LsaEncoder:
+        """Return the encoder of a run directory.
 
-        Its fingerprint is that of the weights: two fits to the same texts need not agree, where
-        singular values are close even small differences of the arithmetic turn the axes.
+        Its fingerprint is that of the weights: if singular values are close, rounding can rotate
+        the axes, so that two fits to the same texts differ.
         """
-        return LsaEncoder(run, hashlib.sha256(run.read(LsaEncoder.path(run))).hexdigest())
+        weights = run_dir.read(LsaEncoder.path(run_dir))
+        return LsaEncoder(run_dir, hashlib.sha256(weights).hexdigest())
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of texts."""
-        vectoriser, components = _lsa(self)
-        vectors: Vectors = normalize(vectoriser.transform(texts) @ components.T)
+        """Return vectors ``[n, d]`` of length 1, or 0 for a text without a known word."""
+        vectorizer, components = _lsa(self)
+        vectors: Vectors = normalize(vectorizer.transform(texts) @ components.T)
         return vectors.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """A sentence-transformers model by name or directory, on a GPU where the process has one."""
+    """A sentence-transformers model by name or directory, on a GPU if the process has one."""
 
     model: str
     fingerprint: str
@@ -91,7 +80,7 @@ class SentenceEncoder:
     precision: Precision
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """The vectors of texts, which go through the model sorted by length."""
+        """Return vectors ``[n, d]`` of length 1; texts of similar length share a batch."""
         import torch
 
         from raypipe.training import precision
@@ -112,19 +101,46 @@ class SentenceEncoder:
         return array
 
 
-def fit_lsa(
-    texts: Iterable[str], settings: EncodeSettings, identity: str, run: RunDirectory
-) -> int:
-    """Fit an encoder to texts and store it; its number of dimensions.
+#: encoders with the same fingerprint return the same vectors
+Encoder = LsaEncoder | SentenceEncoder
 
-    A word counts that is in two texts at least; there are fewer dimensions where there are fewer
-    words or texts.
+
+def stored_encoder(run_dir: RunDirectory, corpus: Corpus, settings: EncodeSettings) -> Encoder:
+    """Return the encoder of the vectors that a run directory holds.
+
+    Raises:
+        ConfigError: its weights are missing or corrupt, or it was fitted otherwise.
+
+    """
+    if settings.model is not None:
+        return sentence_encoder(settings)
+    if not is_fitted(run_dir, lsa_identity(corpus, settings)):  # another fit has other axes
+        raise ConfigError(
+            f"{LsaEncoder.path(run_dir)}: the encoder of the stored vectors is missing or "
+            "damaged; run the configuration in another run directory"
+        )
+    return LsaEncoder.stored(run_dir)
+
+
+def lsa_identity(corpus: Corpus, settings: EncodeSettings) -> str:
+    """Return the fingerprint of the settings and texts that LSA is fitted to."""
+    names = {"dimensions", "max_features", "fit_documents", "seed"}
+    fit = settings.model_dump(mode="json", include=names)
+    return fingerprint({"lsa": fit, "data": corpus.identity()})
+
+
+def fit_lsa(
+    texts: Iterable[str], settings: EncodeSettings, identity: str, run_dir: RunDirectory
+) -> int:
+    """Fit LSA to texts, store its weights, and return the number of dimensions.
+
+    Words must occur in at least two texts. Few words or texts give fewer dimensions.
 
     Raises:
         ValueError: no word is left.
 
     """
-    vectoriser = TfidfVectorizer(
+    vectorizer = TfidfVectorizer(
         token_pattern=_TOKEN_PATTERN,
         stop_words="english",
         min_df=2,
@@ -134,8 +150,8 @@ def fit_lsa(
         max_features=settings.max_features,
     )
     try:
-        weights = vectoriser.fit_transform(texts)
-    except ValueError as error:  # no word that is in two texts and not in most
+        weights = vectorizer.fit_transform(texts)
+    except ValueError as error:  # no word occurs in two texts and not in most
         raise ValueError(f"{error}: too few texts for an encoder, give more documents") from error
     dimensions: int = min(settings.dimensions, *(size - 1 for size in weights.shape))
     if dimensions < 1:
@@ -143,37 +159,37 @@ def fit_lsa(
     svd = TruncatedSVD(
         dimensions, algorithm="randomized", n_iter=5, random_state=settings.seed
     ).fit(weights)
-    words = [str(word) for word in vectoriser.get_feature_names_out()]
+    words = [str(word) for word in vectorizer.get_feature_names_out()]
     stream = io.BytesIO()
     np.savez(
         stream,
         words=np.frombuffer(json.dumps(words).encode(), np.uint8),
-        idf=vectoriser.idf_.astype(np.float32),
+        idf=vectorizer.idf_.astype(np.float32),
         components=svd.components_.astype(np.float32),
         identity=np.frombuffer(identity.encode(), np.uint8),
     )
-    run.write(LsaEncoder.path(run), stream.getvalue())
+    run_dir.write(LsaEncoder.path(run_dir), stream.getvalue())
     return dimensions
 
 
-def fitted_lsa(run: RunDirectory, identity: str) -> bool:
-    """Whether the run directory holds an encoder with this identity, whole."""
-    path = LsaEncoder.path(run)
-    if not run.exists(path):
+def is_fitted(run_dir: RunDirectory, identity: str) -> bool:
+    """Whether the run directory holds intact weights with this identity."""
+    path = LsaEncoder.path(run_dir)
+    if not run_dir.exists(path):
         return False
     try:
-        with np.load(io.BytesIO(run.read(path)), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}  # compares their checksums
+        with np.load(io.BytesIO(run_dir.read(path)), allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}  # verifies their checksums
     except (OSError, ValueError, EOFError, BadZipFile):
         return False
     return "identity" in arrays and arrays["identity"].tobytes() == identity.encode()
 
 
 def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
-    """The encoder of the settings.
+    """Return the sentence-transformers encoder of the settings.
 
     Raises:
-        ConfigError: the libraries are missing, or a directory holds no model.
+        ConfigError: the libraries are missing, or a directory does not hold a model.
 
     """
     if (model := settings.model) is None:
@@ -194,46 +210,39 @@ def sentence_encoder(settings: EncodeSettings) -> SentenceEncoder:
 
 
 def need_nlp(what: str) -> None:
-    """Refuse what needs the extra ``nlp`` where it is not installed. Raises ConfigError."""
+    """Refuse what needs the extra ``nlp`` if it is not installed. Raises ConfigError."""
     for module in ("transformers", "sentence_transformers"):
         if find_spec(module) is None:
             raise ConfigError(f"{what}: needs {module}: pip install 'raypipe-runner[nlp]'")
 
 
-@lru_cache(maxsize=8)
 def model_identity(model: str, key: str) -> str:
-    """Return the identity of a pretrained model: its name, or the SHA-256 of its directory's files.
+    """Return the identity of a pretrained model: its name, or a hash of its directory's files.
 
     Raises:
-        ConfigError: a directory without a model.
+        ConfigError: the directory does not hold a model.
 
     """
     folder = Path(model)
     if not folder.is_dir():
         if folder.is_absolute() or model.startswith("."):
             raise ConfigError(f"{key} = {model}: there is no such directory")
-        return model
-    if not (folder / "config.json").is_file():
+    elif not (folder / "config.json").is_file():
         raise ConfigError(f"{key} = {model}: holds no config.json, so it is not a saved model")
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in _FILES for path in folder.rglob(pattern)):
-        digest.update(path.relative_to(folder).as_posix().encode())
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    return model_fingerprint(model)
 
 
 @lru_cache(maxsize=1)
 def _lsa(encoder: LsaEncoder) -> tuple[TfidfVectorizer, Vectors]:
-    content = encoder.run.read(LsaEncoder.path(encoder.run))
+    content = encoder.run_dir.read(LsaEncoder.path(encoder.run_dir))
     with np.load(io.BytesIO(content), allow_pickle=False) as stored:
         words = json.loads(stored["words"].tobytes())
         idf, components = stored["idf"], stored["components"]
-    vectoriser = TfidfVectorizer(
+    vectorizer = TfidfVectorizer(
         token_pattern=_TOKEN_PATTERN, sublinear_tf=True, dtype=np.float32, vocabulary=words
     )
-    vectoriser.idf_ = idf
-    return vectoriser, components
+    vectorizer.idf_ = idf
+    return vectorizer, components
 
 
 @lru_cache(maxsize=1)

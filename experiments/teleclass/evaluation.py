@@ -1,4 +1,4 @@
-"""Measures of multi-label rankings and label sets, as sums that blocks of documents add up to."""
+"""Measures of multi-label rankings and label sets, as sums over blocks of documents."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-#: Cells compared at a time when gold labels are ranked: bounds the memory.
+#: cells compared at a time when gold labels are ranked, which bounds the memory
 RANKED_CELLS = 2**22
 
 Floats = NDArray[np.floating[Any]]
@@ -59,16 +59,16 @@ def count(
     gold: sparse.csr_matrix,
     level: Integers,
 ) -> Counts:
-    """The sums over one block of documents.
+    """Return the sums over one block of documents.
 
     Args:
         scores: float32 [B, C], the higher the more likely; ``-inf`` is allowed.
-        predicted: bool [B, C], the label sets to be judged.
+        predicted: bool [B, C], the label sets to measure.
         gold: bool [B, C].
         level: int64 [C], from 1, the same for all blocks: :attr:`Taxonomy.depth`.
 
     Raises:
-        ValueError: shapes that differ, or a score that is NaN.
+        ValueError: shapes differ, or a score is NaN.
 
     """
     if not scores.shape == predicted.shape == gold.shape == (len(scores), len(level)):
@@ -78,7 +78,7 @@ def count(
         )
     if np.isnan(scores).any():
         row, column = np.argwhere(np.isnan(scores))[0]
-        raise ValueError(f"the score of document {row}, class {column} is NaN; see why")
+        raise ValueError(f"the score of document {row}, class {column} is NaN")
     guess = np.asarray(predicted.toarray(), dtype=np.bool_)
     truth = np.asarray(gold.toarray(), dtype=np.bool_)
     everywhere = truth.any(axis=1)
@@ -97,14 +97,13 @@ def count(
 
 
 def summarize(counts: Counts, level: Integers) -> list[dict[str, Any]]:
-    """The measures for level "all", then for "1", "2", ...; NaN where no document has gold labels.
+    """Return the measures for level "all", then for "1", "2", ...; NaN without gold labels.
 
     Example-F1 is 2|P∩G| / (|P| + |G|) averaged over documents, precision at k is |top-k∩G| / k
     averaged over documents, as in TELEClass (Zhang et al., WWW 2025, section 4). MRR is the mean
-    of 1/rank over all pairs of document and gold label; of the classes scored at least as high
-    only those that are not gold count, as in PinSage (Ying et al., KDD 2018, eq. 2, unscaled).
-    Both rank the classes of the level only. Macro-F1 averages over the classes that occur as gold
-    labels.
+    of 1/rank over all pairs of document and gold label, where a rank counts only classes that are
+    not gold, including ties, as in PinSage (Ying et al., KDD 2018, eq. 2, unscaled). Ranks are
+    among the classes of the level. Macro-F1 averages over the classes that occur as gold labels.
 
     Args:
         counts: the sum of all blocks.
@@ -112,7 +111,7 @@ def summarize(counts: Counts, level: Integers) -> list[dict[str, Any]]:
 
     Returns:
         level, documents, classes (at the level), example_f1, precision_at_1, precision_at_3, mrr,
-        micro_f1, macro_f1, labels_mean (predicted ones a document), gold_mean.
+        micro_f1, macro_f1, labels_mean and gold_mean (labels per document).
 
     """
     rows = []
@@ -146,7 +145,7 @@ def summarize(counts: Counts, level: Integers) -> list[dict[str, Any]]:
 
 
 def _sums(scores: Floats, guess: Mask, truth: Mask) -> tuple[int | float, ...]:
-    """The first seven fields of :class:`Counts` for documents that all have gold labels."""
+    """Return the first seven fields of :class:`Counts` for documents that all have gold labels."""
     predicted, gold = guess.sum(axis=1), truth.sum(axis=1)
     at_1, at_3 = _hits(scores, truth)
     return (
@@ -161,8 +160,8 @@ def _sums(scores: Floats, guess: Mask, truth: Mask) -> tuple[int | float, ...]:
 
 
 def _hits(scores: Floats, truth: Mask) -> tuple[int, int]:
-    """Gold labels among the first one and three of each row, the lower class first in ties."""
-    # what is taken must be below everything, also below -inf
+    """Count gold labels among the first one and three of each row; ties go to the lower class."""
+    # classes already ranked get -inf, so raise -inf scores above it
     left = np.maximum(scores, np.finfo(scores.dtype).min)
     rows = np.arange(len(scores))
     hits = [0, 0, 0]
@@ -174,7 +173,7 @@ def _hits(scores: Floats, truth: Mask) -> tuple[int, int]:
 
 
 def _reciprocal_ranks(scores: Floats, truth: Mask) -> float:
-    """Sum of 1/rank over gold labels, where only other classes push one down, also by a tie."""
+    """Sum 1/rank over gold labels; a rank counts the other classes scored at least as high."""
     others = np.where(truth, np.nan, scores)  # NaN is not at least as high as anything
     rows, columns = np.nonzero(truth)
     total = 0.0

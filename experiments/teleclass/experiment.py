@@ -10,17 +10,17 @@ from typing import Any
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus, load
 from experiments.teleclass.encoders import model_identity, need_nlp
-from experiments.teleclass.figures import figures
+from experiments.teleclass.figures import sections
 from experiments.teleclass.generators import load_generator
-from experiments.teleclass.phases.augment import augment, generated_files
-from experiments.teleclass.phases.baselines import measure_baselines
-from experiments.teleclass.phases.encode import encode
-from experiments.teleclass.phases.hierarchy import add_ancestors
-from experiments.teleclass.phases.infer import infer
-from experiments.teleclass.phases.refine import refine
+from experiments.teleclass.phases.augment import generated_files, run_augment
+from experiments.teleclass.phases.baselines import run_baselines
+from experiments.teleclass.phases.encode import run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
+from experiments.teleclass.phases.infer import run_infer
+from experiments.teleclass.phases.refine import run_refine
 from experiments.teleclass.settings import TeleclassSettings
 from experiments.teleclass.tables import STEP_METRICS, TABLES
-from experiments.teleclass.tokenize_stage import pretrained_tokenizer, tokenize
+from experiments.teleclass.tokenize_stage import pretrained_tokenizer, run_tokenize
 from experiments.teleclass.training import build_task
 from raypipe.errors import ConfigError
 from raypipe.hardware import supported_precisions
@@ -55,21 +55,16 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
         hardware_stage(),
         Stage(
             "encode",
-            partial(encode, corpus),
+            partial(run_encode, corpus),
             [Unit("encode", {**content, **encoder})],
             ("hardware",),
             workload=f"{encoded} documents",
             on_gpu=on_gpu,
         ),
-        Stage(
-            "baselines",
-            partial(measure_baselines, corpus),
-            needs=("encode",),
-            reads=("data", "encode"),
-        ),
+        Stage("baselines", partial(run_baselines, corpus), needs=("encode",), reads=("encode",)),
         Stage(
             "refine",
-            partial(refine, corpus),
+            partial(run_refine, corpus),
             [Unit("refine", labels)],
             ("encode",),
             ("data", "encode", "refine"),
@@ -77,18 +72,19 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
         ),
         Stage(
             "augment",
-            partial(augment, corpus),
+            partial(run_augment, corpus),
             [Unit("augment", texts)],
             ("refine",),
+            ("data", "augment"),
             on_gpu=bool(settings.augment.gpus),
         ),
-        Stage("hierarchy", partial(add_ancestors, corpus), needs=("augment",)),
+        Stage("hierarchy", partial(run_hierarchy, corpus), needs=("augment",)),
         Stage(
             "tokenize",
-            partial(tokenize, corpus),
+            partial(run_tokenize, corpus),
             [Unit("tokenize", classifier)],
             ("hierarchy",),
-            ("data", "encode", *_TOKENS),
+            ("encode", *_TOKENS),
             f"at most {documents} documents",
         ),
         train_stage(
@@ -96,14 +92,14 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
             settings.train,
             partial(build_task, len(corpus.taxonomy)),
             ("tokenize",),
-            ("data", "encode.dimensions", "train"),
+            ("encode.dimensions", "train"),
             classifier,
         ),
         Stage(
             "infer",
-            partial(infer, corpus),
+            partial(run_infer, corpus),
             needs=("train",),
-            reads=("data", "encode", "infer", "train.classifier"),
+            reads=("encode", "infer", "train.classifier"),
             workload=f"{predicted} documents",
             on_gpu=settings.infer.gpus != 0,
         ),
@@ -155,7 +151,7 @@ EXPERIMENT = Experiment(
     2,
     TeleclassSettings,
     stages,
-    figures,
+    sections,
     tables=TABLES,
     step_metrics=STEP_METRICS,
 )

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 
-from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Figure, rows, set_log, strokes, style
+from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, set_log, strokes, style
+from raypipe.report.sections import Section
 
 METHODS = {
     "nearest_name": "nearest class name",
@@ -26,7 +27,12 @@ MEASURES = {
 }
 
 
-def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """Return the section of the report, with all plots."""
+    return [Section("Classification", figures(tables))]
+
+
+def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
     """The figures that the tables ``measures`` and ``classes`` allow."""
     drawn = []
     with style():
@@ -44,7 +50,7 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
     return drawn
 
 
-def _measures(found: pd.DataFrame) -> Figure:
+def _measures(found: pd.DataFrame) -> Plot:
     """Every measure of every method."""
     canvas = _bars(found, list(MEASURES), list(MEASURES.values()))
     caption = (
@@ -52,10 +58,10 @@ def _measures(found: pd.DataFrame) -> Figure:
         "training documents, everything else on the documents that are predicted. The baselines "
         "take the most similar class with its ancestors."
     )
-    return Figure("measures", "Measures by method", caption, canvas, "Classification")
+    return Plot("measures", "Measures by method", caption, canvas)
 
 
-def _levels(found: pd.DataFrame) -> Figure:
+def _levels(found: pd.DataFrame) -> Plot:
     """Macro-F1 by level of the taxonomy."""
     levels = sorted(found["level"].unique(), key=int)
     wide = found.pivot_table(index="method", columns="level", values="macro_f1", sort=False)
@@ -63,16 +69,16 @@ def _levels(found: pd.DataFrame) -> Figure:
     canvas = _bars(about, levels, [f"level {n}" for n in levels])
     canvas.axes[0].set_ylabel("macro-F1")
     caption = "Macro-F1 over the classes of a level; level 1 are the roots of the taxonomy."
-    return Figure("macro_f1_by_level", "Macro-F1 by level", caption, canvas, "Classification")
+    return Plot("macro_f1_by_level", "Macro-F1 by level", caption, canvas)
 
 
 def _bars(
     found: pd.DataFrame,
     columns: Sequence[str],
     labels: Sequence[str],
-) -> Canvas:
+) -> Figure:
     """Columns of a table as groups of bars, one a row."""
-    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+    canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     colours = strokes(list(METHODS))
     width = 0.8 / len(found)
@@ -82,9 +88,7 @@ def _bars(
         name = METHODS[str(method)]
         if row["documents_of"] == "train" and "test" in set(found["documents_of"]):
             name += " (training documents)"
-        bars = axes.bar(
-            middle, heights, 0.92 * width, color=colours[str(method)].colour, label=name
-        )
+        bars = axes.bar(middle, heights, 0.92 * width, color=colours[str(method)].color, label=name)
         axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(columns)), labels)
     axes.tick_params(axis="x", length=0)
@@ -93,14 +97,14 @@ def _bars(
     return canvas
 
 
-def _sizes(classes: pd.DataFrame) -> Figure:
+def _sizes(classes: pd.DataFrame) -> Plot:
     """Documents a class by pseudo-labels against those by gold labels."""
-    canvas = Canvas(figsize=(WIDTH, HEIGHT), layout="constrained")
+    canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     gold, labelled = classes["gold"] + 1, classes["documents"] + 1
     most = float(max(gold.max(), labelled.max())) * 1.3
     axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
-    colour = strokes(["classes"])["classes"].colour
+    colour = strokes(["classes"])["classes"].color
     axes.scatter(gold, labelled, s=12, color=colour, alpha=0.7, linewidth=0)
     for axis in (axes.xaxis, axes.yaxis):
         set_log(axis, 0.9, most, ticks=(1.0,))
@@ -110,4 +114,4 @@ def _sizes(classes: pd.DataFrame) -> Figure:
         "A dot is a class, ancestors of labels counted. Above the line a class gets more documents "
         "than it has; at the bottom it is starved, and documents are written for it."
     )
-    return Figure("class_sizes", "Documents a class", caption, canvas, "Classification")
+    return Plot("class_sizes", "Documents a class", caption, canvas)

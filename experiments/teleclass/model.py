@@ -1,4 +1,4 @@
-"""The classifier: an encoder of token ids, pretrained or from scratch, and an output a class."""
+"""Classifier: an encoder of token ids, pretrained or new, with one output per class."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from experiments.teleclass.settings import ClassifierSettings
-from experiments.transformer.model import Transformer, TransformerSettings, flops_per_sample
+from experiments.transformer.model import Transformer, flops_per_sample
+from experiments.transformer.settings import TransformerSettings
 
 
 def transformer_settings(settings: ClassifierSettings, classes: int) -> TransformerSettings:
-    """The transformer from scratch, of the sizes of the settings."""
+    """Return the settings of a new transformer encoder."""
     return TransformerSettings(
         vocabulary=settings.vocabulary,
         length=settings.length,
@@ -27,10 +28,9 @@ def transformer_settings(settings: ClassifierSettings, classes: int) -> Transfor
 
 
 class ScratchClassifier(nn.Module):
-    """The transformer encoder of ``experiments.transformer``, and a linear layer beside it.
+    """A new transformer encoder, plus a linear layer on the text's vector of phase 1, if any.
 
-    The layer reads the text's vector of phase 1, if there is one, and its logits are added: a wide
-    part and a deep one, trained together (Cheng et al. 2016, Wide & deep learning).
+    The logits of both are added (Cheng et al. 2016, Wide & deep learning).
     """
 
     def __init__(self, settings: ClassifierSettings, classes: int, width: int) -> None:
@@ -40,10 +40,10 @@ class ScratchClassifier(nn.Module):
         self.wide = nn.Linear(width, classes, bias=False) if width else None
 
     def forward(self, tokens: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of ids ``[B, L]``, padded by 0, and vectors ``[B, d]`` of length 1."""
+        """Return logits ``[B, C]`` of ids ``[B, L]``, padded by 0, and unit vectors ``[B, d]``."""
         del lengths
         logits: Tensor = self.transformer(tokens)[:, : self.classes]
-        if self.wide is not None:  # of entries around 1, as all that is trained
+        if self.wide is not None:  # scaled to entries around 1
             logits = logits + self.wide(vectors * vectors.shape[1] ** 0.5)
         return logits
 
@@ -59,7 +59,7 @@ class PretrainedClassifier(nn.Module):
         self.head = nn.Linear(int(encoder.config.hidden_size), classes)  # type: ignore[union-attr, arg-type]
 
     def forward(self, tokens: Tensor, lengths: Tensor, vectors: Tensor) -> Tensor:
-        """Logits ``[B, C]`` of ids ``[B, L]`` of which the first ``lengths`` ``[B]`` count."""
+        """Return logits ``[B, C]`` of the first ``lengths`` ``[B]`` of the ids ``[B, L]``."""
         del vectors
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         states = self.encoder(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
@@ -73,9 +73,9 @@ class PretrainedClassifier(nn.Module):
 
 
 def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> nn.Module:
-    """A classifier to train: with the pretrained weights, or freshly drawn ones.
+    """Return a classifier to train, with pretrained or new weights.
 
-    ``width`` is the dimensions of the vectors it reads beside the tokens, or 0.
+    ``width`` is the number of dimensions of the vectors that it also reads, or 0.
     """
     if settings.pretrained is None:
         return ScratchClassifier(settings, classes, width)
@@ -88,7 +88,7 @@ def build_classifier(settings: ClassifierSettings, classes: int, width: int) -> 
 
 
 def vocabulary_of(settings: ClassifierSettings) -> int:
-    """How many token ids the classifier knows."""
+    """Return the number of token ids that the classifier knows."""
     if settings.pretrained is None:
         return settings.vocabulary
     from transformers import AutoConfig
@@ -97,7 +97,7 @@ def vocabulary_of(settings: ClassifierSettings) -> int:
 
 
 def metadata_of(settings: ClassifierSettings, classes: int, width: int) -> dict[str, str]:
-    """What :func:`restore_classifier` needs beside the weights."""
+    """Return the metadata from which :func:`restore_classifier` builds the model."""
     about = {"classifier": settings.model_dump_json()}
     about |= {"classes": str(classes), "width": str(width)}
     if settings.pretrained is not None:
@@ -108,7 +108,7 @@ def metadata_of(settings: ClassifierSettings, classes: int, width: int) -> dict[
 
 
 def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> nn.Module:
-    """A trained classifier from its weights; nothing but them is read."""
+    """Return a trained classifier from weights and metadata alone, in evaluation mode."""
     settings = ClassifierSettings.model_validate_json(metadata["classifier"])
     classes = int(metadata["classes"])
     model: nn.Module
@@ -125,15 +125,15 @@ def restore_classifier(weights: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 def blocks_of(model: nn.Module) -> Iterable[nn.Module]:
-    """The encoder's layers: its longest list of modules."""
+    """Return the encoder's layers: its longest list of modules."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=())
 
 
 def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
-    """Floating-point operations of a text's forward and backward at the full length.
+    """Return the floating-point operations of a forward and backward pass at full length.
 
-    Counted as in :func:`experiments.transformer.model.flops_per_sample`.
+    They are counted as in :func:`experiments.transformer.model.flops_per_sample`.
     """
     if isinstance(model, ScratchClassifier):
         wide = 0 if model.wide is None else model.wide.weight.numel()
@@ -145,10 +145,7 @@ def flops_of(model: Any, settings: ClassifierSettings, classes: int) -> float:
 
 
 def _prepared(encoder: Any) -> nn.Module:
-    """The head stands on the states: a pooler would have no gradient, which DDP refuses.
-
-    Weights that were saved in half precision are trained in single precision, as all are.
-    """
+    """Return an encoder without a pooler, whose missing gradient DDP rejects, in fp32."""
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
     kept: nn.Module = encoder.float()

@@ -1,7 +1,7 @@
-"""Phase 2, the arithmetic: which documents a class is made of, and which labels a document gets.
+"""Arithmetic of phase 2: top documents of classes, class vectors, labels of documents.
 
-Everything works on blocks of rows and keeps the best few alone, so that memory does not grow with
-the number of documents. Scores are cosine similarities; ties are decided by the smaller index.
+All functions work on blocks of rows and keep only the best few, so that memory does not grow with
+the number of documents. Scores are cosine similarities; ties go to the smaller index.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sklearn.preprocessing import normalize
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
-#: scores of a class that has no vector, and of a document that has none
+#: score of a class or a document without a vector
 NEVER = -np.inf
 _RANKED = 32
 
 
 @dataclass(frozen=True)
 class TopDocuments:
-    """For each class its best documents so far, the best first: scores and rows ``[k, C]``.
+    """The best documents of each class so far, the best first: scores and rows ``[k, C]``.
 
-    Where there are fewer than k the rest has the row -1; none has the score :data:`NEVER`.
+    Missing documents have row -1; no document has the score :data:`NEVER`.
     """
 
     scores: Floats
@@ -34,17 +34,17 @@ class TopDocuments:
 
     @staticmethod
     def empty(k: int, classes: int) -> TopDocuments:
-        """No document yet."""
+        """Return the state before any document."""
         scores = np.full((k, classes), -np.inf, np.float32)
         return TopDocuments(scores, np.full((k, classes), -1, np.int64))
 
     def members(self) -> tuple[Rows, Rows]:
-        """Classes and rows ``[n]`` of the documents there are, class by class."""
+        """Return classes and rows ``[n]`` of all top documents, class by class."""
         classes, ranks = np.nonzero(self.rows.T >= 0)
         return classes, self.rows[ranks, classes]
 
     def merge(self, other: TopDocuments) -> TopDocuments:
-        """The best of both."""
+        """Return the best documents of both."""
         scores = np.concatenate((self.scores, other.scores))
         rows = np.concatenate((self.rows, other.rows))
         order = np.lexsort((rows, -scores), axis=0)[: len(self.scores)]
@@ -53,9 +53,9 @@ class TopDocuments:
         )
 
     def with_block(self, scores: Floats, first_row: int) -> TopDocuments:
-        """The best with a block of documents ``[B, C]`` considered, whose first has this row."""
+        """Return the best after a block of documents ``[B, C]`` that begins at this row."""
         k = len(self.scores)
-        # of equal ones the smaller row stays, and blocks come in any order
+        # >=: on a tie the smaller row wins, and blocks come in any order
         better = (scores >= self.scores[-1]) & (scores > NEVER)
         if len(scores) > k and better.sum() > 2 * k * scores.shape[1]:
             better &= scores >= np.partition(scores, -k, axis=0)[-k]
@@ -75,9 +75,9 @@ class TopDocuments:
 
 
 def similarities(documents: Floats, classes: Floats) -> Floats:
-    """Cosine similarity ``[B, C]``; :data:`NEVER` where one of both is zero.
+    """Return cosine similarities ``[B, C]``; :data:`NEVER` where a vector is zero.
 
-    ``classes`` ``[C, d]`` have length 1 or 0, ``documents`` ``[B, d]`` any.
+    ``classes`` ``[C, d]`` have length 1 or 0, ``documents`` ``[B, d]`` any length.
     """
     length = np.linalg.norm(documents, axis=1)
     scores: Floats = documents @ classes.T
@@ -88,14 +88,14 @@ def similarities(documents: Floats, classes: Floats) -> Floats:
 
 
 def margins(scores: Floats, related: sparse.csr_matrix) -> Floats:
-    """How far a class is ahead of the best class that is neither its ancestor nor its descendant.
+    """Return each class's margin over the best class that is not its ancestor or descendant.
 
     Args:
         scores: similarities ``[B, C]``.
-        related: bool ``[C, C]``, true for a class with itself, its ancestors and descendants.
+        related: bool ``[C, C]``: each class with itself, its ancestors and its descendants.
 
     Returns:
-        ``[B, C]``; the similarity itself where a class is related to all others.
+        ``[B, C]``; the similarity itself for a class that is related to all others.
 
     """
     count = scores.shape[1]
@@ -119,15 +119,15 @@ def margins(scores: Floats, related: sparse.csr_matrix) -> Floats:
 
 
 def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: Floats) -> Floats:
-    """New class vectors: the mean of each class's documents, and what the description adds.
+    """Return new class vectors ``[C, d]``: the mean of each class's documents plus its anchor.
 
     Args:
         top: the documents of each class, ``[k, C]``.
-        vectors: of these documents ``[n, d]``, those of the first class, then of the second, ...:
-            as :meth:`TopDocuments.members` names them.
-        earlier: the class vectors ``[C, d]`` so far, kept where a class has no document, or
-            none with a vector.
-        anchors: added to the means, ``[C, d]``; zero for none.
+        vectors: vectors ``[n, d]`` of these documents in the order of
+            :meth:`TopDocuments.members`.
+        earlier: class vectors ``[C, d]`` so far, kept for a class without documents or whose
+            documents have no vector.
+        anchors: vectors ``[C, d]`` added to the means; zero for none.
 
     """
     classes, _ = top.members()
@@ -142,9 +142,9 @@ def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: 
 
 
 def best_labels(scores: Floats, most: int) -> tuple[NDArray[np.int32], Floats]:
-    """The ``most`` best classes of each document and the one after: ``[B, most + 1]`` each.
+    """Return the ``most + 1`` best classes of each document, and their scores.
 
-    Where there are fewer classes the rest is -1 with the score of the last.
+    If there are fewer classes, the rest is -1 with the score of the last one.
     """
     count = min(most + 1, scores.shape[1])
     classes = ranked(scores, count)
@@ -160,19 +160,19 @@ def best_labels(scores: Floats, most: int) -> tuple[NDArray[np.int32], Floats]:
 def cut_at_gap(
     classes: NDArray[np.int32], scores: Floats, least: int
 ) -> tuple[NDArray[np.int32], Floats]:
-    """Labels up to the largest gap between neighbours, at least ``least``; and the gap after them.
+    """Return labels up to the largest gap between neighbors, at least ``least``, and that gap.
 
     Args:
         classes: the best classes ``[B, m + 1]`` of :func:`best_labels`, -1 for none.
-        scores: theirs.
-        least: labels a document at least.
+        scores: scores of these classes.
+        least: smallest number of labels per document.
 
     Returns:
-        labels ``[B, m]``, -1 after the last; how far the last is ahead of the next class ``[B]``,
-        0 where there is none.
+        Labels ``[B, m]``, -1 after the last; the lead of the last label over the next class
+        ``[B]``, 0 if there is no next class.
 
     """
-    # what comes after the last class there is no gap
+    # there is no gap after the last class
     values = np.where(classes >= 0, scores, 0)
     gaps = np.where(classes[:, 1:] >= 0, values[:, :-1] - values[:, 1:], -1)
     cut = np.maximum(gaps.argmax(1) + 1, least)
@@ -181,38 +181,38 @@ def cut_at_gap(
 
 
 def reached(scores: Floats, children: Iterable[Sequence[int]], roots: Rows) -> NDArray[np.bool_]:
-    """The classes ``[B, C]`` that a top-down search of each document reaches (its candidates).
+    """Return the classes ``[B, C]`` that a top-down search of each document reaches.
 
-    From each class reached at level l (the roots' parent is level 0) the l + 3 most similar
-    children are taken; of all at level l + 1 > 1 the (l + 2)^2 with the best path scores stay. A
-    path score is the similarity's exponential times the best path score of a parent that took it
-    at level l (Zhang et al. 2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section
-    3.2). A class without a vector is as unlike as can be, but the search goes through it.
+    From each class reached at level l (the roots' parent is level 0), the search takes the l + 3
+    most similar children; at level l + 1 > 1 it keeps the (l + 2)^2 classes with the best path
+    scores. A path score is the exponential of the similarity times the best path score of a parent
+    (Zhang et al. 2025, TELEClass, section 3.1; Shen et al. 2021, TaxoClass, section 3.2). A class
+    without a vector has the lowest similarity, but the search passes through it.
     """
     below = [np.asarray(each, np.int64) for each in children]
     size, count = scores.shape
     similarity = np.exp(scores.clip(-1))
-    found = np.zeros((size, count), bool)
-    # the path scores of the classes at the level, 0 for all others
+    candidates = np.zeros((size, count), bool)
+    # path scores of the classes at the current level, 0 for all others
     path = np.zeros((size, count), np.float32)
     _take(path, similarity, np.arange(size), roots, np.ones(size, np.float32), 3)
     level = 1
     while path.any():
-        found |= path > 0
+        candidates |= path > 0
         following = np.zeros_like(path)
         for parent in np.flatnonzero(path.any(0)):
             if len(below[parent]):
                 rows = np.flatnonzero(path[:, parent])
                 above = path[rows, parent]
                 _take(following, similarity, rows, below[parent], above, level + 3)
-        following[found] = 0
+        following[candidates] = 0
         most = (level + 2) ** 2
         if most < count:
             least = -np.partition(-following, most - 1, axis=1)[:, most - 1]
             following[following < least[:, None]] = 0
         path = following
         level += 1
-    return found
+    return candidates
 
 
 def _take(
@@ -223,7 +223,7 @@ def _take(
     above: Floats,
     most: int,
 ) -> None:
-    """Give the most similar children of a class their path scores of these rows, in place."""
+    """Write the path scores of a class's most similar children for these rows, in place."""
     below = similarity[np.ix_(rows, children)]
     kept = ranked(below, min(most, len(children)))
     chosen = children[kept]
@@ -232,11 +232,11 @@ def _take(
 
 
 def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
-    """The columns of the ``count`` largest of each row, the largest first, ties by index."""
+    """Return the columns of the ``count`` largest values of each row; ties by index."""
     if count < scores.shape[1]:
         kept = np.sort(np.argpartition(-scores, count - 1, axis=1)[:, :count], axis=1)
         least = np.take_along_axis(scores, kept, 1).min(1)
-        # of those that are equal to the last one it keeps any
+        # argpartition keeps arbitrary columns among those equal to the last one
         tied = np.count_nonzero(scores >= least[:, None], axis=1) > count
         kept[tied] = np.argsort(-scores[tied], axis=1, kind="stable")[:, :count]
     else:

@@ -18,28 +18,26 @@ class DataSettings(Settings):
     source: Literal["builtin", "files"] = Field(
         "builtin", description="The built-in corpus, or files in `dir`."
     )
-    dir: Operational[Path | None] = Field(None, description="Folder of the files.")
-    labels: Operational[str] = Field(
-        "labels.txt", description="File of the classes, `id<TAB>name` per line."
-    )
-    hierarchy: Operational[str] = Field(
+    dir: Path | None = Field(None, description="Folder of the files.")
+    labels: str = Field("labels.txt", description="File of the classes, `id<TAB>name` per line.")
+    hierarchy: str = Field(
         "label_hierarchy.txt", description="File of the edges, `parent id<TAB>child id` per line."
     )
-    keywords: Operational[str | None] = Field(
+    keywords: str | None = Field(
         None, description="File of the classes' keywords, `name:term,term` per line."
     )
-    train: Operational[str | None] = Field(
+    train: str | None = Field(
         None,
         description="Documents to learn from (.jsonl, .csv, .parquet, .txt); by default `train.*`.",
     )
-    test: Operational[str | None] = Field(
+    test: str | None = Field(
         None,
         description="Documents to predict; by default `test.*`, or the training documents.",
     )
-    train_labels: Operational[str | None] = Field(
+    train_labels: str | None = Field(
         None, description="Gold labels of the training documents, used for measures only."
     )
-    test_labels: Operational[str | None] = Field(
+    test_labels: str | None = Field(
         None, description="Gold labels of the test documents, `id<TAB>label,label` per line."
     )
     text: tuple[str, ...] = Field(
@@ -61,8 +59,8 @@ class DataSettings(Settings):
     def _whole(self) -> DataSettings:
         if (self.source == "files") != (self.dir is not None):
             raise ValueError(
-                f"source = {self.source} with dir = {self.dir}: files lie in a folder, and the "
-                "built-in corpus does not"
+                f"source = {self.source} with dir = {self.dir}: give a folder for files, and none "
+                "for the built-in corpus"
             )
         return self
 
@@ -110,7 +108,7 @@ class EncodeSettings(StageSettings):
     max_features: PositiveInt = Field(50_000, description="Size of the vocabulary (LSA).")
     fit_documents: PositiveInt = Field(100_000, description="Documents to fit to (LSA).")
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the truncated SVD (LSA).")
-    block: PositiveInt = Field(1024, description="Documents per task.")
+    block: PositiveInt = Field(1024, description="Documents per task, and per stored file.")
     cache: Operational[bool] = Field(
         True, description="Whether to share vectors between runs through the user's cache."
     )
@@ -259,7 +257,7 @@ class InferSettings(StageSettings):
     )
     batch_size: Operational[PositiveInt] = Field(64, description="Texts per forward pass.")
     precision: Precision = Field("fp32", description="Arithmetic of the model.")
-    block: PositiveInt = Field(1024, description="Documents per task.")
+    block: Operational[PositiveInt] = Field(1024, description="Documents per task.")
     scores: PositiveInt = Field(
         10, description="Most probable classes stored with their probabilities."
     )
@@ -277,7 +275,10 @@ class InferSettings(StageSettings):
 class TeleclassSettings(Settings):
     """Settings of TELEClass."""
 
-    data: DataSettings = Field(DataSettings(), description="The taxonomy and the documents.")
+    #: operational: the content of the data is a literal of the units that read it
+    data: Operational[DataSettings] = Field(
+        DataSettings(), description="The taxonomy and the documents."
+    )
     encode: EncodeSettings = Field(
         EncodeSettings(), description="Phase 1: vectors of documents and classes."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,26 +11,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from experiments.teleclass.artifacts import (
-    generated_documents,
-    tokenizer_path,
-    training_set_path,
-    vector_lists,
-)
+from experiments.common.blocks import Block, map_blocks
+from experiments.common.tokenizer import evenly_spread, store_tokenizer
+from experiments.teleclass.artifacts import generated_documents, training_set_path, vector_lists
 from experiments.teleclass.data.corpus import Corpus
-from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
-from experiments.teleclass.phases.encode import encode_texts
+from experiments.teleclass.embeddings import Vectors, embeddings_of
+from experiments.teleclass.encoders import stored_encoder
 from experiments.teleclass.settings import takes_vectors
 from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.launcher import PoolOptions
 from raypipe.storage.artifacts import read_arrow, read_parquet, write_arrow
 from raypipe.storage.run_directory import RunDirectory
 
 #: documents per block
 BLOCK = 4096
-#: documents that the tokenizer is trained on, spread evenly over the training set
+#: documents that the tokenizer is trained on at most
 TRAINED_ON = 50_000
 
 
@@ -38,66 +34,53 @@ def read_tokens(run_dir: RunDirectory, number: int) -> pa.Table:
     """Return a block of the training set, memory-mapped: ``tokens``, ``labels``, maybe ``vector``.
 
     Raises:
-        OSError, ValueError: it is missing or damaged.
+        OSError, ValueError: it is missing or corrupt.
 
     """
     return read_arrow(run_dir, _block_path(run_dir, number))
 
 
-def tokenize(corpus: Corpus, context: StageContext) -> None:
-    """Build the tokenizer, and store the training set in blocks as the classifier reads it."""
+def run_tokenize(corpus: Corpus, context: StageContext) -> None:
+    """Make the tokenizer, and store the training set in blocks as the classifier reads it."""
     run_dir, encoding = context.run_dir, context.settings.encode
     classifier = context.settings.train.classifier
     table = read_parquet(run_dir, training_set_path(run_dir))
-    sample = _texts(context, corpus, evenly_spread(table, TRAINED_ON))
+    generated, _ = generated_documents(context)
+
+    def texts(part: pa.Table) -> list[str]:
+        own, new = _rows(part)
+        return [*corpus.train.texts.take(own).to_pylist(), *generated.take(new).to_pylist()]
+
+    sample = texts(table.take(pa.array(evenly_spread(range(len(table)), TRAINED_ON))))
     arguments = (classifier.pretrained, classifier.vocabulary, classifier.length)
-    tokenizer = context.call("tokenize/tokenizer", make_tokenizer, sample, *arguments)
-    run_dir.write(tokenizer_path(run_dir), tokenizer.encode())
+    tokenizer = store_tokenizer(context, make_tokenizer, sample, *arguments)
     stored = embeddings_of(run_dir, corpus, encoding, "train")
-    texts, _ = generated_documents(context)
-    new = np.empty((0, 0), np.float32)  # the vectors of the generated documents
-    if takes_vectors(classifier) and len(texts):
-        new = encode_texts(context, corpus, encoding, texts.to_pylist())
-    context.begin(len(table))
-    done = 0
+    encoded: Vectors = np.empty((0, 0), np.float32)
+    if takes_vectors(classifier) and len(generated):
+        encoder = stored_encoder(run_dir, corpus, encoding)
+        on_gpu = encoding.model is not None and encoding.gpus != 0
+        arguments = ("tokenize/vectors", encoder.encode, generated.to_pylist())
+        encoded = context.call(*arguments, on_gpu=on_gpu)
 
-    def calls() -> Iterator[tuple[int, Any, str, list[str]]]:
-        for start in range(0, len(table), BLOCK):
-            yield start, token_lists, tokenizer, _texts(context, corpus, table.slice(start, BLOCK))
+    def part_of(block: Block) -> pa.Table:
+        return table.slice(block.start, block.end - block.start)
 
-    with context.pool(PoolOptions()) as pool:
-        for start, tokens in context.map(pool, calls()):
-            part = table.slice(start, BLOCK)
-            columns = {"tokens": tokens, "labels": part.column("labels")}
-            if takes_vectors(classifier):
-                columns["vector"] = vector_lists(_vectors(stored, new, part))
-            path = _block_path(run_dir, start // BLOCK)
-            write_arrow(run_dir, path, pa.table(columns).combine_chunks())
-            done += len(part)
-            context.advance(done)
+    def call(block: Block) -> tuple[Any, ...]:
+        return token_lists, tokenizer, texts(part_of(block))
 
-
-def evenly_spread(table: pa.Table, most: int) -> pa.Table:
-    """Return at most ``most`` rows of a table, spread evenly: files are often sorted by class."""
-    return table.take(pa.array(range(0, len(table), max(1, -(-len(table) // most)))))
+    for block, tokens in map_blocks(context, {"train": len(table)}, BLOCK, call):
+        columns = {"tokens": tokens, "labels": part_of(block).column("labels")}
+        if takes_vectors(classifier):
+            own, new = _rows(part_of(block))
+            parts = [stored.read_rows(own)] if len(own) else []
+            parts += [encoded[new]] if len(new) else []
+            columns["vector"] = vector_lists(np.concatenate(parts))
+        path = _block_path(run_dir, block.start // BLOCK)
+        write_arrow(run_dir, path, pa.table(columns).combine_chunks())
 
 
-def _texts(context: StageContext, corpus: Corpus, part: pa.Table) -> list[str]:
-    """Return the texts of some rows of the training set, generated documents last."""
-    documents, written = _split(part)
-    texts, _ = generated_documents(context)
-    own = corpus.train.take(documents)
-    return [*own.text_list(0, len(own)), *texts.take(pa.array(written)).to_pylist()]
-
-
-def _vectors(stored: Embeddings, new: Vectors, part: pa.Table) -> Vectors:
-    """Return their vectors ``[n, d]``: those of phase 1, then the generated documents'."""
-    documents, written = _split(part)
-    parts = [stored.read_rows(documents)] if len(documents) else []
-    return np.concatenate([*parts, new[written]] if len(written) else parts)
-
-
-def _split(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _rows(part: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows of corpus documents and of generated documents, which come last."""
     rows = part.column("row").to_numpy()
     own = pc.equal(part.column("origin"), "document").to_numpy()
     return rows[own], rows[~own]

@@ -1,4 +1,4 @@
-"""Dataset of prepared samples, memory-mapped."""
+"""Datasets: prepared samples, memory-mapped, and random samples of a rule."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.transformer.data import SplitName
+from experiments.common.blocks import Split
+from experiments.transformer.model import PADDING
 from experiments.transformer.prepare_stage import split_path
+from experiments.transformer.settings import TransformerSettings
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.keyed_random import normal, words
 
+#: the model's inputs (token ids, or numeric features and categories), then the target
 Sample = tuple[Tensor, ...]
+
+_NUMBERS, _IDS, _RULE = range(3)
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class StoredSamples(Dataset[Sample]):
     """
 
     run_dir: RunDirectory
-    name: SplitName
+    split: Split
 
     def __len__(self) -> int:
         return len(self._columns["target"])
@@ -36,33 +41,96 @@ class StoredSamples(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        target = torch.tensor(self._columns["target"][index])
-        if "tokens" in self._columns:
-            return torch.tensor(self._tokens(index), dtype=torch.int64), target
-        numeric = torch.tensor(self._columns["numeric"][index])
-        return numeric, torch.tensor(self._columns["categories"][index]).long(), target
-
-    def _tokens(self, index: int) -> NDArray[np.int32]:
-        ids: NDArray[np.int32] = self._columns["tokens"][index].values.to_numpy()
-        return ids
+        columns = self._columns
+        target = torch.tensor(columns["target"][index])
+        if "tokens" in columns:
+            ids = columns["tokens"][index].values.to_numpy()
+            return torch.tensor(ids, dtype=torch.int64), target
+        categories = torch.tensor(columns["categories"][index]).long()
+        return torch.tensor(columns["numeric"][index]), categories, target
 
     @cached_property
     def _columns(self) -> dict[str, Any]:
-        table = read_arrow(self.run_dir, split_path(self.run_dir, self.name))
+        table = read_arrow(self.run_dir, split_path(self.run_dir, self.split))
         # one chunk each; combine_chunks would copy it
         columns = {name: table.column(name).chunk(0) for name in table.column_names}
         columns["target"] = columns["target"].to_numpy()
-        if "tokens" in columns:
-            return columns
-        rows = len(table)
-        empty = {
-            "numeric": np.empty((rows, 0), np.float32),
-            "categories": np.empty((rows, 0), np.int32),
-        }
-        for name in empty:
-            if name in columns:
-                columns[name] = columns[name].values.to_numpy().reshape(rows, -1)
-        return {**empty, **columns}
+        if "tokens" not in columns:
+            for name, dtype in (("numeric", np.float32), ("categories", np.int32)):
+                values = columns[name].values.to_numpy() if name in columns else np.empty(0, dtype)
+                columns[name] = values.reshape(len(table), -1)
+        return columns
 
     def __getstate__(self) -> dict[str, object]:
-        return {"run_dir": self.run_dir, "name": self.name}
+        return {"run_dir": self.run_dir, "split": self.split}
+
+
+@dataclass(frozen=True)
+class RandomSamples(Dataset[Sample]):
+    """Random sequences or table rows with a rule to learn.
+
+    Each value of each feature, or token, has an effect on each output; the effects of a sample are
+    added. The target is the output with the largest sum, or the sum itself for a regression.
+    Sample ``i`` depends only on ``(seed, first + i)``, and the effects on the seed: a held-out set
+    of the same rule begins where the training set ends. Numeric features are standard normal,
+    categories and tokens uniform; up to half of the ``length`` tokens of a sequence are padding.
+    """
+
+    settings: TransformerSettings
+    samples: int
+    seed: int = 0
+    first: int = 0
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Sample]:
+        """Return the samples of a batch from one draw; PyTorch's loader calls this method.
+
+        Raises:
+            IndexError: an index is outside [0, samples).
+
+        """
+        if not all(0 <= index < self.samples for index in indices):
+            raise IndexError(f"sample {indices} of {self.samples}")
+        numbers = self.first + torch.tensor(indices)
+        draw = self._sequences if self.settings.vocabulary else self._rows
+        *inputs, scores = draw(numbers)
+        regression = self.settings.kind == "regression"
+        target = scores[:, 0].float() if regression else scores.argmax(1)
+        return list(zip(*inputs, target, strict=True))
+
+    def _sequences(self, numbers: Tensor) -> Sample:
+        s = self.settings
+        draws = words(self.seed, _IDS, numbers, 1 + s.length)
+        lengths = s.length - (draws[:, :1] * (1 + s.length // 2) >> 32)
+        real = torch.arange(s.length) < lengths
+        ids = torch.where(real, 1 + (draws[:, 1:] * (s.vocabulary - 1) >> 32), PADDING)
+        total = (self._effects[ids] * real[..., None]).sum(1)
+        return ids, total / lengths.sqrt()
+
+    def _rows(self, numbers: Tensor) -> Sample:
+        s = self.settings
+        sizes = torch.tensor(s.categories, dtype=torch.int64)
+        numeric = normal(self.seed, _NUMBERS, numbers, s.numeric)
+        categories = words(self.seed, _IDS, numbers, len(sizes)) * sizes >> 32
+        effects = self._effects[s.numeric + sizes.cumsum(0) - sizes + categories]
+        total = (numeric[..., None] * self._effects[: s.numeric]).sum(1) + effects.sum(1)
+        return numeric, categories, total / (s.tokens - 1) ** 0.5
+
+    @cached_property
+    def _effects(self) -> Tensor:
+        """The effects, one row per numeric feature, then per category or token.
+
+        The effects of the categories of a feature, and of all tokens, have mean zero, so that no
+        class is preferred. In double precision, a sum does not depend on the batch.
+        """
+        s = self.settings
+        sizes = (s.numeric, 1, s.vocabulary - 1) if s.vocabulary else (s.numeric, *s.categories)
+        rows = torch.arange(sum(sizes))
+        effects = normal(self.seed, _RULE, rows, s.outputs, torch.float64)
+        numeric, *ids = effects.split(sizes)
+        return torch.cat([numeric, *(part - part.mean(0) for part in ids)])

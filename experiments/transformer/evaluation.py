@@ -17,11 +17,13 @@ from sklearn.metrics import (
 )
 from torch.utils.data import DataLoader
 
-from experiments.transformer.data import Data, Target
+from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
-from experiments.transformer.model import Transformer, TransformerSettings
+from experiments.transformer.model import Transformer
+from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
 from raypipe.pipeline.context import StageContext
+from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_weights
 
@@ -31,41 +33,40 @@ _SHOWN = 12
 OTHERS = "others"
 
 
-def evaluate(context: StageContext, data: Data, model: TransformerSettings, trial_id: str) -> None:
-    """Write rows of ``measures`` (the model and the baseline) and of ``confusion``."""
-    on_gpu = context.stage.on_gpu
-    outputs = context.call("evaluate", predict, context.run_dir, model, trial_id, on_gpu=on_gpu)
-    target, gold = data.target, data.test.target
+def run_evaluate(data: Data, context: StageContext) -> None:
+    """Record the measures of the transformer and of a baseline, and the confusion of classes."""
+    model = context.settings.model.completed(data.sizes())
+    outputs = context.call("evaluate", predict, context.run_dir, model, on_gpu=context.stage.on_gpu)
+    target, gold = data.target, data.held_out.target
+    rows: dict[str, dict[str, Row]] = {"measures": {}}
     if target.kind == "classification":
         predicted = outputs.argmax(1)
         common = np.full_like(gold, np.bincount(data.train.target).argmax())
-        confusion = confused(gold, predicted, target)
-        rows = {f"{row['gold']}/{row['predicted']}": row for row in confusion}
-        context.ledger.put("confusion", rows)
         methods = {"transformer": predicted, "majority class": common}
+        pairs = confused(gold, predicted, target)
+        rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:
         methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
     for method, prediction in methods.items():
         measured = measures(gold, prediction, target)
-        row = {"method": method, "rows": len(gold), **measured}
-        context.ledger.put("measures", {method: row})
+        rows["measures"][method] = {"method": method, "rows": len(gold), **measured}
         context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+    context.finish(context.stage.name, rows)
 
 
-def predict(
-    run_dir: RunDirectory, model: TransformerSettings, trial_id: str
-) -> NDArray[np.float32]:
+def predict(run_dir: RunDirectory, model: TransformerSettings) -> NDArray[np.float32]:
     """Task: return the outputs ``[n, K]`` for the held-out rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = Transformer(model)
-    network.load_state_dict(read_weights(run_dir, run_dir.model(trial_id))[0])
+    network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
     network.to(device).eval()
-    samples = StoredSamples(run_dir, "test")
+    samples = StoredSamples(run_dir, "held_out")
     collate = TransformerTask(model, samples).collate()
     parts = []
     with torch.inference_mode():
         for *inputs, _ in DataLoader(samples, _BATCH, collate_fn=collate):
-            parts.append(network(*(each.to(device) for each in inputs)).float().cpu().numpy())
+            outputs = network(*(tensor.to(device) for tensor in inputs))
+            parts.append(outputs.float().cpu().numpy())
     return np.concatenate(parts)
 
 
@@ -75,15 +76,15 @@ def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dic
         classes = np.unique(gold)
         f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
         return {"accuracy": float(accuracy_score(gold, predicted)), "macro_f1": float(f1)}
-    truth, found = (
+    truth, guess = (
         target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
     )
     measured = {
-        "rmse": float(root_mean_squared_error(truth, found)),
-        "mae": float(mean_absolute_error(truth, found)),
+        "rmse": float(root_mean_squared_error(truth, guess)),
+        "mae": float(mean_absolute_error(truth, guess)),
     }
     if len(truth) > 1:  # otherwise it is not defined
-        measured["r2"] = float(r2_score(truth, found))
+        measured["r2"] = float(r2_score(truth, guess))
     return measured
 
 
@@ -94,10 +95,10 @@ def confused(
     frequent = np.argsort(-np.bincount(gold, minlength=len(target.classes)), kind="stable")
     shown = {int(index): target.classes[index] for index in frequent[:_SHOWN]}
     pairs = Counter(
-        (shown.get(int(true), OTHERS), shown.get(int(found), OTHERS))
-        for true, found in zip(gold, predicted, strict=True)
+        (shown.get(int(true), OTHERS), shown.get(int(guess), OTHERS))
+        for true, guess in zip(gold, predicted, strict=True)
     )
     return [
-        {"gold": true, "predicted": found, "rows": number}
-        for (true, found), number in sorted(pairs.items())
+        {"gold": true, "predicted": guess, "rows": number}
+        for (true, guess), number in sorted(pairs.items())
     ]

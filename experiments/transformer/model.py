@@ -8,101 +8,20 @@ block (Xiong et al. 2020, On layer normalization in the transformer architecture
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
-
 import torch
 import torch.nn.functional as F
-from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from raypipe.config.settings import Settings
+from experiments.transformer.settings import TransformerSettings
 
 PADDING = 0
-_HEAD_WIDTH = 64
-
-
-class EncoderSettings(Settings):
-    """The size of the transformer, whatever its input."""
-
-    length: PositiveInt = Field(128, description="Longest sequence in tokens; longer ones are cut.")
-    hidden: PositiveInt = Field(256, description="Width of the hidden states.")
-    layers: PositiveInt = Field(3, description="Number of encoder layers.")
-    heads: PositiveInt | None = Field(
-        None, description="Number of attention heads; by default one per 64 of the width."
-    )
-    feed_forward: PositiveInt | None = Field(
-        None, description="Hidden width of the feed-forward block; by default 4 x hidden."
-    )
-    dropout: float = Field(
-        0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
-    )
-
-    @model_validator(mode="after")
-    def _whole_heads(self) -> Self:
-        if self.hidden % self.head_count:
-            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
-        return self
-
-    @property
-    def head_count(self) -> int:
-        """The attention heads: those given, or as many of width 64 or above as divide the width."""
-        if self.heads is not None:
-            return self.heads
-        most = max(1, self.hidden // _HEAD_WIDTH)
-        return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
-
-    @property
-    def feed_forward_width(self) -> int:
-        """The hidden width of the feed-forward block."""
-        return self.feed_forward or 4 * self.hidden
-
-
-class TransformerSettings(EncoderSettings):
-    """The input, the size and the output of the transformer.
-
-    Its input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
-    """
-
-    vocabulary: int = Field(
-        0, ge=0, description="number of token ids, the padding 0 among them; 0: tables"
-    )
-    numeric: int = Field(0, ge=0, description="numeric features of a table")
-    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
-        (), description="number of values of each categorical feature of a table"
-    )
-    kind: Literal["classification", "regression"] = Field(
-        "classification", description="what the outputs are"
-    )
-    outputs: PositiveInt = Field(2, description="number of classes, or 1 for a regression")
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        table = self.numeric + len(self.categories)
-        if bool(self.vocabulary) == bool(table):
-            raise ValueError(
-                "give either vocabulary (the input is sequences) or numeric and categories "
-                f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
-            )
-        if self.vocabulary == 1:
-            raise ValueError("vocabulary=1 is the padding alone; it has to count the tokens too")
-        if (self.outputs == 1) != (self.kind == "regression"):
-            raise ValueError(
-                f"outputs={self.outputs} does not fit kind={self.kind}: a regression has 1 output, "
-                "a classification one for each of at least 2 classes"
-            )
-        return self
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a sample in the encoder: the [CLS] token, and the longest sequence or a row."""
-        return 1 + (self.length if self.vocabulary else self.numeric + len(self.categories))
 
 
 def flops_per_sample(settings: TransformerSettings) -> int:
-    """Floating-point operations of a sample's forward and backward, at the full length.
+    """Return the floating-point operations of a forward and backward pass at full length.
 
-    Counted are the products of matrices, a multiply-add as two operations, a backward as two
-    forwards. The last layer has one query, the [CLS] token, and feeds it alone forward.
+    These are matrix products, with a multiply-add as two operations and a backward pass as two
+    forward passes. The last layer computes only the [CLS] token.
     """
     s = settings
     forward = 2 * s.hidden * s.outputs
@@ -115,7 +34,7 @@ def flops_per_sample(settings: TransformerSettings) -> int:
 
 
 class TableInput(nn.Module):
-    """A row as a token a feature: a numeric one scales a vector, a category is looked up."""
+    """Encode a row as one token per feature: numbers scale a vector, categories are embedded."""
 
     offsets: Tensor
 
@@ -133,7 +52,7 @@ class TableInput(nn.Module):
         self.register_buffer("offsets", sizes.cumsum(0), persistent=False)
 
     def forward(self, numeric: Tensor, categories: Tensor) -> tuple[Tensor, None]:
-        """Tokens ``[B, n + c, d]`` of features ``[B, n]`` and int64 ``[B, c]``; n or c may be 0."""
+        """Return tokens ``[B, n + c, d]`` of numbers ``[B, n]`` and categories ``[B, c]``."""
         tokens = []
         if self.numeric:
             tokens.append(numeric[..., None] * self.scale + self.bias)
@@ -143,7 +62,7 @@ class TableInput(nn.Module):
 
 
 class SequenceInput(nn.Module):
-    """A sequence as the sum of the embeddings of its tokens and of their positions."""
+    """Encode a sequence as the sums of token and position embeddings."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -153,20 +72,20 @@ class SequenceInput(nn.Module):
         _uniform(self.embedding.weight)
 
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens ``[B, L, d]`` of ids ``[B, L]``, int64, and where they are no padding ``[B, L]``.
+        """Return tokens ``[B, L, d]`` of ids, int64 ``[B, L]``, and a mask without padding.
 
         Raises:
-            ValueError: a sequence longer than ``length``.
+            ValueError: a sequence is longer than ``length``.
 
         """
         length, most = ids.shape[1], self.positions.shape[0]
         if length > most:
-            raise ValueError(f"{length} tokens a sequence, but the model has length={most}")
+            raise ValueError(f"a sequence has {length} tokens, but the model has length={most}")
         return self.embedding(ids) + self.positions[:length], ids != PADDING
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then the feed-forward block, each of normalised tokens and added to them."""
+    """Attention and feed-forward block, each with layer normalization and residual connection."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -182,9 +101,9 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, tokens: Tensor, mask: Tensor | None, queries: int | None = None) -> Tensor:
-        """Tokens ``[B, S, d]`` one layer on, or the first ``queries`` of them.
+        """Return the new states of tokens ``[B, S, d]``, or of the first ``queries`` of them.
 
-        ``mask``, bool ``[B, 1, 1, S]``, is true where a token is attended to.
+        ``mask``, bool ``[B, 1, 1, S]``, is true for tokens to attend to.
         """
         normed = self.norm_attention(tokens)
         heads = (self.query(normed[:, :queries]), *self.key_value(normed).chunk(2, dim=-1))
@@ -198,7 +117,7 @@ class EncoderLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The encoder between the input and the outputs."""
+    """The encoder with its input and output layers."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -210,18 +129,18 @@ class Transformer(nn.Module):
         self.head = nn.Linear(s.hidden, s.outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Outputs ``[B, K]`` of what the input takes: ``ids``, or ``numeric, categories``."""
+        """Return outputs ``[B, K]`` of the inputs ``ids``, or ``numeric, categories``."""
         tokens, real = self.input(*inputs)
         tokens = torch.cat((self.cls.expand(len(tokens), 1, -1), tokens), dim=1)
         mask = None if real is None else F.pad(real, (1, 0), value=True)[:, None, None]
         for layer in self.layers[:-1]:
             tokens = layer(tokens, mask)
-        # nothing reads the others after the last layer
+        # only the [CLS] token is read after the last layer
         outputs: Tensor = self.head(self.norm(self.layers[-1](tokens, mask, 1)[:, 0]))
         return outputs
 
 
 def _uniform(weights: Tensor) -> Tensor:
-    """Filled in place with draws from [-1, 1] / sqrt(d), as FT-Transformer's tokens."""
+    """Initialize in place from [-1, 1] / sqrt(d), as FT-Transformer does."""
     bound = weights.shape[-1] ** -0.5
     return nn.init.uniform_(weights, -bound, bound)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from experiments.transformer.model import EncoderSettings, TransformerSettings
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import ConfigError
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
+_HEAD_WIDTH = 64
+
 
 class DataSettings(Settings):
-    """The data to train on and the held-out data to evaluate on."""
+    """Training and held-out data."""
 
     source: Literal["builtin", "table", "sequences", "random"] = Field(
         "builtin",
@@ -66,8 +67,85 @@ class DataSettings(Settings):
         return self
 
 
+class EncoderSettings(Settings):
+    """Size of the transformer encoder."""
+
+    length: PositiveInt = Field(128, description="Longest sequence in tokens; longer ones are cut.")
+    hidden: PositiveInt = Field(256, description="Width of the hidden states.")
+    layers: PositiveInt = Field(3, description="Number of encoder layers.")
+    heads: PositiveInt | None = Field(
+        None, description="Number of attention heads; by default one per 64 of the width."
+    )
+    feed_forward: PositiveInt | None = Field(
+        None, description="Hidden width of the feed-forward block; by default 4 x hidden."
+    )
+    dropout: float = Field(
+        0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
+    )
+
+    @model_validator(mode="after")
+    def _whole_heads(self) -> Self:
+        if self.hidden % self.head_count:
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
+        return self
+
+    @property
+    def head_count(self) -> int:
+        """The number of attention heads; by default the most of width 64 or more that fit."""
+        if self.heads is not None:
+            return self.heads
+        most = max(1, self.hidden // _HEAD_WIDTH)
+        return next(heads for heads in range(most, 0, -1) if self.hidden % heads == 0)
+
+    @property
+    def feed_forward_width(self) -> int:
+        """The hidden width of the feed-forward block."""
+        return self.feed_forward or 4 * self.hidden
+
+
+class TransformerSettings(EncoderSettings):
+    """Input, size and output of the transformer.
+
+    The input is sequences (``vocabulary``, ``length``) or tables (``numeric``, ``categories``).
+    """
+
+    vocabulary: int = Field(
+        0, ge=0, description="Number of token ids, including the padding 0; 0 for tables."
+    )
+    numeric: int = Field(0, ge=0, description="Number of numeric features of a table.")
+    categories: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (), description="Number of values of each categorical feature of a table."
+    )
+    kind: Literal["classification", "regression"] = Field(
+        "classification", description="Kind of prediction."
+    )
+    outputs: PositiveInt = Field(2, description="Number of classes, or 1 for a regression.")
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        table = self.numeric + len(self.categories)
+        if bool(self.vocabulary) == bool(table):
+            raise ValueError(
+                "give either vocabulary (the input is sequences) or numeric and categories "
+                f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
+            )
+        if self.vocabulary == 1:
+            raise ValueError("vocabulary=1 is only the padding; it must also count the tokens")
+        if (self.outputs == 1) != (self.kind == "regression"):
+            raise ValueError(
+                f"outputs={self.outputs} does not fit kind={self.kind}: a regression has 1 output, "
+                "a classification one for each of at least 2 classes"
+            )
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a sample in the encoder: [CLS], and the longest sequence or a row."""
+        return 1 + (self.length if self.vocabulary else self.numeric + len(self.categories))
+
+
 class ModelSettings(EncoderSettings):
-    """The transformer. Its input and output sizes follow from the data unless it is random."""
+    """The transformer. Its input and output sizes follow from the data unless they are random."""
 
     vocabulary: int | None = Field(None, ge=0, description="Number of token ids (random).")
     numeric: int | None = Field(None, ge=0, description="Number of numeric features (random).")
@@ -81,7 +159,7 @@ class ModelSettings(EncoderSettings):
         None, description="Number of classes, or 1 for a regression (random)."
     )
 
-    def completed(self, found: Mapping[str, Any]) -> TransformerSettings:
+    def completed(self, sizes: Mapping[str, Any]) -> TransformerSettings:
         """Return the transformer's settings, completed by the sizes of the data.
 
         Raises:
@@ -91,15 +169,15 @@ class ModelSettings(EncoderSettings):
         given = self.model_dump(exclude_none=True)
         wrong = [
             f"model.{key} = {given[key]}: the data have {value}; leave it out"
-            for key, value in found.items()
+            for key, value in sizes.items()
             if key in given and given[key] != value
         ]
         if wrong:
             raise ConfigError("\n".join(wrong))
         try:
-            return TransformerSettings.model_validate({**given, **found})
+            return TransformerSettings.model_validate({**given, **sizes})
         except ValidationError as error:
-            reasons = [str(each["msg"]).removeprefix("Value error, ") for each in error.errors()]
+            reasons = [str(item["msg"]).removeprefix("Value error, ") for item in error.errors()]
             raise ConfigError(f"model: {'; '.join(reasons)}") from error
 
 

@@ -10,22 +10,23 @@ from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import load_experiment
 
 
-def report(run_dir: str) -> str:
+def report(location: str) -> str:
     """Write the page and the figures from the tables; return the path of the page."""
     from raypipe.report.build import build
 
-    run = existing(run_dir)
+    run_dir = existing(location)
+    shown = run_dir.shown
     try:
-        text = run.read(run.config).decode()
+        text = run_dir.read(run_dir.config).decode()
     except FileNotFoundError as error:
-        raise ConfigError(f"{run.shown}: has no config.yaml; is it a run directory?") from error
+        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{run.shown}/config.yaml: is damaged or unreadable: {error}") from error
-    document = parse(text, f"{run.shown}/config.yaml")
-    experiment = load_experiment(document.experiment, run.config)
-    path = run.config if run.is_local else "CONFIG"  # raypipe run reads it from a disk
-    command = shlex.join(["raypipe", "run", path, "--run-dir", run.shown])
+        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
+    document = parse(text, f"{shown}/config.yaml")
+    experiment = load_experiment(document.experiment, run_dir.config)
+    path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
+    command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
     try:
-        return build(run, experiment, command)
+        return build(run_dir, experiment.name, experiment.report, command)
     except OSError as error:
-        raise ConfigError(f"{run.shown}/report: cannot be written: {error}") from error
+        raise ConfigError(f"{shown}/report: cannot be written: {error}") from error

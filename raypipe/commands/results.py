@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.pipeline.tables import CORE
 from raypipe.storage import tables
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import by_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +24,7 @@ def table(run_dir: str, name: str | None) -> pd.DataFrame:
     if name is None:
         rows = [{"table": each, "rows": len(tables.read_table(run, each))} for each in names]
         return pd.DataFrame(rows, columns=["table", "rows"])
-    if name not in names and name not in tables.SCHEMAS:
+    if name not in names and name not in by_name(CORE):
         hint = did_you_mean(name, names)
         raise ConfigError(f"{run.shown}: no table {name!r}{hint} (there are: {', '.join(names)})")
     return tables.read_table(run, name)

@@ -14,6 +14,7 @@ from raypipe import faults, tracking
 from raypipe.commands import cluster
 from raypipe.commands.code import check_code
 from raypipe.commands.configuration import read, resolve
+from raypipe.commands.declarations import declared
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import check_training, stages_of
@@ -60,7 +61,7 @@ def run(request: Request) -> int:
         print(f"run directory: {run_dir.shown}", flush=True)
         if warning:
             print(warning, flush=True)
-        if not fresh and all_stored(stages, stored) and _is_shown(run_dir, stored):
+        if not fresh and all_stored(stages, stored) and _is_shown(run_dir, stored, configuration):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
             return 0
@@ -100,12 +101,13 @@ def run(request: Request) -> int:
                 nodes,
                 trackers,
                 configuration.settings,
+                declared(configuration.experiment),
                 command_id,
                 code.fingerprint,
             )
             failed = run_stages(stages, session)
             if ledger.rows("stages"):
-                build(run_dir, configuration.experiment, again)
+                build(run_dir, name, configuration.experiment.report, again)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             display.say(f"interrupted; finished units are kept. Continue with: {again}")
@@ -145,9 +147,10 @@ def _refuse_another(ledger: Ledger, configuration: Configuration, run_dir: RunDi
         )
 
 
-def _is_shown(run_dir: RunDirectory, ledger: Ledger) -> bool:
+def _is_shown(run_dir: RunDirectory, ledger: Ledger, configuration: Configuration) -> bool:
     """Whether the tables and the report exist, written after the last unit was stored."""
-    tables = [run_dir.partition(table, "data") for table in single_tables(ledger)]
+    single = single_tables(ledger, declared(configuration.experiment))
+    tables = [run_dir.partition(table.name, "data") for table in single]
     files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
     return ledger.get("runs", _SHOWN) == {"all": True} and all(map(run_dir.exists, files))
 

@@ -48,12 +48,16 @@ def train_bpe(
 
 def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
     """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
-    encoded = _tokenizer(tokenizer).encode_batch_fast(list(texts))
+    encoded = load_tokenizer(tokenizer).encode_batch_fast(list(texts))
     return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(content: str) -> Tokenizer:
+def load_tokenizer(content: str) -> Tokenizer:
+    """Return the tokenizer of a JSON text; it reads ``[PAD]`` in a text as text. Do not change it.
+
+    The last one is cached, because a process works on many tasks with the same tokenizer.
+    """
     tokenizer = Tokenizer.from_str(content)
-    tokenizer.encode_special_tokens = True  # a text "[PAD]" is text
+    tokenizer.encode_special_tokens = True
     return tokenizer

@@ -17,10 +17,12 @@ from raypipe.errors import UnitError
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.settings_view import SettingsView, view
+from raypipe.pipeline.tables import CORE
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import Table, by_name, conform
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
@@ -53,6 +55,7 @@ class Session:
     nodes: Sequence[Hardware]
     trackers: Trackers
     settings: BaseModel = field(default_factory=Settings)
+    tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
     command_id: str = ""
     code: str = ""
     writing: Lock = field(default_factory=Lock)
@@ -268,6 +271,7 @@ class StageContext:
             )
             job = replace(tried, measured=False, until=None)
         job, outcome = train_to_the_end(job, launch, on_failure)
+        conform(self.run_dir, job.steps_table)
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)
@@ -289,27 +293,14 @@ class StageContext:
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
         settings = settings.with_gpus(len(gpus))
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
-        return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir)
+        steps = self.session.tables["steps"]
+        return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir, steps)
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """The trial's row, as its last attempt left it."""
-        training = job.settings.training
-        row = {
-            "trial_id": job.trial_id,
-            "stage": self.stage.name,
-            "status": status,
-            "micro_batch": job.plan.micro_batch,
-            "accumulation": job.plan.accumulation,
-            "effective_batch": job.plan.effective_batch,
-            "workers": job.plan.workers,
-            "precision": training.precision,
-            "strategy": job.settings.scaling.strategy,
-            "gradient_checkpointing": training.gradient_checkpointing,
-            "compile": training.compile,
-            "device": self.device,
-            "attempts": job.attempt,
-            **outcome,
-        }
+        from raypipe.training.tables import trial_row
+
+        row = trial_row(job, self.stage.name, status, self.device, outcome)
         self.ledger.put("trials", {job.trial_id: row})
         self.session.trackers.end(job.trial_id, row)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from raypipe.pipeline.context import StageContext
     from raypipe.pipeline.identity import Identity
-    from raypipe.report.plots import Figure
+    from raypipe.report.sections import Section
     from raypipe.storage.run_directory import RunDirectory
     from raypipe.storage.tables import Column, Table
     from raypipe.training.presets import Preset
@@ -119,11 +119,10 @@ class Experiment:
         settings: the model of the configuration's sections.
         stages: returns the stages; it may read data, and raises ``ConfigError`` (or any
             ``ValueError``) for settings that cannot work.
-        figures: returns the figures of the report from the tables.
+        report: returns its sections of the report from the tables.
         presets: batch sizes published for some cards, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
-        step_metrics: columns of the table ``steps`` for the metrics of its evaluations, such as
-            ``eval_loss``.
+        step_metrics: columns ``eval_...`` that its trainings add to the table ``steps``.
 
     """
 
@@ -131,7 +130,7 @@ class Experiment:
     version: int
     settings: type[BaseModel]
     stages: Callable[[Any], Sequence[Stage]]
-    figures: Callable[[Mapping[str, pd.DataFrame]], Sequence[Figure]] | None = None
+    report: Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]] | None = None
     presets: tuple[Preset, ...] = ()
     tables: tuple[Table, ...] = ()
     step_metrics: tuple[Column, ...] = ()

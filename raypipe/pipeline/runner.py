@@ -166,5 +166,4 @@ def _record_stage(
 
 def _write_tables(session: Session) -> None:
     with session.writing:  # otherwise an older table could replace a newer one
-        names = tables.single_tables(session.ledger)
-        tables.write_tables(session.run_dir, session.ledger, names, session.run_id)
+        tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)

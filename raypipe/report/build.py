@@ -1,58 +1,62 @@
-"""The report of a run directory, from its tables and its experiment's figures."""
+"""Building of a run directory's report from its tables."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
-from raypipe.pipeline.experiment import Experiment
 from raypipe.redaction import shown_traceback
 from raypipe.report.formatting import cell
-from raypipe.report.page import report_files
-from raypipe.report.plots import Figure
-from raypipe.report.sweep import sweep_figures
-from raypipe.report.training import training_figures
-from raypipe.storage import tables as results
+from raypipe.report.page import Tables, report_files
+from raypipe.report.sections import Section
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_tables
 
 log = logging.getLogger(__name__)
 
-
-def build(run: RunDirectory, experiment: Experiment, command: str) -> str:
-    """Write ``report/index.html`` and ``report/figures/``; returns the path of the page."""
-    tables = results.read_tables(run)
-    figures = _own(experiment, tables) + sweep_figures(tables) + training_figures(tables)
-    facts = {
-        "experiment": experiment.name,
-        **_about(tables),
-        "command": command,
-        "configuration": run.read(run.config).decode(),
-    }
-    for name, content in report_files(tables, figures, experiment.name, facts).items():
-        run.write(f"{run.report}/{name}", content)
-    return f"{run.report}/index.html"
+Sections = Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]]
 
 
-def _own(experiment: Experiment, tables: Mapping[str, pd.DataFrame]) -> list[Figure]:
-    """The experiment's figures; where its code fails none, and how it failed in the log."""
+def build(run_dir: RunDirectory, title: str, sections: Sections | None, command: str) -> str:
+    """Write ``report/index.html`` and ``report/figures/``; return the path of the page.
+
+    ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
+    ``command`` the one that continues this run.
+    """
+    tables = read_tables(run_dir)
+    files = report_files(
+        tables,
+        _own_sections(sections, tables),
+        title,
+        {"experiment": title, **_facts(tables)},
+        command,
+        run_dir.read(run_dir.config).decode(),
+    )
+    for name, content in files.items():
+        run_dir.write(f"{run_dir.report}/{name}", content)
+    return f"{run_dir.report}/index.html"
+
+
+def _own_sections(sections: Sections | None, tables: Tables) -> Sequence[Section]:
+    """Return the experiment's sections; none, and a traceback in the log, if its code fails."""
     try:
-        return list(experiment.figures(tables)) if experiment.figures else []
+        return sections(tables) if sections else []
     except Exception:
-        told = "the report is without the experiment's figures\n%s"
-        log.error(told, shown_traceback())  # noqa: TRY400
+        message = "the report is without the experiment's sections\n%s"
+        log.error(message, shown_traceback())  # noqa: TRY400
         return []
 
 
-def _about(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """Which run it is, when it was, how long it took and where."""
-    stages, nodes = tables.get("stages"), tables.get("environment")
+def _facts(tables: Tables) -> dict[str, str]:
+    """Return the run's id, its start, its computing time and its nodes, as far as known."""
+    stages, environment = tables.get("stages"), tables.get("environment")
     facts: dict[str, str] = {}
     if stages is not None and len(stages):
         facts["run"] = str(stages["run_id"].iloc[0])
         facts["started"] = cell("started_at", stages["started_at"].min())
         facts["computing"] = cell("duration_s", stages["duration_s"].sum())
-    if nodes is not None and len(nodes):
-        facts["nodes"] = ", ".join(dict.fromkeys(nodes["hostname"]))
+    if environment is not None and len(environment):
+        facts["nodes"] = ", ".join(environment["hostname"].unique())
     return facts

@@ -1,31 +1,30 @@
-"""How a number, a duration, a size or a name is written for a reader."""
+"""Formatting of numbers, durations, sizes and column names for readers."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from datetime import datetime
 from numbers import Integral, Real
 
 import pandas as pd
 
 MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
-_THIN = "\u202f"  # narrow no-break space
+_THIN_SPACE = "\u202f"  # does not break a line
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _HEADINGS = {
     "p_value": "p",
     "p_holm": "p (Holm)",
     "samples_per_s": "samples/s",
-    "best_T": "best T",
-    "best_T_median": "best T (median)",
-    "gpu_util_mean": "GPU utilisation",
+    "gpu_util_mean": "GPU utilization",
     "gpu_peak_bytes": "GPU memory, peak",
 }
 
 
 def number(value: float) -> str:
-    """Four significant digits; integers in full; a power of ten beyond 1e-3 and 1e7."""
+    """Return four significant digits, integers in full, a power of ten below 1e-3 and above 1e7."""
     if not math.isfinite(value):
         return MISSING if math.isnan(value) else ("∞" if value > 0 else "-∞")
     size = abs(value)
@@ -41,7 +40,7 @@ def number(value: float) -> str:
 
 
 def power_of_ten(value: float) -> str:
-    """An exact power of ten as such: ``10⁵``; any other number with two digits: ``3.2·10⁴``."""
+    """Return an exact power of ten as ``10⁵``, any other number with two digits: ``3.2·10⁴``."""
     return _scientific(value, 1)
 
 
@@ -53,7 +52,7 @@ def _scientific(value: float, decimals: int) -> str:
 
 
 def plus_minus(mean: float, deviation: float) -> str:
-    """``1776 ± 186``: two significant digits of the deviation, the mean to the same place."""
+    """Return ``1776 ± 186``: two digits of the deviation, the mean to the same place."""
     if not (math.isfinite(mean) and math.isfinite(deviation) and deviation > 0):
         tail = "" if math.isnan(deviation) else f" ± {number(deviation)}"
         return number(mean) + tail
@@ -64,15 +63,15 @@ def plus_minus(mean: float, deviation: float) -> str:
 
 
 def _grouped(text: str) -> str:
-    """Thin spaces between thousands, from five digits on."""
+    """Insert thin spaces between thousands, from five digits on."""
     digits = text.lstrip("-").split(".")[0]
     if len(digits) < 5:
         return text
-    return text.replace(digits, f"{int(digits):,}".replace(",", _THIN), 1)
+    return text.replace(digits, f"{int(digits):,}".replace(",", _THIN_SPACE), 1)
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two units a reader would use: ``39.8 ms``, ``5 min 10 s``, ``2 h 35 min``."""
+    """Return seconds in the two largest units: ``39.8 ms``, ``5 min 10 s``, ``2 h 35 min``."""
     if not math.isfinite(seconds):
         return number(seconds)
     if seconds < 1:
@@ -90,7 +89,7 @@ def duration(seconds: float) -> str:
 
 
 def quantity(value: float, unit: str) -> str:
-    """An amount with its SI prefix, three significant digits: ``6.4 GB``, ``212 kJ``."""
+    """Return an amount with its SI prefix and three significant digits: ``212 kJ``, ``1.2 k``."""
     if not math.isfinite(value):
         return number(value)
     power = 0
@@ -99,45 +98,50 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {_PREFIXES[power]}{unit}"
 
 
+def bytes_text(size: float) -> str:
+    """Return an amount of memory in binary units: ``39.4 GiB``, ``212 MiB``."""
+    if not math.isfinite(size):
+        return number(size)
+    mebibytes = size / 2**20
+    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
+
+
 def probability(p: float) -> str:
-    """A p-value with its sign, two significant digits: ``= 0.013``, ``< 0.0001``."""
+    """Return a p-value with its sign and two significant digits: ``= 0.013``, ``< 0.0001``."""
     if math.isnan(p):
         return MISSING
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}"
 
 
 def cell(column: str, value: object) -> str:
-    """The text of a table cell; the unit follows from the column's name (``_s``, ``_bytes``)."""
+    """Return the text of a table cell; the column's name gives the unit (``_s``, ``_bytes``)."""
     if value is None or value is pd.NaT or value is pd.NA:
         return MISSING
     if isinstance(value, datetime):
-        text = value.strftime("%Y-%m-%d %H:%M:%S %Z")
-        return text.strip()
+        return value.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
     if isinstance(value, bool) or not isinstance(value, Real):
         return str(value)
     amount = int(value) if isinstance(value, Integral) else float(value)
     base = re.sub(r"_(mean|std|min|max|median)$", "", column)
-    if base.endswith("_per_s"):
-        text = number(amount)
-    elif base.endswith("_s"):
-        text = duration(amount)
-    elif base.endswith("_bytes"):
-        text = quantity(amount, "B")
-    elif base.endswith("_j"):
-        text = quantity(amount, "J")
-    elif base == "power_w":
-        text = quantity(amount, "W")
-    elif base.endswith("util"):
-        text = f"{amount:.0f} %" if math.isfinite(amount) else MISSING
-    elif column in {"p_value", "p_holm"}:
-        text = probability(amount).removeprefix("= ")
-    else:
-        text = number(amount)
-    return text
+    return next(write for suffix, write in _WRITERS.items() if base.endswith(suffix))(amount)
+
+
+#: the formatter of a column by the end of its name
+_WRITERS: dict[str, Callable[[float], str]] = {
+    "_per_s": number,
+    "_s": duration,
+    "_bytes": bytes_text,
+    "_j": lambda joules: quantity(joules, "J"),
+    "power_w": lambda watts: quantity(watts, "W"),
+    "util": lambda percent: f"{percent:.0f} %" if math.isfinite(percent) else MISSING,
+    "p_value": lambda p: probability(p).removeprefix("= "),
+    "p_holm": lambda p: probability(p).removeprefix("= "),
+    "": number,
+}
 
 
 def heading(column: str) -> str:
-    """A column's name for a reader: without its unit, which the cells show."""
+    """Return a column's name for readers: without its unit, which the cells show."""
     if column in _HEADINGS:
         return _HEADINGS[column]
     base, statistic = column, ""

@@ -1,125 +1,131 @@
-"""Small pieces of the page: tables, status marks, figures as inline SVG. All text is escaped."""
+"""Rendering of sections as one self-contained HTML page. Jinja2 escapes every text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from typing import Any
 
 import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from raypipe.report.formatting import cell, heading
-from raypipe.report.plots import GRID, INK, MUTED, PAPER, Figure
+from raypipe.report.plots import GRID, INK, MUTED, PAPER, Plot, encode, slug
+from raypipe.report.sections import Bar, Code, Fold, Heading, Part, Pill, Section, TableView
 
-_TONES = {
-    "succeeded": "good",
-    "failed": "bad",
-    "out_of_memory": "bad",
-    "interrupted": "warn",
-}
-_COLOURS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
+_COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
 
-def status_mark(status: str, tone: str | None = None) -> str:
-    """The status in a coloured pill; the word itself carries the meaning."""
-    tone = _TONES.get(status, "") if tone is None else tone
-    return f'<span class="pill {tone}">{escape(status.replace("_", " "))}</span>'
+def render(
+    title: str, status: Pill | None, facts: Mapping[str, str], sections: Sequence[Section]
+) -> dict[str, bytes]:
+    """Return the files of a report by name: each plot as PNG and SVG, ``index.html`` last.
 
-
-def section(identifier: str, title: str, body: str, kind: str = "") -> str:
-    """A section of the page with its heading."""
-    css = f' class="{kind}"' if kind else ""
-    return (
-        f'<section id="{identifier}"{css} aria-labelledby="{identifier}-title">\n'
-        f'<h2 id="{identifier}-title">{escape(title)}</h2>\n{body}\n</section>'
-    )
-
-
-def fold(title: str, body: str) -> str:
-    """Content behind a line that opens it."""
-    return f"<details><summary>{escape(title)}</summary>\n{body}\n</details>"
-
-
-def facts_list(facts: Mapping[str, str]) -> str:
-    """Names and values side by side."""
-    pairs = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())
-    return f'<dl class="facts">{"".join(pairs)}</dl>'
-
-
-def html_table(
-    frame: pd.DataFrame,
-    columns: Sequence[str],
-    label: str,
-    *,
-    cells: Mapping[str, Sequence[str]] | None = None,
-    emphasised: Sequence[bool] | None = None,
-) -> str:
-    """The columns that the frame has and that are not empty, as a table; the first names the row.
-
-    ``cells`` gives the HTML of a column that needs more than text, whose name is also its class;
-    every other value is formatted by its column's name and escaped. ``emphasised`` marks rows.
+    ``facts`` stand below the title. Raises ValueError when two plots share a name.
     """
-    cells = cells or {}
-    shown = [c for c in columns if c in cells or (c in frame.columns and frame[c].notna().any())]
-    if frame.empty or not shown:
-        return ""
-    kinds = {c: c if c in cells else _kind(c, frame[c]) for c in shown}
-    head = "".join(f'<th scope="col"{_css(kinds[c])}>{escape(heading(c))}</th>' for c in shown)
-    body = []
-    for i in range(len(frame)):
-        row = []
-        for place, column in enumerate(shown):
-            if column in cells:
-                content = cells[column][i]
-            else:
-                content = escape(cell(column, frame[column].iloc[i]))
-            css = _css(kinds[column])
-            row.append(
-                f'<th scope="row"{css}>{content}</th>' if place == 0 else f"<td{css}>{content}</td>"
-            )
-        first = ' class="first"' if emphasised is not None and emphasised[i] else ""
-        body.append(f"<tr{first}>{''.join(row)}</tr>")
-    return (
-        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}">'
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n"
-        + "\n".join(body)
-        + "\n</tbody></table></div>"
+    files: dict[str, bytes] = {}
+    for plot in _plots([part for section in sections for part in section.parts]):
+        if f"{_path(plot)}.svg" in files:
+            raise ValueError(f"two figures are named {plot.name!r}; names must differ")
+        files |= {f"{_path(plot)}.{kind}": content for kind, content in encode(plot).items()}
+    environment = Environment(
+        loader=PackageLoader("raypipe.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    environment.filters |= {
+        "kind": lambda value: type(value).__name__,
+        "grouped": _grouped,
+        "columns": _columns,
+        "svg": partial(_svg, files),
+    }
+    page = environment.get_template("page.html").render(
+        title=title, status=status, facts=facts, sections=_anchored(sections)
+    )
+    return files | {"index.html": page.encode()}
 
 
-def _kind(name: str, column: pd.Series[str]) -> str:
-    """The class of a column: numbers right, long texts wrapped."""
-    if "±" in name:
-        return "number"
-    if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+def _plots(parts: Sequence[Part]) -> Iterator[Plot]:
+    for part in parts:
+        if isinstance(part, Plot):
+            yield part
+        elif isinstance(part, Fold):
+            yield from _plots(part.parts)
+
+
+def _path(plot: Plot) -> str:
+    return f"figures/{slug(plot.name)}"
+
+
+def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
+    """Return the sections that show anything by unique ids, which follow from their titles."""
+    anchored: dict[str, Section] = {}
+    for section in sections:
+        anchor = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "section"
+        while anchor in anchored:
+            anchor += "-"
+        if list(_grouped(section.parts)):
+            anchored[anchor] = section
+    return anchored
+
+
+def _grouped(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield the parts, without empty tables, and the heading of each group of plots before it.
+
+    A caption that a whole group shares stands there too, once. A single plot has the group in its
+    title.
+    """
+    visible = [p for p in parts if not isinstance(p, TableView) or p.visible_columns]
+    for group, members in groupby(visible, lambda part: getattr(part, "group", "")):
+        plots: list[Any] = list(members)
+        if group and len(plots) > 1:
+            yield Heading(group)
+            if len({plot.caption for plot in plots}) == 1:
+                yield plots[0].caption
+                plots = [replace(plot, caption="") for plot in plots]
+        elif group:
+            plots = [replace(plots[0], title=f"{group}: {plots[0].title}")]
+        yield from plots
+
+
+def _columns(table: TableView) -> list[tuple[str, str, list[Any]]]:
+    """Return the CSS class, the heading and the cells of each visible column."""
+    columns = []
+    for name in table.visible_columns:
+        values = table.rows[name]
+        cells = [v if isinstance(v, Pill | Bar | Code) else cell(name, v) for v in values]
+        columns.append((_css(name, values), heading(name), cells))
+    return columns
+
+
+def _css(name: str, column: pd.Series[Any]) -> str:
+    """Return the class of a column: numbers are right-aligned, long texts wrapped."""
+    kinds = {type(value) for value in column}
+    if Bar in kinds or Code in kinds:
+        return "timeline" if Bar in kinds else "code"
+    is_number = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
+    if is_number or "±" in name:
         return "number"
     return "text" if column.astype(str).str.len().max() > 40 else ""
 
 
-def _css(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _svg(files: Mapping[str, bytes], plot: Plot) -> tuple[str, Markup]:
+    """Return the view box and the content of a plot's SVG element, in the page's colors.
 
-
-def inline_figure(figure: Figure, svg: bytes, title: str, *, caption: bool = True) -> str:
-    """The figure under a title, its SVG inline and in the page's colours.
-
-    Without ``caption`` the caption is left to the page; it stays the picture's alternative text.
+    Matplotlib escaped the texts in it. Ids get the plot's name as prefix, unique on the page.
     """
-    text = svg.decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
-    text = re.sub(r"<style[^>]*>.*?</style>", "", text, count=1, flags=re.DOTALL)
-    # One name space for the page: ids get the figure's name in front.
-    name = re.sub(r"[^A-Za-z0-9]+", "-", figure.name) + "-"
-    text = re.sub(r'\bid="', f'id="{name}', text)
-    text = text.replace('xlink:href="#', f'href="#{name}').replace("xlink:href=", "href=")
-    text = text.replace("url(#", f"url(#{name}")
-    for colour, variable in _COLOURS.items():
-        text = text.replace(colour, f"var({variable})")
-    text = text.replace("'DejaVu Sans'", "var(--sans)")
-    box = re.search(r'viewBox="[^"]*"', text)
-    opening = f'<svg {box[0] if box else ""} role="img" aria-label="{escape(title)}. '
-    opening += f'{escape(figure.caption)}">'
-    text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
-    below = f"\n<figcaption>{escape(figure.caption)}</figcaption>" if caption else ""
-    return f"<figure>\n<h4>{escape(title)}</h4>\n{text.strip()}{below}\n</figure>"
+    text = files[f"{_path(plot)}.svg"].decode()
+    opening, _, text = text[text.index("<svg") :].rpartition("</svg>")[0].partition(">")
+    text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
+    prefix = f"{slug(plot.name)}_"
+    text = re.sub(r'\bid="|url\(#|(?<=href=")#', rf"\g<0>{prefix}", text).replace("xlink:", "")
+    for color, variable in _COLORS.items():
+        text = text.replace(color, f"var({variable})")
+    text = text.replace("'DejaVu Sans'", "var(--sans)").strip()
+    return re.findall(r'viewBox="([^"]*)"', opening)[0], Markup(text)

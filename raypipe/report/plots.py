@@ -1,4 +1,4 @@
-"""What every figure shares: the style, the colours, labels at the lines, saving."""
+"""Plots: the style, colors, axes and line labels that all share, and their encoding as files."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
 from raypipe.report.formatting import number, power_of_ten
 
-# The page replaces these by its own, so that a figure follows light and dark mode.
+# The page replaces these by its own, so that a plot follows light and dark mode.
 INK, MUTED, GRID, PAPER = "#23272f", "#69707d", "#e2e5ea", "#fffffe"
 WIDTH, HEIGHT = 5.2, 3.5  # inches: readable on a phone, two side by side on a desk
 
-# Nine colours chosen so that the closest pair stays apart under protanopia, deuteranopia and
-# tritanopia (Oklab distance >= 0.08 with the model of Machado, Oliveira and Fernandes 2009) and
-# every one keeps a contrast of 2.6 on white and on the page's dark ground. The line style is the
-# second cue.
-_COLOURS = (
+# Nine colors for readers with any color vision: under protanopia, deuteranopia and tritanopia
+# (model of Machado, Oliveira and Fernandes 2009) the closest pair has an Oklab distance of at least
+# 0.08. Every color has a contrast of at least 2.6 on white and on the page's dark ground. The line
+# style is the second cue.
+_COLORS = (
     "#e28f00",
     "#9a2c8f",
     "#4e94f5",
@@ -41,7 +42,7 @@ _COLOURS = (
     "#7b7303",
     "#c063c0",
 )
-_LONGEST = 100  # of file names
+_MAX_NAME = 100  # characters of a file name
 _DASHED, _DASH_DOT = (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5))
 _LINES = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
 
@@ -83,53 +84,53 @@ _RC: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A drawn figure; ``group`` is the heading it stands under in the report."""
+class Plot:
+    """A titled figure with its caption. Plots of the same ``group`` stand below its heading."""
 
     name: str
     title: str
     caption: str
-    figure: Canvas
+    figure: Figure
     group: str = ""
 
 
 class Stroke(NamedTuple):
-    """How the lines of one name are drawn in every figure."""
+    """Color and line style of one name, the same in every plot."""
 
-    colour: str
+    color: str
     line: str | tuple[int, tuple[float, ...]]
 
 
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """One stroke for each name, fixed by its place; the tenth name shares the first's colour."""
-    count = len(_COLOURS)
-    return {name: Stroke(_COLOURS[i % count], _LINES[i % count]) for i, name in enumerate(names)}
+    """Return a stroke for each name by its position; from the tenth on, colors repeat."""
+    count = len(_COLORS)
+    return {name: Stroke(_COLORS[i % count], _LINES[i % count]) for i, name in enumerate(names)}
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The look of all figures; building and saving both happen inside it."""
+    """Apply the style of all plots; drawing and saving both happen inside."""
     with mpl.rc_context({}):
         mpl.rcParams.update(_RC)
         yield
 
 
 def slug(text: str) -> str:
-    """A file name from any text; texts that differ give names that differ."""
+    """Return a plain file name for any text; different texts have different names."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")
-    if safe and safe == text and len(safe) <= _LONGEST:
+    if safe and safe == text and len(safe) <= _MAX_NAME:
         return safe
-    return f"{safe[:_LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
+    return f"{safe[:_MAX_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")
 
 
-def encode(figure: Figure) -> dict[str, bytes]:
-    """The figure as ``{"png": ..., "svg": ...}``; equal figures give equal bytes."""
+def encode(plot: Plot) -> dict[str, bytes]:
+    """Return the plot as ``{"png": ..., "svg": ...}``; equal plots give equal bytes."""
     files = {}
     with style():
-        mpl.rcParams["svg.hashsalt"] = figure.name
+        mpl.rcParams["svg.hashsalt"] = plot.name
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             buffer = io.BytesIO()
-            figure.figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
+            plot.figure.savefig(buffer, format=kind, dpi=150, metadata=metadata)
             files[kind] = buffer.getvalue()
     return files
 
@@ -137,35 +138,53 @@ def encode(figure: Figure) -> dict[str, bytes]:
 def rows(
     tables: Mapping[str, pd.DataFrame], name: str, columns: Sequence[str]
 ) -> pd.DataFrame | None:
-    """The table, or None where it is missing or empty.
+    """Return the table, or None if it is missing or empty.
 
-    Raises ValueError when the table has rows but lacks one of the columns.
+    Raises ValueError if the table has rows but lacks one of the columns.
     """
     table = tables.get(name)
     if table is None or table.empty:
         return None
-    if lacking := [column for column in columns if column not in table.columns]:
+    if missing := [column for column in columns if column not in table.columns]:
         raise ValueError(
-            f"table {name!r} has no column {', '.join(map(repr, lacking))}; "
+            f"table {name!r} has no column {', '.join(map(repr, missing))}; "
             f"it has {', '.join(map(repr, table.columns))}"
         )
     return table
 
 
 def finite(values: ArrayLike) -> NDArray[np.float64]:
-    """The finite values, flat, as floats."""
+    """Return the finite values as a flat array of floats."""
     flat = np.asarray(values, dtype=np.float64).ravel()
     return flat[np.isfinite(flat)]
 
 
 def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
-    """Whether positive values span more than ``ratio``, so that a linear axis hides the small."""
+    """Whether values are positive and span more than ``ratio``: a linear axis hides small ones."""
     known = finite(values)
     return bool(known.size and known.min() > 0 and known.max() / known.min() > ratio)
 
 
+def new_axes(width: float = 0.84, height: float = 0.78) -> tuple[Figure, Axes]:
+    """Return a figure and its axes; ``width`` and ``height`` are their shares of the figure."""
+    figure = Figure(figsize=(WIDTH, HEIGHT))
+    return figure, figure.add_axes((0.115, 0.135, width, height))
+
+
+def write_numbers(axis: Axis) -> None:
+    """Write the ticks of an axis as the page writes numbers."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
+
+
+def frame_steps(axes: Axes, last: float) -> None:
+    """Let the x axis be the optimizer steps up to the last."""
+    axes.set_xlabel("optimizer step")
+    axes.set_xlim(0, max(1.0, last))
+    write_numbers(axes.xaxis)
+
+
 def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
-    """Logarithmic ticks written out, ``ticks`` a decade; powers of ten only over many decades."""
+    """Make an axis logarithmic, ``ticks`` per decade; over many decades only powers of ten."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
     ratio = high / low
     if ratio < 12:
@@ -174,12 +193,12 @@ def set_log(axis: Axis, low: float, high: float, ticks: Sequence[float] = (1.0, 
         ticks = (1.0,)
     axis.set_major_locator(LogLocator(subs=ticks, numticks=7 if axis is axis.axes.xaxis else 10))
     axis.set_minor_locator(NullLocator())
-    written = power_of_ten if ratio > 1e6 else number
-    axis.set_major_formatter(FuncFormatter(lambda value, _: written(value)))
+    write = power_of_ten if ratio > 1e6 else number
+    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
 
 
 def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
-    """Fit the y axis to the finite values with a little air, logarithmic where they demand it."""
+    """Fit the y axis to the finite values with a margin, logarithmic if they span ``ratio``."""
     known = finite(values)
     if not known.size:
         return
@@ -191,18 +210,18 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
     else:
         margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
         axes.set_ylim(low - margin, high + margin)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        write_numbers(axes.yaxis)
 
 
 def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None:
-    """Name lines at the right edge, at their last y, moved apart where they would collide.
+    """Name lines right of the axes at their last y value, moved apart where they would overlap.
 
-    Call it when the limits of the axes are final.
+    Call it after the last change of the axes' limits.
     """
-    canvas = axes.get_figure(root=True)
-    if canvas is None or not labels:
+    figure = axes.get_figure(root=True)
+    if figure is None or not labels:
         return
-    height = axes.get_position().height * canvas.get_size_inches()[1] * 72  # points
+    height = axes.get_position().height * figure.get_size_inches()[1] * 72  # points
     ends = axes.transData.transform([(1.0, y) for y, _, _ in labels])
     ends = np.clip(axes.transAxes.inverted().transform(ends)[:, 1], 0, 1)
     places = spread(ends, gap=min(11.5 / height, 1 / max(1, len(labels) - 1)))
@@ -211,7 +230,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
             [1.0, 1.03, 1.07, 1.085],
             [end, end, place, place],
             transform=axes.transAxes,
-            color=stroke.colour,
+            color=stroke.color,
             linewidth=1.0,
             clip_on=False,
             label="_leader",
@@ -219,11 +238,19 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
         axes.text(1.1, place, text, transform=axes.transAxes, va="center", fontsize=8)
 
 
-def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
-    """Positions in [0, 1], at least ``gap`` apart, in the same order and close to where they were.
+def draw_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    """Draw a legend of one row above the axes."""
+    figure.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(handles),
+        fontsize=7.5, handlelength=1.4, handletextpad=0.45, columnspacing=1.1, borderaxespad=0.3,
+    )  # fmt: skip
 
-    The closest in the sense of least squares: isotonic regression on the positions less their
-    offsets.
+
+def spread(positions: NDArray[np.float64], gap: float) -> NDArray[np.float64]:
+    """Return positions in [0, 1] at least ``gap`` apart, in the same order.
+
+    They are the closest to the given ones by least squares: an isotonic regression of the positions
+    minus their offsets.
     """
     order = np.argsort(positions, kind="stable")
     offsets = gap * np.arange(len(positions))

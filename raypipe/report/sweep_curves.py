@@ -1,4 +1,4 @@
-"""How the trials of a sweep learn: the recommended one among all others."""
+"""Learning curves of a sweep: the recommended trial among all others, or loss parity with fp32."""
 
 from __future__ import annotations
 
@@ -8,189 +8,166 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
+from raypipe.report import plots
 from raypipe.report.formatting import number
-from raypipe.report.plots import HEIGHT, INK, MUTED, WIDTH, Figure, finite, frame_y, rows
+from raypipe.report.plots import INK, MUTED, Plot
 from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
 from raypipe.report.training import running_median
 
 _BLUE = "#2856cf"
-_MOST_POINTS = 100  # of a line, where there are many
+_MAX_POINTS = 100  # per line
+#: the name of each status in the legend, and its mark at the end of a curve
+_ENDS = {"succeeded": ("to the end", ""), "interrupted": ("stopped early", "o")}
+_FAILED = ("failed", "X")
+_LEGEND = ("recommended", "to the end", "stopped early", "failed")
+
+Curves = Mapping[str, "pd.Series[float]"]
 
 
-def curves(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Figure | None:
-    """Learning curves of kind quality; of kind systems how the losses differ from fp32's.
+def curves_plot(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Plot | None:
+    """Draw learning curves for the kind quality; for the kind systems the parity of the losses.
 
-    None without two curves or, of kind systems, without a trial that has a reference.
+    None with fewer than two curves or, for the kind systems, without a trial that has a reference.
     """
     columns = ["trial_id", "step", "loss"]
-    steps = rows(tables, "steps", columns)
+    steps = plots.rows(tables, "steps", columns)
     steps = pd.DataFrame(columns=columns) if steps is None else steps
     steps = steps[steps["trial_id"].isin(sweep.all_trials["trial_id"])]
     if sweep.kind == "quality":
         return _learning(sweep, steps)
-    return _parity(sweep, steps) if finite(sweep.trials["parity"]).size else None
+    return _parity(sweep, steps) if plots.finite(sweep.trials["parity"]).size else None
 
 
-def _learning(sweep: Sweep, steps: pd.DataFrame) -> Figure | None:
+def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
     states = sweep.trials.set_index("trial_id")["status"]
     population = "parent" in sweep.trials and sweep.trials["parent"].notna().any()
     if population:
         steps, states = _with_ancestors(steps, sweep.trials)
     column = sweep.metric if sweep.metric in steps.columns else "loss"
-    lines = _lines(steps, column)
-    if len(lines) < 2:
+    measure = "training loss" if column == "loss" else column.replace("_", " ")
+    curves = _curves(steps, column)
+    if len(curves) < 2:
         return None
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes((0.115, 0.135, 0.85, 0.735))
-    stopped = 0
-    for name, line in lines.items():
-        chosen = name == sweep.chosen
-        look: dict[str, Any] = {"color": _BLUE if chosen else MUTED, "zorder": 3 if chosen else 2}
-        alpha = 1.0 if chosen else (0.45 if len(lines) < 60 else 0.2)
-        axes.plot(line.index, line, linewidth=2.0 if chosen else 0.8, alpha=alpha, **look)
-        if states.get(name) != "succeeded":
-            stopped += 1
-            mark = "o" if states.get(name) == "interrupted" else "X"
-            axes.plot(line.index[-1:], line.iloc[-1:], marker=mark, markersize=3.6,
-                      markeredgewidth=0, **look)  # fmt: skip
-    _frame(axes, lines)
-    axes.set_title(_measure(column))
-    _legend(figure, sweep, lines, states)
-    caption = f"{len(lines)} trials"
-    caption += ", running median of the logged loss. " if column == "loss" else ". "
-    caption += f"{stopped} ended early, where their marks are. " if stopped else ""
+    figure, axes = plots.new_axes(0.85, 0.735)
+    stopped = _draw_curves(figure, axes, sweep.chosen, curves, states)
+    axes.set_title(measure)
+    caption = f"{len(curves)} trials"
+    caption += ", running median of the logged loss." if column == "loss" else "."
+    caption += f" {stopped} ended early, where their marks are." if stopped else ""
     if population:
-        caption += "Each goes back through those of the population whose weights it went on with. "
+        caption += " Each curve begins with those of the trials whose weights it continued."
     settings = point_name(sweep)
-    caption += f"Recommended: {settings}." if settings else ""
-    chosen_line = lines.get(sweep.chosen)
-    title = f"{_measure(column).capitalize()} of all trials"
-    if chosen_line is not None:
-        end = number(float(chosen_line.iloc[-1]))
-        title = f"The recommended trial ends at {_measure(column)} {end}"
-    return _figure(sweep, title, caption.strip(), figure)
+    caption += f" Recommended: {settings}." if settings else ""
+    title = f"{measure.capitalize()} of all trials"
+    if sweep.chosen in curves:
+        end = number(float(curves[sweep.chosen].iloc[-1]))
+        title = f"The recommended trial ends at {measure} {end}"
+    return Plot(f"sweep-curves-{sweep.stage}", title, caption, figure)
+
+
+def _draw_curves(
+    figure: Figure, axes: Axes, recommended: str, curves: Curves, states: pd.Series[str]
+) -> int:
+    """Draw every curve, a mark where it ended early, and a legend; return the number of marks."""
+    marks = 0
+    handles: dict[str, Line2D] = {}
+    for name, curve in curves.items():
+        label, mark = _ENDS.get(str(states.get(name)), _FAILED)
+        look: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "zorder": 2}
+        if name == recommended:
+            label, look = "recommended", {"color": _BLUE, "linewidth": 2.0, "zorder": 3}
+            alpha = 1.0
+        else:
+            alpha = 0.45 if len(curves) < 60 else 0.2
+        axes.plot(curve.index, curve, alpha=alpha, **look)
+        end = {"marker": mark, "markeredgewidth": 0}
+        if mark:
+            marks += 1
+            axes.plot(curve.index[-1:], curve.iloc[-1:], markersize=3.6, **end, **look)
+        handles[label] = Line2D([], [], markersize=4, label=label, **end, **look)
+    _frame(axes, curves)
+    plots.draw_legend(figure, [handles[label] for label in _LEGEND if label in handles])
+    return marks
 
 
 def _with_ancestors(
     steps: pd.DataFrame, trials: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.Series[str]]:
-    """The steps of each trial of a population that none went on from, with all before them.
+    """Return the steps of each last trial of a population, preceded by those of its ancestors.
 
-    Also how each ended: one that was given up before the end counts as stopped.
+    Also return the status of each: a trial that was abandoned before the end was interrupted.
     """
     named = trials.set_index("trial_id")
     parents = named["parent"].dropna().to_dict()
     leaves = named.index.difference(pd.Index(list(parents.values())))
-    found = []
+    curves = []
     for leaf in leaves:
         line = [leaf]
         while line[-1] in parents:
             line.append(parents[line[-1]])
-        found.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
+        curves.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
     early = (named["status"] == "succeeded") & (named["until"] < named["until"].max())
-    return pd.concat(found), named["status"].mask(early, "interrupted").loc[leaves]
+    return pd.concat(curves), named["status"].mask(early, "interrupted").loc[leaves]
 
 
-def _measure(column: str) -> str:
-    return "training loss" if column == "loss" else column.replace("_", " ")
-
-
-def _lines(steps: pd.DataFrame, column: str) -> dict[str, pd.Series[float]]:
-    """The values of each trial by step; the loss as its running median."""
+def _curves(steps: pd.DataFrame, column: str) -> Curves:
+    """Return the values of each trial by step; of the loss its running median."""
     known = steps[np.isfinite(pd.to_numeric(steps[column], errors="coerce").astype(float))]
-    lines = {}
+    curves = {}
     for name, trial in known.sort_values("step").groupby("trial_id", sort=False):
-        line = trial.set_index("step")[column].astype(float)
-        line = running_median(line) if column == "loss" else line
-        kept = np.unique(np.linspace(0, len(line) - 1, _MOST_POINTS).round().astype(int))
-        lines[str(name)] = line.iloc[kept]
-    return lines
+        curve = trial.set_index("step")[column].astype(float)
+        curve = running_median(curve) if column == "loss" else curve
+        places = np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS).round().astype(int))
+        curves[str(name)] = curve.iloc[places]
+    return curves
 
 
-def _frame(axes: Axes, lines: Mapping[str, pd.Series[float]]) -> None:
-    """Both axes; a bad trial's highest values may leave the picture, the others' may not."""
-    ends = [float(line.max()) for line in lines.values()]
-    low = min(float(line.min()) for line in lines.values())
-    frame_y(axes, [low, float(np.quantile(ends, 0.9, method="lower"))])
-    axes.set_xlim(0, max(1.0, max(float(line.index[-1]) for line in lines.values())) * 1.01)
-    axes.set_xlabel("optimiser step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 6))))
+def _frame(axes: Axes, curves: Curves, ticks: int = 6) -> None:
+    """Frame both axes; the highest values of the worst trials may be outside."""
+    highest = [float(curve.max()) for curve in curves.values()]
+    lowest = min(float(curve.min()) for curve in curves.values())
+    plots.frame_y(axes, [lowest, float(np.quantile(highest, 0.9, method="lower"))])
+    plots.frame_steps(axes, 1.01 * max(float(curve.index[-1]) for curve in curves.values()))
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
 
 
-def _legend(
-    figure: Canvas,
-    sweep: Sweep,
-    lines: Mapping[str, pd.Series[float]],
-    states: pd.Series[str],
-) -> None:
-    keys = []
-    if sweep.chosen in lines:
-        keys.append(Line2D([], [], color=_BLUE, linewidth=2.0, label="recommended"))
-    present = {states.get(name) for name in lines if name != sweep.chosen}
-    if "succeeded" in present:
-        keys.append(Line2D([], [], color=MUTED, linewidth=0.8, label="to the end"))
-    for status, mark, label in (("interrupted", "o", "stopped early"), ("failed", "X", "failed")):
-        if status in present:
-            keys.append(Line2D([], [], color=MUTED, linewidth=0.8, marker=mark, markersize=4,
-                               markeredgewidth=0, label=label))  # fmt: skip
-    figure.legend(
-        handles=keys, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(keys), fontsize=7.5,
-        handlelength=1.6, columnspacing=1.2, handletextpad=0.5, borderaxespad=0.3,
-    )  # fmt: skip
-
-
-def _parity(sweep: Sweep, steps: pd.DataFrame) -> Figure:
-    """The logged losses by precision, and the largest difference of each trial from fp32's."""
+def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:
+    """Draw the losses by precision, and the largest difference of each trial from fp32."""
     trials = sweep.trials[sweep.trials["parity"].notna()]
     names = ordered(trials["precision"])
-    colours = precision_strokes(names)
-    percent = 100 * trials["parity"]
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    lines = _lines(steps, "loss")
-    if lines:
-        _losses(figure.add_axes((0.115, 0.135, 0.46, 0.78)), sweep, lines)
-    axes = figure.add_axes((0.68, 0.135, 0.3, 0.78) if lines else (0.115, 0.135, 0.865, 0.78))
-    for place, name in enumerate(names):
-        mine = percent[trials["precision"] == name].to_numpy()
-        beside = place + 0.07 * (np.arange(mine.size) * 4 % 9 - 4)  # side by side, in no order
-        axes.scatter(beside, mine, s=16, marker=MARKERS.get(name, "p"),
-                     color=colours[name].colour, linewidth=0, alpha=0.8)  # fmt: skip
-    frame_y(axes, percent)
+    fixed = precision_strokes(sweep.trials["precision"])
+    curves = _curves(steps, "loss")
+    figure, axes = plots.new_axes(0.46 if curves else 0.865)
+    if curves:
+        losses, axes = axes, figure.add_axes((0.68, 0.135, 0.3, 0.78))
+        precisions = dict(zip(sweep.trials["trial_id"], sweep.trials["precision"], strict=True))
+        for name, curve in curves.items():
+            look: dict[str, Any] = {"color": INK, "linestyle": "--", "zorder": 3}
+            if name in precisions:
+                look = {"color": fixed[precisions[name]].color}
+            losses.plot(curve.index, curve, linewidth=0.9, **look)
+        _frame(losses, curves, ticks=4)
+        losses.set_title("loss")
+    percents = {name: 100 * trials["parity"][trials["precision"] == name] for name in names}
+    for place, (name, percent) in enumerate(percents.items()):
+        x = place + 0.07 * (np.arange(percent.size) * 4 % 9 - 4)  # side by side, in no order
+        axes.scatter(x, percent, s=16, marker=MARKERS.get(name, "p"), color=fixed[name].color,
+                     linewidth=0, alpha=0.8)  # fmt: skip
+    plots.frame_y(axes, 100 * trials["parity"])
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(names)), names)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_title("difference from fp32, %")
-    worst = ", ".join(
-        f"{name} {percent[trials['precision'] == name].max():.2g} %" for name in names
-    )
-    caption = "Left: the logged losses, coloured by precision, of fp32 references dashed. Right: "
-    caption = f"{caption}the" if lines else "The"
+    worst = ", ".join(f"{name} {percent.max():.2g} %" for name, percent in percents.items())
+    left = "Left: the logged losses, colored by precision; fp32 references are dashed. Right: "
+    caption = f"{left}the" if curves else "The"
     caption += " largest relative difference of a trial's losses from those of the fp32 trial"
-    caption += f" with the same other settings; at most: {worst}."
-    title = f"Losses are at most {percent.max():.2g} % from fp32's"
-    return _figure(sweep, title, caption, figure)
-
-
-def _losses(axes: Axes, sweep: Sweep, lines: Mapping[str, pd.Series[float]]) -> None:
-    precisions = sweep.trials.set_index("trial_id")["precision"]
-    colours = precision_strokes(precisions)
-    for name, line in lines.items():
-        if name in precisions.index:
-            axes.plot(line.index, line, color=colours[precisions[name]].colour, linewidth=0.9)
-        else:
-            axes.plot(line.index, line, color=INK, linewidth=0.9, linestyle="--", zorder=3)
-    _frame(axes, lines)
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.set_title("loss")
-
-
-def _figure(sweep: Sweep, title: str, caption: str, figure: Canvas) -> Figure:
-    name, group = f"sweep-curves-{sweep.stage}", f"Sweep of {sweep.stage}"
-    return Figure(name, title, caption, figure, group)
+    caption += f" with otherwise equal settings; at most: {worst}."
+    title = f"Losses are at most {100 * trials['parity'].max():.2g} % from fp32's"
+    return Plot(f"sweep-curves-{sweep.stage}", title, caption, figure)

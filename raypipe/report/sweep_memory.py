@@ -1,231 +1,194 @@
-"""The memory model of a sweep: measured peaks and fitted lines over the micro-batch."""
+"""Plots of a sweep's memory model: measured peaks and fitted lines by micro-batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
-from raypipe.report.formatting import quantity
-from raypipe.report.plots import (
-    HEIGHT,
-    MUTED,
-    PAPER,
-    WIDTH,
-    Figure,
-    Stroke,
-    finite,
-    frame_y,
-    label_lines,
-    needs_log,
-)
+from raypipe.report import plots
+from raypipe.report.formatting import bytes_text
+from raypipe.report.plots import MUTED, PAPER, Plot, Stroke
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, ordered, precision_strokes
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Trials of one precision and checkpointing, and what was fitted to them.
+class _Group(NamedTuple):
+    """The trials of one precision and checkpointing setting, their memory fits and their look.
 
-    ``fits`` holds more than one row where something else decides the memory, too: gradients are
-    kept while a step accumulates, so that such trials have a line of their own, the first.
+    Trials that accumulate gradients have a separate fit, since they keep gradients between
+    micro-batches. Then ``fits`` has several rows, that one first.
     """
 
     label: str
     stroke: Stroke
     marker: str
-    hollow: bool
     width: float
     trials: pd.DataFrame
     fits: pd.DataFrame
 
-    def peaks(self, sizes: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Bytes at each micro-batch, by each of the fits."""
-        known = self.fits[["static_bytes", "bytes_per_sample"]].to_numpy(float)
-        return [static + slope * sizes for static, slope in known]
 
-    @property
-    def measured(self) -> pd.DataFrame:
-        """The trials whose peak is known, in the order of the micro-batch."""
-        known = self.trials[self.trials["status"] != "out_of_memory"]
-        return known.dropna(subset=["peak_bytes"]).sort_values("micro_batch")
+def memory_plots(sweep: Sweep) -> list[Plot]:
+    """Draw peak memory by micro-batch: measurements, fitted lines, capacity, failed trials.
 
-    @property
-    def ran_out(self) -> pd.DataFrame:
-        """The trials that did not fit."""
-        return self.trials[self.trials["status"] == "out_of_memory"]
-
-    def end(self, size: float) -> float:
-        """Bytes at a micro-batch by the fit; without one the last that was measured."""
-        fitted = [float(peak[0]) for peak in self.peaks(np.array([size]))]
-        return next(iter([*fitted, *self.measured["peak_bytes"].iloc[-1:]]), np.nan)
-
-
-def memory(sweep: Sweep) -> list[Figure]:
-    """Peak memory by micro-batch: points, fitted lines, the capacity and what ran out of it.
-
-    A figure for each setting of compilation, strategy and workers, none where no two
-    micro-batches can be compared.
+    One plot for each setting of compilation, strategy and workers that has at least two
+    micro-batches.
     """
     trials = sweep.all_trials
-    trials = trials[trials["micro_batch"].notna() & (trials["precision"] != "")]
-    trials = trials[(trials["status"] == "out_of_memory") | trials["peak_bytes"].notna()]
+    known = (trials["status"] == "out_of_memory") | trials["peak_bytes"].notna()
+    trials = trials[known & trials["micro_batch"].notna() & (trials["precision"] != "")]
     settings: dict[Any, pd.DataFrame] = dict(iter(trials.groupby(list(GROUP[2:]))))
-    varied = [len({key[i] for key in settings}) > 1 for i in range(len(GROUP[2:]))]
-    figures = []
-    for key, group in settings.items():
-        compiled, strategy, workers = key
-        words = ["compiled" if compiled else "not compiled", strategy]
-        words.append("1 worker" if workers == 1 else f"{workers:.0f} workers")
-        setting = ", ".join(compress(words, varied))
-        figure = _draw_setting(sweep, group, setting)
-        figures += [figure] if figure else []
-    return figures
+    words = [
+        ("compiled" if key[0] else "not compiled", key[1], f"workers: {key[2]:.0f}")
+        for key in settings
+    ]
+    varied = [len(set(column)) > 1 for column in zip(*words, strict=True)]
+    drawn = []
+    for own, group in zip(words, settings.values(), strict=True):
+        setting = ", ".join(word for word, varies in zip(own, varied, strict=True) if varies)
+        drawn.append(_draw_setting(sweep, group, setting))
+    return [plot for plot in drawn if plot is not None]
 
 
-def _draw_setting(sweep: Sweep, trials: pd.DataFrame, setting: str) -> Figure | None:
-    out = trials["status"] == "out_of_memory"
-    measured, ran_out = trials[~out], trials[out]
-    if measured["micro_batch"].nunique() < 2:
+def _draw_setting(sweep: Sweep, trials: pd.DataFrame, setting: str) -> Plot | None:
+    ran_out = trials["status"] == "out_of_memory"
+    if trials[~ran_out]["micro_batch"].nunique() < 2:
         return None
-    capacity = float(sweep.fits["capacity_bytes"].max())
     sizes = np.unique(trials["micro_batch"].to_numpy(float))
-    groups = _groups(sweep, trials)
+    capacity = float(sweep.fits["capacity_bytes"].max())
     unit, unit_name = sweep.memory_unit
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes((0.115, 0.135, 0.55, 0.78))
+    figure, axes = plots.new_axes(0.55)
     _axis(axes, sizes)
-    ends = [group.end(sizes[-1]) / unit for group in groups]
-    shown = np.append(measured["peak_bytes"] / unit, [end for end in ends if end > 0])
+    groups = _groups(sweep, trials)
+    ends = [_draw(axes, group, sizes, unit) for group in groups]
+    values = np.append(trials[~ran_out]["peak_bytes"] / unit, [end for end in ends if end > 0])
     limit = capacity / unit
-    near = limit < 4 * shown.max() or not ran_out.empty  # else it would flatten all the rest
-    frame_y(axes, np.append(shown, limit) if near else shown)
+    if ran_out.any() or limit < 4 * values.max():  # a far capacity would flatten all others
+        values = np.append(values, limit)
+    plots.frame_y(axes, values)
+    caption, title = _words(groups, int(ran_out.sum()))
     top = axes.get_ylim()[1]
     if limit <= top:
         axes.axhline(limit, color=MUTED, linewidth=1.0, linestyle=(0, (4, 2)))
         axes.axhspan(limit, top, color=MUTED, alpha=0.08, linewidth=0)
-        axes.annotate(f"capacity {quantity(capacity, 'B')}", (0, limit), (3, 3), fontsize=7.5,
+        axes.annotate(f"capacity {bytes_text(capacity)}", (0, limit), (3, 3), fontsize=7.5,
                       xycoords=axes.get_yaxis_transform(), textcoords="offset points",
                       color=MUTED)  # fmt: skip
-    for group in groups:
-        _draw(axes, group, sizes, unit)
+    elif limit > top:
+        caption += f" The capacity, {bytes_text(capacity)}, is far above."
     _crosses(axes, groups, limit if limit <= top else top)
     labels = zip(ends, groups, strict=True)
-    label_lines(axes, [(end, g.label, g.stroke) for end, g in labels if np.isfinite(end)])
+    plots.label_lines(axes, [(end, g.label, g.stroke) for end, g in labels if np.isfinite(end)])
     axes.set_title(f"peak {'GPU' if sweep.on_gpu else 'host'} memory, {unit_name}")
-    caption, title = _words(groups, len(ran_out))
-    if limit > top:
-        caption += f" The capacity, {quantity(capacity, 'B')}, is far above."
     name = f"sweep-memory-{sweep.stage}"
     if setting:
         name, title = f"{name}-{setting}", f"{title} ({setting})"
-    return Figure(name, title, caption, figure, f"Sweep of {sweep.stage}")
+    return Plot(name, title, caption, figure)
 
 
 def _axis(axes: Axes, sizes: NDArray[np.float64]) -> None:
-    """Micro-batches, logarithmic from three octaves on; a tick at each that has room."""
+    """Draw the axis of micro-batches, logarithmic from three octaves on."""
     axes.set_xlabel("micro-batch")
-    if needs_log(sizes, 7.9):
-        axes.set_xscale("log")
-        air = (sizes[-1] / sizes[0]) ** 0.03
-        axes.set_xlim(sizes[0] / air, sizes[-1] * air)
-        places = np.log(sizes)
-    else:
-        air = (sizes[-1] - sizes[0]) * 0.04
-        axes.set_xlim(sizes[0] - air, sizes[-1] + air)
-        places = sizes
-    gap = np.ptp(places) / 14
-    ticks = [sizes[-1]]
-    for size, place in zip(sizes[-2::-1], places[-2::-1], strict=True):
-        if places[sizes == ticks[-1]][0] - place >= gap:
-            ticks.append(size)
-    axes.set_xticks(ticks, [f"{size:.0f}" for size in ticks])
+    logarithmic = plots.needs_log(sizes, 7.9)
+    axes.set_xscale("log" if logarithmic else "linear")
+    places = np.log(sizes) if logarithmic else sizes
+    low, high = places[0] - 0.04 * np.ptp(places), places[-1] + 0.04 * np.ptp(places)
+    axes.set_xlim(*(np.exp([low, high]) if logarithmic else (low, high)))
+    ticks = [-1]  # from the right, those that have room
+    for i in range(-2, -len(sizes) - 1, -1):
+        if places[ticks[-1]] - places[i] >= np.ptp(places) / 14:
+            ticks.append(i)
+    axes.set_xticks(sizes[ticks], [f"{size:.0f}" for size in sizes[ticks]])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _groups(sweep: Sweep, trials: pd.DataFrame) -> list[_Group]:
-    """The groups in the order of the precisions, those without checkpointing first.
+    """Return the groups in the order of the precisions, those without checkpointing first.
 
-    Two precisions often need the same: every other one is drawn thin, within the thick one.
+    Precisions often need equal memory: every second one has a thin line, visible on a thick one.
     """
-    keys = list(GROUP)
     known = sweep.fits.dropna(subset=["static_bytes", "bytes_per_sample"])
     known = known.sort_values("accumulates", ascending=False, kind="stable")
-    fits: dict[Any, pd.DataFrame] = dict(iter(known.groupby(keys)))
-    found: dict[Any, pd.DataFrame] = dict(iter(trials.groupby(keys)))
-    precisions = ordered(key[0] for key in found)
-    colours = precision_strokes(precisions)
+    fits: dict[Any, pd.DataFrame] = dict(iter(known.groupby(list(GROUP))))
+    members: dict[Any, pd.DataFrame] = dict(iter(trials.groupby(list(GROUP))))
+    precisions = ordered(key[0] for key in members)
+    fixed = precision_strokes(precisions)
     groups = []
-    for key in sorted(found, key=lambda key: (precisions.index(key[0]), key[1])):
-        precision, checkpointing = key[0], bool(key[1])
+    for key in sorted(members, key=lambda key: (precisions.index(key[0]), key[1])):
+        precision, checkpointing = key[:2]
         line: Any = (0, (4, 1.5)) if checkpointing else "-"
         groups.append(
             _Group(
-                label=f"{precision}, checkpointing" if checkpointing else precision,
-                stroke=Stroke(colours[precision].colour, line),
-                marker=MARKERS.get(precision, "p"),
-                hollow=checkpointing,
-                width=1.2 if precisions.index(precision) % 2 else 2.3,
-                trials=found[key],
-                fits=fits.get(key, known.iloc[:0]),
+                f"{precision}, checkpointing" if checkpointing else precision,
+                Stroke(fixed[precision].color, line),
+                MARKERS.get(precision, "p"),
+                1.2 if precisions.index(precision) % 2 else 2.3,
+                members[key],
+                fits.get(key, known.iloc[:0]),
             )
         )
     return groups
 
 
-def _draw(axes: Axes, group: _Group, sizes: NDArray[np.float64], unit: float) -> None:
-    """Points and line of a group; the line is faint where nothing was measured."""
-    colour, line = group.stroke
-    measured = group.measured
-    seen = measured["micro_batch"]
-    everywhere = np.union1d(np.geomspace(sizes[0], sizes[-1], 100), seen)
-    inside = (everywhere >= seen.min()) & (everywhere <= seen.max())
-    look: dict[str, Any] = {"color": colour, "linestyle": line}
-    for place, peak in enumerate(group.peaks(everywhere)):
+def _draw(axes: Axes, group: _Group, sizes: NDArray[np.float64], unit: float) -> float:
+    """Draw the points and lines of a group; return the last value of its line or its points.
+
+    Lines are faint outside of the measured range.
+    """
+    color, line = group.stroke
+    points = group.trials[group.trials["status"] != "out_of_memory"].sort_values("micro_batch")
+    x, y = points["micro_batch"], points["peak_bytes"] / unit
+    ends = list(y.iloc[-1:])
+    everywhere = np.union1d(np.geomspace(sizes[0], sizes[-1], 100), x)
+    inside = (everywhere >= x.min()) & (everywhere <= x.max())
+    look: dict[str, Any] = {"color": color, "linestyle": line}
+    fits = group.fits[["static_bytes", "bytes_per_sample"]].to_numpy(float)
+    for place, (static, slope) in reversed(list(enumerate(fits))):
         width, label = (0.9, "_further") if place else (group.width, group.label)
-        axes.plot(everywhere, peak / unit, linewidth=0.9, alpha=0.4, label="_beyond", **look)
-        axes.plot(everywhere[inside], peak[inside] / unit, linewidth=width, label=label, **look)
-    axes.scatter(measured["micro_batch"], measured["peak_bytes"] / unit, s=15 * group.width,
-                 marker=group.marker, facecolor=PAPER if group.hollow else colour,
-                 edgecolor=colour, linewidth=1.1, zorder=3)  # fmt: skip
+        peak = (static + slope * everywhere) / unit
+        axes.plot(everywhere, peak, linewidth=0.9, alpha=0.4, label="_beyond", **look)
+        axes.plot(everywhere[inside], peak[inside], linewidth=width, label=label, **look)
+        ends.append(peak[-1])
+    axes.scatter(x, y, s=15 * group.width, marker=group.marker, edgecolor=color, linewidth=1.1,
+                 facecolor=color if line == "-" else PAPER, zorder=3)  # fmt: skip
+    return float(ends[-1]) if ends else np.nan
 
 
 def _crosses(axes: Axes, groups: Sequence[_Group], limit: float) -> None:
-    """What ran out of memory, at the capacity, side by side where several groups did."""
-    failed = [(size, g) for g in groups for size in g.ran_out["micro_batch"].unique()]
-    for size in {size for size, _ in failed}:
-        there = [group for other, group in failed if other == size]
-        for place, group in enumerate(there):
-            points = 8.0 * (place - (len(there) - 1) / 2)
+    """Mark trials that ran out of memory at the capacity, side by side if several groups did."""
+    colors: dict[float, list[str]] = {}
+    for group in groups:
+        ran_out = group.trials[group.trials["status"] == "out_of_memory"]
+        for size in ran_out["micro_batch"].unique():
+            colors.setdefault(size, []).append(group.stroke.color)
+    for size, together in colors.items():
+        for place, color in enumerate(together):
+            points = 8.0 * (place - (len(together) - 1) / 2)
             aside = ScaledTranslation(points / 72, 0, axes.figure.dpi_scale_trans)
-            axes.plot(size, limit, marker="x", markersize=6, markeredgewidth=2.0,
-                      color=group.stroke.colour, transform=axes.transData + aside,
-                      label="_ran out", clip_on=False, zorder=4)  # fmt: skip
+            axes.plot(size, limit, marker="x", markersize=6, markeredgewidth=2.0, color=color,
+                      transform=axes.transData + aside, label="_ran out", clip_on=False,
+                      zorder=4)  # fmt: skip
 
 
 def _words(groups: Sequence[_Group], ran_out: int) -> tuple[str, str]:
-    """Caption and title."""
-    caption = "Points: measured. "
-    title = "Peak memory by micro-batch"
+    """Return caption and title."""
+    caption, title = "Points: measured.", "Peak memory by micro-batch"
     fits = pd.concat([group.fits for group in groups])
-    # a line through two points is never off
-    exact = fits.reindex(columns=["trials"])["trials"].astype(float) <= 2
-    errors = finite(fits.loc[~exact, "largest_error"])
     if len(fits):
-        caption += "Lines: a fixed part and a part for each sample of the micro-batch, fitted to"
-        caption += " the points of one setting, faint where nothing was measured. "
+        caption += " Lines: a constant and an amount per sample of the micro-batch, fitted to the"
+        caption += " points of one setting, faint outside of the measured range."
     if any(len(group.fits) > 1 for group in groups):
-        caption += "Further lines of a colour, thin: without accumulation, or of other settings. "
+        caption += " Thin lines of the same color: without accumulation, or of other settings."
+    # a line through two points has no error
+    exact = fits.reindex(columns=["trials"])["trials"].astype(float) <= 2
+    errors = plots.finite(fits.loc[~exact, "largest_error"])
     if errors.size:
         title = f"Peak memory: the fitted lines are at most {100 * errors.max():.2g} % off"
     if ran_out:
-        caption += f"Crosses: ran out of memory ({ran_out} trials). "
-    return caption.strip(), title
+        caption += f" Crosses: ran out of memory ({ran_out} trial{'s' * (ran_out > 1)})."
+    return caption, title

@@ -7,31 +7,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from raypipe.report.formatting import number, quantity
-from raypipe.report.plots import (
-    HEIGHT,
-    INK,
-    MUTED,
-    PAPER,
-    WIDTH,
-    Figure,
-    finite,
-    frame_y,
-    needs_log,
-    set_log,
-)
+from raypipe.report import plots
+from raypipe.report.formatting import bytes_text
+from raypipe.report.plots import INK, MUTED, PAPER, Plot
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, describe, ordered, precision_strokes
 
 
-def pareto(sweep: Sweep) -> Figure | None:
-    """Samples a second of every measured trial against its peak memory and its energy.
+def pareto_plot(sweep: Sweep) -> Plot | None:
+    """Draw samples per second of every measured trial against its peak memory and its energy.
 
-    None where no two settings can be compared: other axes, as the learning rate, cost nothing.
+    None without two settings that differ in cost: other axes, such as the learning rate, are free.
     """
     trials = sweep.trials[sweep.trials["status"] == "succeeded"]
     trials = trials.dropna(subset=["samples_per_s", "peak_bytes"])
@@ -40,55 +30,52 @@ def pareto(sweep: Sweep) -> Figure | None:
     size, unit = sweep.memory_unit
     trials = trials.assign(memory=trials["peak_bytes"] / size)
     panels = [("memory", f"peak {'GPU' if sweep.on_gpu else 'host'} memory, {unit}")]
-    if finite(trials["energy_j_per_sample"]).size > 1:
-        panels.append(("energy_j_per_sample", "energy, J a sample"))
-    figure = Canvas(figsize=(WIDTH, HEIGHT))
+    if plots.finite(trials["energy_j_per_sample"]).size > 1:
+        panels.append(("energy_j_per_sample", "energy, J per sample"))
+    figure = Figure(figsize=(plots.WIDTH, plots.HEIGHT))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     figure.subplots_adjust(0.115, 0.135, 0.98, 0.86, wspace=0.1)
     for axes, (column, label) in zip(grid, panels, strict=True):
         _panel(axes, trials.dropna(subset=[column]), column, sweep)
         axes.set_xlabel(label)
-    frame_y(grid[0], trials["samples_per_s"])
+    plots.frame_y(grid[0], trials["samples_per_s"])
     grid[0].set_title("samples per second")
-    figure.draw_without_rendering()  # the places of the points are final
+    figure.draw_without_rendering()  # the positions of the points are final
     for axes, (column, _) in zip(grid, panels, strict=True):
         _name(axes, trials, column, sweep)
     _legend(figure, trials)
-    return Figure(
-        f"sweep-pareto-{sweep.stage}",
-        _title(trials, sweep),
-        _caption(trials, sweep, len(panels)),
-        figure,
-        f"Sweep of {sweep.stage}",
-    )
+    several = len(panels) > 1
+    caption = _caption(trials, sweep, energy=several)
+    title = _title(trials, sweep, energy=several)
+    return Plot(f"sweep-pareto-{sweep.stage}", title, caption, figure)
 
 
 def _panel(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
-    """Every trial as a point, those of the front in full colour, and the panel's own front."""
+    """Draw every trial as a point, opaque on the sweep's front, and the front of this panel."""
     x, y = front(trials[column].to_numpy(float), trials["samples_per_s"].to_numpy(float))
     axes.plot(x, y, drawstyle="steps-post", color=MUTED, linewidth=1.0, label="_front", zorder=1)
-    colours = precision_strokes(list(trials["precision"]))
+    fixed = precision_strokes(list(trials["precision"]))
     for key, group in trials.groupby(["precision", "gradient_checkpointing"]):
         precision, checkpointing = str(key[0]), bool(key[1])
-        colour = colours[precision].colour
+        color = fixed[precision].color
         for on_front, points in group.groupby(group["trial_id"].isin(sweep.front)):
             axes.scatter(
                 points[column],
                 points["samples_per_s"],
                 s=30 if on_front else 18,
                 marker=MARKERS.get(precision, "p"),
-                facecolor=PAPER if checkpointing else colour,
-                edgecolor=colour,
+                facecolor=PAPER if checkpointing else color,
+                edgecolor=color,
                 linewidth=1.2,
                 alpha=1.0 if on_front or not sweep.front else 0.6,
                 zorder=3 if on_front else 2,
             )
     values = trials[column].to_numpy(float)
-    if needs_log(values):
-        set_log(axes.xaxis, float(values.min()), float(values.max()))
+    if plots.needs_log(values):
+        plots.set_log(axes.xaxis, float(values.min()), float(values.max()))
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: number(round(v, 9))))
+        plots.write_numbers(axes.xaxis)
     axes.margins(x=0.08)
     axes.grid(visible=True, axis="x")
 
@@ -96,7 +83,7 @@ def _panel(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
 def front(
     cost: NDArray[np.float64], gain: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The points that no other beats in both less cost and more gain, by rising cost."""
+    """Return the points that no other beats in both cost and gain, by rising cost."""
     order = np.lexsort((-gain, cost))
     best = np.maximum.accumulate(gain[order])
     rises = np.r_[True, np.diff(best) > 0]
@@ -104,14 +91,14 @@ def front(
 
 
 def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
-    """A ring around the recommended trial, and its name where there is most room."""
+    """Draw a ring around the recommended trial, and its name where there is most room."""
     known = trials.dropna(subset=[column])
-    found = known[known["trial_id"] == sweep.chosen]
-    if found.empty:
+    chosen = known[known["trial_id"] == sweep.chosen]
+    if chosen.empty:
         return
-    at = (float(found[column].iloc[0]), float(found["samples_per_s"].iloc[0]))
+    at = (float(chosen[column].iloc[0]), float(chosen["samples_per_s"].iloc[0]))
     axes.scatter(*at, s=110, facecolor="none", edgecolor=INK, linewidth=1.4, zorder=4)
-    text = describe(found.iloc[0]).replace("micro-batch ", "").replace("checkpointing", "ckpt.")
+    text = describe(chosen.iloc[0]).replace("micro-batch ", "").replace("checkpointing", "ckpt.")
     size = np.array([4.4 * len(text), 9.0])  # points, as everything below
     scale = 72 / axes.figure.dpi
     low, high = np.array(axes.bbox.extents).reshape(2, 2) * scale
@@ -119,10 +106,10 @@ def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
     ring = axes.transData.transform(at) * scale
 
     def room(shift: NDArray[np.float64]) -> tuple[bool, float]:
-        """Whether the name is within the axes there, and how far the nearest point is."""
-        centre = ring + shift
-        inside = (centre - size / 2 > low - 2).all() and (centre + size / 2 < high + 2).all()
-        gaps = np.maximum(np.abs(points - centre) - size / 2, 0)
+        """Return whether the name fits into the axes there, and the distance to the next point."""
+        center = ring + shift
+        inside = (center - size / 2 > low - 2).all() and (center + size / 2 < high + 2).all()
+        gaps = np.maximum(np.abs(points - center) - size / 2, 0)
         return bool(inside), round(float(np.hypot(*gaps.T).min()))
 
     aside = size[0] / 2 + 10
@@ -133,46 +120,40 @@ def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:
     )
 
 
-def _legend(figure: Canvas, trials: pd.DataFrame) -> None:
+def _legend(figure: Figure, trials: pd.DataFrame) -> None:
     precisions = ordered(list(trials["precision"]))
-    colours = precision_strokes(precisions)
+    fixed = precision_strokes(precisions)
     look: dict[str, Any] = {"linestyle": "", "markersize": 5.5, "markeredgewidth": 1.2}
     keys = [
-        Line2D([], [], marker=MARKERS.get(p, "p"), color=colours[p].colour, label=p, **look)
+        Line2D([], [], marker=MARKERS.get(p, "p"), color=fixed[p].color, label=p, **look)
         for p in precisions
     ]
     if trials["gradient_checkpointing"].nunique() > 1:
         keys.append(Line2D([], [], marker="o", color=INK, markerfacecolor="none",
                            label="checkpointing", **look))  # fmt: skip
     keys.append(Line2D([], [], color=MUTED, linewidth=1.0, label="front"))
-    figure.legend(
-        handles=keys, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(keys), fontsize=7.5,
-        handlelength=1.0, handletextpad=0.4, columnspacing=1.1, borderaxespad=0.3,
-    )  # fmt: skip
+    plots.draw_legend(figure, keys)
 
 
-def _title(trials: pd.DataFrame, sweep: Sweep) -> str:
+def _title(trials: pd.DataFrame, sweep: Sweep, *, energy: bool) -> str:
     chosen = trials[trials["trial_id"] == sweep.chosen]
     if chosen.empty:
-        return "Speed, memory and energy" if _has_energy(trials) else "Speed and memory"
+        return "Speed, memory and energy" if energy else "Speed and memory"
     trial = chosen.iloc[0]
     share = 100 * trial["samples_per_s"] / trials["samples_per_s"].max()
     speed = "is the fastest" if share > 99.95 else f"reaches {share:.0f} % of the highest speed"
-    return f"The recommendation {speed}, in {quantity(float(trial['peak_bytes']), 'B')}"
+    return f"The recommendation {speed}, in {bytes_text(float(trial['peak_bytes']))}"
 
 
-def _has_energy(trials: pd.DataFrame) -> bool:
-    return bool(finite(trials["energy_j_per_sample"]).size > 1)
-
-
-def _caption(trials: pd.DataFrame, sweep: Sweep, panels: int) -> str:
+def _caption(trials: pd.DataFrame, sweep: Sweep, *, energy: bool) -> str:
     caption = f"{len(trials)} trials; better is higher and further left. "
-    caption += "Line: the fastest for at most so much memory"
-    caption += " or energy." if panels > 1 else "."
+    caption += "Line: the highest speed within an amount of memory"
+    caption += " or energy." if energy else "."
     count = int(trials["trial_id"].isin(sweep.front).sum())
     if 0 < count < len(trials):
-        beaten = "speed, memory and energy at once" if panels > 1 else "both at once"
-        caption += f" In full colour: the {count} trials that no other beats in {beaten}."
+        one = "trial" if count == 1 else "trials"
+        measures = "speed, memory and energy" if energy else "speed and memory"
+        caption += f" Opaque: the {count} {one} that no other beats in {measures} at once."
     if (trials["trial_id"] == sweep.chosen).any():
         caption += " Ringed: the recommended one."
     return caption

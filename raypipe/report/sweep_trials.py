@@ -1,4 +1,4 @@
-"""The trials of a sweep as the report reads them: one value a column, whatever was measured."""
+"""The trials of a sweep: every column that the report reads, whatever was measured."""
 
 from __future__ import annotations
 
@@ -13,40 +13,31 @@ import pandas as pd
 from raypipe.report.formatting import cell
 from raypipe.report.plots import Stroke, rows, strokes
 
-#: the stage of a trial of a sweep; ``trained_stage`` is the stage it trained
+#: the stage of a trial of a sweep; ``trained_stage`` is the stage that it trained
 SWEEP = "sweep"
-#: the precisions in the order of the documentation, and the marker of each
+#: the marker of each precision, in the order of the documentation
 MARKERS = {"fp32": "o", "tf32": "s", "bf16": "D", "fp16": "^"}
-#: what decides the memory of a trial, apart from the micro-batch
+#: settings that decide the memory of a trial, in addition to the micro-batch
 GROUP = ("precision", "gradient_checkpointing", "compile", "strategy", "workers")
 
 _NUMBERS = (
-    "micro_batch",
-    "accumulation",
-    "workers",
-    "samples_per_s",
-    "energy_j_per_sample",
-    "gpu_peak_bytes",
-    "host_peak_bytes",
-    "parity",
-    "static_bytes",
-    "bytes_per_sample",
-    "largest_error",
-    "capacity_bytes",
-)
+    "micro_batch", "accumulation", "workers", "samples_per_s", "energy_j_per_sample",
+    "gpu_peak_bytes", "host_peak_bytes", "parity", "static_bytes", "bytes_per_sample",
+    "largest_error", "capacity_bytes",
+)  # fmt: skip
 _FLAGS = ("gradient_checkpointing", "compile", "reference", "accumulates")
 _TEXTS = ("trial_id", "precision", "strategy", "status", "kind")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One swept stage.
+    """The trials of one swept stage and their results.
 
-    ``trials`` are its points, ``all_trials`` also the fp32 trials that only served as references
-    of the loss; both have every column that a figure reads, ``peak_bytes``, and a speed only where
-    the trial was not cut off by a failure. ``fits`` is the stage's part of ``memory_fits``,
-    ``front`` holds the trial ids of the Pareto fronts, ``chosen`` is that of the recommended trial
-    and empty without one, ``metric`` what it was chosen by.
+    ``trials`` are the points of the sweep, ``all_trials`` also the fp32 trials that are only
+    references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
+    settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
+    ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
+    recommended for the ``metric``, or empty.
     """
 
     stage: str
@@ -62,35 +53,38 @@ class Sweep:
     @property
     def recommended(self) -> pd.Series[Any] | None:
         """The row of the recommended trial."""
-        found = self.trials[self.trials["trial_id"] == self.chosen]
-        return found.iloc[0] if len(found) else None
+        trial = self.trials[self.trials["trial_id"] == self.chosen]
+        return trial.iloc[0] if len(trial) else None
 
     @property
     def memory_unit(self) -> tuple[float, str]:
-        """Bytes in the unit of the figures, and its name."""
-        return (1e6, "MB") if self.trials["peak_bytes"].max() < 2e9 else (1e9, "GB")
+        """The unit of memory of the plots in bytes, and its name."""
+        large = self.trials["peak_bytes"].max() >= 2 * 2**30
+        return (2**30, "GiB") if large else (2**20, "MiB")
 
     @property
     def axes(self) -> list[str]:
-        """The dotted keys that take more than one value, in the order of the points."""
-        taken: dict[str, set[str]] = {}
+        """The dotted keys that have more than one value, in the order of the points."""
+        values: dict[str, set[str]] = {}
         for point in self.trials["point"]:
             for key, value in point.items():
-                taken.setdefault(key, set()).add(json.dumps(value))
-        return [key for key, values in taken.items() if len(values) > 1]
+                values.setdefault(key, set()).add(repr(value))
+        return [key for key, different in values.items() if len(different) > 1]
 
 
 def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[Sweep]:
-    """The swept stages of a run, in the order of the table.
+    """Return the sweeps of a run, in the order of the table ``trials``.
 
-    Raises ValueError when ``trials`` lacks ``trial_id``, ``stage`` or ``status``.
+    Raises ValueError if ``trials`` lacks ``trial_id``, ``stage`` or ``status``.
     """
     trials = rows(tables, "trials", ["trial_id", "stage", "status"])
     if trials is None:
         return []
     swept = trials[trials["stage"] == SWEEP]
-    if swept.empty:
-        return []
+    points = rows(tables, "sweep_points", ["trial_id"])
+    if points is not None:
+        further = [name for name in points.columns if name not in swept.columns]
+        swept = swept.merge(points[["trial_id", *further]], on="trial_id", how="left")
     if "trained_stage" not in swept.columns:
         swept = swept.assign(trained_stage=SWEEP)
     stages = swept.groupby("trained_stage", sort=False)
@@ -98,7 +92,7 @@ def sweeps(tables: Mapping[str, pd.DataFrame]) -> list[Sweep]:
 
 
 def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.DataFrame:
-    """The rows of a table that belong to a swept stage; an empty frame where there are none."""
+    """Return the rows of a table that belong to a swept stage, possibly none."""
     table = tables.get(name)
     if table is None or "trained_stage" not in table.columns:
         return pd.DataFrame()
@@ -106,74 +100,77 @@ def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.Da
 
 
 def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> Sweep:
-    trials = _clean(table)
+    trials = _clean(table).assign(point=points_of(table))
     on_gpu = bool(np.isfinite(trials["gpu_peak_bytes"]).any())
-    ended_well = trials["status"].isin(["succeeded", "interrupted"])
-    trials["samples_per_s"] = trials["samples_per_s"].where(ended_well)
+    measured = trials["status"].isin(["succeeded", "interrupted"])
+    trials["samples_per_s"] = trials["samples_per_s"].where(measured)
     trials["peak_bytes"] = trials["gpu_peak_bytes" if on_gpu else "host_peak_bytes"]
-    texts = table["point"] if "point" in table.columns else [""] * len(table)
-    trials["point"] = pd.Series([point_of(text) for text in texts], trials.index)
-    best = of_stage(tables, "recommendations", stage)
+    recommendation = of_stage(tables, "recommendations", stage)
     pareto = rows(tables, "pareto", ["trial_id"])
-    points = trials[~trials["reference"]].reset_index(drop=True)
     return Sweep(
         stage=stage,
         kind=next((kind for kind in trials["kind"] if kind), "systems"),
-        trials=points,
+        trials=trials[~trials["reference"]].reset_index(drop=True),
         all_trials=trials.reset_index(drop=True),
         fits=_clean(of_stage(tables, "memory_fits", stage)),
         front=frozenset() if pareto is None else frozenset(pareto["trial_id"]),
-        chosen=_first(best, "trial_id"),
-        metric=_first(best, "metric"),
+        chosen=_first(recommendation, "trial_id"),
+        metric=_first(recommendation, "metric"),
         on_gpu=on_gpu,
     )
 
 
+def points_of(trials: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the settings that each trial of a swept stage varies, by dotted key.
+
+    They are columns with dotted names, or JSON texts in the column ``point`` that earlier versions
+    of raypipe wrote.
+    """
+    if "point" in trials.columns:
+        return [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
+    keys = [name for name in trials.columns if "." in name and trials[name].notna().any()]
+    values = trials[keys].astype(object)
+    return values.where(values.notna(), None).to_dict("records")
+
+
 def _clean(table: pd.DataFrame) -> pd.DataFrame:
-    """A copy with all columns that a figure reads: numbers NaN, flags false, texts empty."""
-    nothing = pd.Series(None, table.index, dtype=object)
+    """Return a copy with every column that a plot reads: NaN, false or empty where unknown."""
+    unknown = pd.Series(None, table.index, dtype=object)
     columns: dict[str, Any] = {}
     for name in _NUMBERS:
-        column = pd.to_numeric(table.get(name, nothing), errors="coerce").astype(float)
+        column = pd.to_numeric(table.get(name, unknown), errors="coerce").astype(float)
         columns[name] = column.where(np.isfinite(column))
-    columns |= {name: table.get(name, nothing).eq(True).astype(bool) for name in _FLAGS}
-    columns |= {name: table.get(name, nothing).fillna("").astype(str) for name in _TEXTS}
+    columns |= {name: table.get(name, unknown).eq(True).astype(bool) for name in _FLAGS}
+    columns |= {name: table.get(name, unknown).fillna("").astype(str) for name in _TEXTS}
     columns["workers"] = columns["workers"].fillna(1.0)
     return table.assign(**columns)
 
 
 def _first(table: pd.DataFrame, column: str) -> str:
-    known = table[column].dropna() if column in table.columns else table
-    return str(known.iloc[0]) if len(known) else ""
-
-
-def point_of(text: object) -> dict[str, Any]:
-    """A point or settings from their JSON text; empty where there are none."""
-    if isinstance(text, str) and text:
-        text = json.loads(text)
-    return dict(text) if isinstance(text, Mapping) else {}
+    values = table[column].dropna() if column in table.columns else table
+    return str(values.iloc[0]) if len(values) else ""
 
 
 def short(key: str, stage: str) -> str:
-    """A dotted key for a reader: ``train_small.training.micro_batch`` is ``micro-batch``."""
+    """Return a dotted key for readers: ``train.training.micro_batch`` is ``micro-batch``."""
     key = key.removeprefix(f"{stage}.").removeprefix("training.")
     return key.replace("micro_batch", "micro-batch").replace("_", " ")
 
 
 def ordered(precisions: Iterable[str]) -> list[str]:
-    """The precisions that occur, in their fixed order."""
+    """Return the precisions that occur, in their fixed order."""
     present = set(precisions)
     return [p for p in MARKERS if p in present] + sorted(present - set(MARKERS))
 
 
 def precision_strokes(precisions: Iterable[str]) -> dict[str, Stroke]:
-    """The stroke of each precision, the same whichever of them a sweep has."""
+    """Return the stroke of each precision, the same for every selection of them."""
     names = ("tf32", "fp16", "", "fp32", "bf16", *sorted(set(precisions) - set(MARKERS)))
     return strokes(names)
 
 
 def describe(trial: pd.Series[Any]) -> str:
-    """A trial by what decides its speed: ``bf16, micro-batch 64, checkpointing``."""
+    """Return a trial by the settings that decide its speed: ``bf16, micro-batch 64``."""
     size = trial["micro_batch"]
     parts = [trial["precision"], f"micro-batch {size:.0f}" if np.isfinite(size) else ""]
     parts.append("checkpointing" if trial["gradient_checkpointing"] else "")
@@ -181,7 +178,7 @@ def describe(trial: pd.Series[Any]) -> str:
 
 
 def point_name(sweep: Sweep) -> str:
-    """The recommended trial by the axes of the sweep: ``learning rate 0.001, seed 2``."""
+    """Return the recommended trial by the axes of its sweep: ``learning rate 0.001, seed 2``."""
     chosen = sweep.recommended
     if chosen is None:
         return ""

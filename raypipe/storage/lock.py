@@ -1,12 +1,11 @@
-"""One command writes a run directory at a time.
+"""Lock of a run directory: one command at a time writes it.
 
-On a file system a lock that the operating system frees when its process dies. An object store has
-none: there a lease lies beside the run, renewed by its holder as long as it lives.
+On a file system this is a file lock, which the operating system releases when its process ends. In
+an object store it is a lease: an object that its holder renews, and that expires without renewal.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -15,31 +14,39 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from raypipe.errors import ConfigError
+from raypipe.storage.object_store import ConditionalObject, ConflictError
 from raypipe.storage.run_directory import RunDirectory, make_folder
+
+if TYPE_CHECKING:
+    from obstore import UpdateVersion
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often a lease is renewed, and how long it holds without: seconds.
+    """Timing of a lease.
 
-    Who wrote a lease looks again ``settling_s`` later, whether another was as fast.
+    Attributes:
+        beat_s: seconds between renewals.
+        expiry_s: seconds without renewal after which another command takes the lease over.
+
     """
 
     beat_s: float = 10.0
     expiry_s: float = 60.0
-    settling_s: float = 2.0
 
     @property
     def trust_s(self) -> float:
-        """How long the holder relies on its last renewal: less than others wait for the next."""
+        """Seconds after a renewal for which its holder may write: well before the expiry."""
         return self.expiry_s / 2
 
 
@@ -47,24 +54,26 @@ class Pace:
 def writing(
     run: RunDirectory, say: Callable[[str], None], pace: Pace = Pace()
 ) -> Iterator[Callable[[], None]]:
-    """Be the only command that writes a run directory.
+    """Hold the lock of a run directory.
 
-    Yields what has to be called before a write that another's write must not cross: it raises
-    LostLeaseError where the directory is another's by now.
+    Yields a check to call before each write that must not follow a write of another command. It
+    raises LostLeaseError if another command may have taken the run directory over.
 
     Raises:
-        ConfigError: another command is writing it, or it cannot be written.
+        ConfigError: another command holds the lock, the run directory cannot be written, or its
+            storage offers no lock.
 
     """
     if run.is_local:
-        with _locked(run):
-            yield _nothing
+        with _file_lock(run):
+            run.remove_unfinished()
+            yield lambda: None  # the operating system does not take a lock away
         return
-    lease = _Lease(run, pace)
     try:
+        lease = _Lease(run, pace)
         lease.take(say)
     except OSError as error:
-        raise ConfigError(f"--run-dir {run.shown}: cannot be written: {error}") from error
+        raise _not_writable(run, error) from error
     try:
         yield lease.check
     finally:
@@ -72,44 +81,63 @@ def writing(
 
 
 class LostLeaseError(RuntimeError):
-    """The process stood still for so long that another command took the run directory over."""
+    """Another command has taken the run directory over.
 
+    Attributes:
+        holder: that command, in words.
 
-def _nothing() -> None:
-    """The operating system does not take a lock away."""
+    """
+
+    def __init__(self, run: RunDirectory, holder: str) -> None:
+        super().__init__(
+            f"{run.shown}: {holder} took over, because this process or the store did not respond "
+            "in time"
+        )
+        self.holder = holder
 
 
 @contextmanager
-def _locked(run: RunDirectory) -> Iterator[None]:
+def _file_lock(run: RunDirectory) -> Iterator[None]:
+    # without flock there is no lock that ends with its process, and filelock must not invent one
+    lock = FileLock(run.lock, blocking=False, fallback_to_soft=False)
     try:
         make_folder(run.path())
-        lock = Path(run.lock).open("a+")  # noqa: SIM115 - held open as long as the lock
+        held = lock.acquire()
+    except Timeout as error:
+        raise _taken(run, "another raypipe command") from error
     except OSError as error:
-        raise ConfigError(f"--run-dir {run.shown}: cannot be written: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise _taken(run, "another raypipe command") from error
-        run.remove_unfinished()
+        raise _not_writable(run, error) from error
+    with held:
         yield
 
 
 def _taken(run: RunDirectory, holder: str) -> ConfigError:
     return ConfigError(
-        f"--run-dir {run.shown}: {holder} is writing it; wait for it to end or use another "
+        f"--run-dir {run.shown}: {holder} is writing it; wait until it ends or use another "
         "directory"
     )
 
 
+def _not_writable(run: RunDirectory, error: OSError) -> ConfigError:
+    return ConfigError(f"--run-dir {run.shown}: cannot be written: {error}")
+
+
 @dataclass(frozen=True)
 class _Holder:
-    """What lies in the store; ``beat`` changes as long as the holder lives."""
+    """Content of a lease. ``beat`` makes each renewal another version of the object."""
 
     owner: str
     host: str
     pid: int
     beat: int = 0
+
+    @classmethod
+    def parse(cls, content: bytes) -> _Holder:
+        """Return the holder that a lease names; ``nobody`` if it is damaged or was released."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError, RecursionError):
+            return cls("nobody", "an unknown host", 0)
 
     def __str__(self) -> str:
         return f"another raypipe command (process {self.pid} on {self.host})"
@@ -118,62 +146,78 @@ class _Holder:
 class _Lease:
     """A lease on a run directory in an object store.
 
-    No two clocks are compared: who wants a lease that another holds watches it for ``expiry_s``
-    of its own time, and takes it when it did not change. A write that comes late replaces another's
-    lease, so that its holder reads it before each renewal, and again after one that took long.
+    The store decides who holds it: a write is accepted only if the lease is still at the version
+    that the writer has seen. A write that arrives late is refused. No two clocks are compared: a
+    command takes a lease over after it saw the same version for ``expiry_s`` of its own time. A
+    released lease stays as an empty object, since stores delete without conditions.
     """
 
     def __init__(self, run: RunDirectory, pace: Pace) -> None:
-        self._run, self._pace, self._path = run, pace, run.lock
+        self._run, self._pace = run, pace
+        self._object = ConditionalObject.at(run, run.lock)
+        self._version: UpdateVersion | None = None  # the last one seen; None: no object
         self._mine = _Holder(secrets.token_hex(8), platform.node(), os.getpid())
-        self._expired: str | None = None  # the owner it was taken from
-        self._renewed = _now()
-        self._lost_to: str | None = None
+        self._renewed = float("-inf")
         self._renewing = Lock()
         self._over = Event()
         self._thread = Thread(target=self._beat, name="lease", daemon=True)
 
     def take(self, say: Callable[[str], None]) -> None:
-        """Hold the lease from now on. Raises ConfigError: another command does."""
-        found = self._read()
-        if found is not None:
-            say(
-                f"{self._run.shown} was not given back by {found}; watching for "
-                f"{self._pace.expiry_s:g} s whether it is alive"
-            )
-            self._watch(found)
-        self._renewed = _now()
-        self._write()
-        self._settle(self._renewed)
-        if other := self._other():
-            raise _taken(self._run, other)
-        self._expired = found.owner if found else None
+        """Hold the lease from now on. Raises ConfigError: another command does; OSError."""
+        self._version = self._wait_until_free(say)
+        try:
+            self._renew()
+        except LostLeaseError as error:
+            raise _taken(self._run, error.holder) from error
+        self._require_conditions()
         self._thread.start()
 
     def check(self) -> None:
-        """Raise LostLeaseError unless nobody can have taken the lease over."""
-        if self._lost_to or _now() - self._renewed >= self._pace.trust_s:
+        """Raise LostLeaseError unless no other command can have taken the lease over."""
+        while _now() - self._renewed >= self._pace.trust_s:  # again where a renewal took too long
             self._renew()
 
     def release(self) -> None:
-        """Give the lease back."""
+        """Leave the lease to the next command."""
         self._over.set()
         self._thread.join()
         try:
-            self._verify()
-            self._run.delete(self._path)
+            self._write(b"")
         except (LostLeaseError, OSError) as error:
-            log.warning("%s: the lease was not given back: %s", self._run.shown, error)
+            log.warning("%s: the lease was not released: %s", self._run.shown, error)
 
-    def _watch(self, found: _Holder) -> None:
+    def _wait_until_free(self, say: Callable[[str], None]) -> UpdateVersion | None:
+        """Return the version to replace: of a free lease, or of one that has expired."""
+        content, version = self._object.read()
+        if not content:
+            return version
+        expiry_s = self._pace.expiry_s
+        say(
+            f"{self._run.shown} is locked by {_Holder.parse(content)}; watching for {expiry_s:g} s "
+            "whether it is alive"
+        )
         start = _now()
-        while _now() - start < self._pace.expiry_s:
-            time.sleep(min(self._pace.beat_s, self._pace.expiry_s) / 2)
-            holder = self._read()
-            if holder is None:
-                return
-            if holder != found:
-                raise _taken(self._run, str(holder))
+        while _now() - start < expiry_s:
+            time.sleep(min(self._pace.beat_s, expiry_s) / 2)
+            content, current = self._object.read()
+            if not content:
+                return current
+            if current != version:
+                raise _taken(self._run, str(_Holder.parse(content)))
+        return version
+
+    def _require_conditions(self) -> None:
+        """Raise ConfigError if the store accepts writes whose condition is not met."""
+        outdated = self._version
+        self._renew()
+        for version in (None, outdated):
+            with suppress(ConflictError):
+                self._object.write(b"", version)
+                raise ConfigError(
+                    f"--run-dir {self._run.shown}: its store ignores the conditions of writes "
+                    "(If-None-Match, If-Match), so that two commands could write at once; use "
+                    "another store, or a path on storage that all nodes mount"
+                )
 
     def _beat(self) -> None:
         while not self._over.wait(self._pace.beat_s):
@@ -187,52 +231,27 @@ class _Lease:
                 log.warning("%s: the lease was not renewed: %s", self._run.shown, error)
 
     def _renew(self) -> None:
-        """Renew the lease. Raises LostLeaseError: another command has it."""
+        """Renew the lease. Raises LostLeaseError: another command has it; OSError."""
         with self._renewing:
             start = _now()
-            self._verify()
-            self._write()
-            if _now() - self._renewed >= self._pace.trust_s:  # another may have taken it meanwhile
-                self._settle(start)
-                self._verify()
+            self._mine = replace(self._mine, beat=self._mine.beat + 1)
+            self._write(json.dumps(asdict(self._mine)).encode())
             self._renewed = start
 
-    def _settle(self, start: float) -> None:
-        """Wait for who wrote the lease since ``start``, too: one of the two sees it is lost."""
-        settling_s = self._pace.settling_s
-        if _now() - start > settling_s:  # that other one may have settled: it looks when it renews
-            settling_s = self._pace.trust_s
-            log.warning("%s answers slowly: waiting for %g s", self._run.shown, settling_s)
-        time.sleep(settling_s)
-
-    def _verify(self) -> None:
-        self._lost_to = self._lost_to or self._other()
-        if self._lost_to:
-            raise LostLeaseError(
-                f"{self._run.shown}: {self._lost_to} took over, as this process stood still, or "
-                "the store did"
-            )
-
-    def _other(self) -> str | None:
-        """Who holds the lease instead; a late write of who had lost it does not count."""
-        holder = self._read()
-        if holder is not None and holder.owner in (self._mine.owner, self._expired):
-            return None
-        return str(holder or "another raypipe command")
-
-    def _read(self) -> _Holder | None:
+    def _write(self, content: bytes) -> None:
+        """Replace the version seen last. Raises LostLeaseError: another command has; OSError."""
         try:
-            return _Holder(**json.loads(self._run.read(self._path)))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, RecursionError):
-            return _Holder("nobody", "an unknown host", 0)
-
-    def _write(self) -> None:
-        self._mine = replace(self._mine, beat=self._mine.beat + 1)
-        self._run.write(self._path, json.dumps(asdict(self._mine)).encode())
+            self._version = self._object.write(content, self._version)
+        except ConflictError:
+            # also where the answer to an earlier attempt was lost: then the lease is still ours
+            found, version = self._object.read()
+            holder = _Holder.parse(found)
+            if holder.owner != self._mine.owner and version != self._version:
+                self._renewed = float("-inf")  # no further write
+                raise LostLeaseError(self._run, str(holder)) from None
+            self._version = self._object.write(content, version)
 
 
 def _now() -> float:
-    """Seconds since the start of the machine, those that it slept too, where the system counts."""
+    """Seconds since the machine started, including those asleep where the system counts them."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,7 +1,8 @@
-"""The results tables: their columns, atomic writing, reading.
+"""Results tables: declarations, atomic writing and reading of Parquet.
 
-A table is a folder of Parquet files under ``results/``; most have one file, ``steps`` and
-``gpu_samples`` one a training run. The ledger is the record, these are its readable form.
+A table is a folder of Parquet files below ``results/``; most have one file, ``steps`` and
+``gpu_samples`` one per training run. Every file of a table has all declared columns. The ledger is
+the durable record; the tables derive from it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -21,12 +22,25 @@ from raypipe.storage import parquet
 from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
-_TEXT, _INT, _REAL, _TIME = pa.string(), pa.int64(), pa.float64(), pa.timestamp("us", tz="UTC")
+_TYPES = {
+    "text": pa.string(),
+    "integer": pa.int64(),
+    "real": pa.float64(),
+    "boolean": pa.bool_(),
+    "time": pa.timestamp("us", tz="UTC"),
+}
+_VALUES: Mapping[str, tuple[type, ...]] = {
+    "text": (str,),
+    "integer": (int,),
+    "real": (int, float),
+    "boolean": (bool,),
+    "time": (str,),
+}
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a results table: its type, the unit of its values, and a line of meaning."""
+    """A column of a results table: its type, a line of meaning, and the unit of its values."""
 
     name: str
     type: Literal["text", "integer", "real", "boolean", "time"]
@@ -34,184 +48,147 @@ class Column:
     unit: str = ""
 
 
+#: columns that the framework adds to every table
+RUN_ID = Column("run_id", "text", "The run; the same for all rows of a run directory.")
+COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
+
+
 @dataclass(frozen=True)
 class Table:
     """The declaration of a results table, at the place that produces it.
 
-    ``row`` says what one row is. A ``partitioned`` table has one file per training run.
+    Args:
+        name: the folder below ``results/``.
+        row: what one row is.
+        columns: the columns that every file of the table has, whatever its rows.
+        partitioned: whether each training run writes a file of its own.
+        internal: keys of its rows in the ledger that are not columns.
+
     """
 
     name: str
     row: str
-    columns: tuple[Column, ...]
+    columns: tuple[Column, ...] = ()
     partitioned: bool = False
+    internal: tuple[str, ...] = ()
+
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns in their order, with those that the framework adds."""
+        return (RUN_ID, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
+
+    def extended(self, columns: Sequence[Column]) -> Table:
+        """Return the table with further columns."""
+        known = {column.name for column in self.columns}
+        more = (column for column in columns if column.name not in known)
+        return replace(self, columns=(*self.columns, *more))
 
 
-#: the columns a table always has, in this order; further ones follow with inferred types
-SCHEMAS: Mapping[str, Mapping[str, pa.DataType]] = {
-    "stages": {
-        "stage": _TEXT,
-        "status": _TEXT,
-        "started_at": _TIME,
-        "duration_s": _REAL,
-        "device": _TEXT,
-        "gpu_peak_bytes": _INT,
-    },
-    "trials": {
-        "trial_id": _TEXT,
-        "stage": _TEXT,
-        "status": _TEXT,
-        "micro_batch": _INT,
-        "accumulation": _INT,
-        "effective_batch": _INT,
-        "workers": _INT,
-        "precision": _TEXT,
-        "device": _TEXT,
-        "steps": _INT,
-        "samples_per_s": _REAL,
-        "step_time_s": _REAL,
-        "gpu_util_mean": _REAL,
-        "gpu_peak_bytes": _INT,
-        "energy_j": _REAL,
-        "loss_final": _REAL,
-        "attempts": _INT,
-    },
-    "steps": {
-        "trial_id": _TEXT,
-        "step": _INT,
-        "loss": _REAL,
-        "lr": _REAL,
-        "samples_per_s": _REAL,
-    },
-    "gpu_samples": {
-        "trial_id": _TEXT,
-        "gpu_uuid": _TEXT,
-        "at": _TIME,
-        "util": _REAL,
-        "memory_bytes": _INT,
-        "power_w": _REAL,
-    },
-    "evaluations": {
-        "dataset": _TEXT,
-        "seed": _INT,
-        "T": _INT,
-        "value": _REAL,
-        "duration_s": _REAL,
-        "cpu_s": _REAL,
-        "started_at": _TIME,
-        "worker": _TEXT,
-    },
-    "studies": {
-        "dataset": _TEXT,
-        "optimizer": _TEXT,
-        "run": _INT,
-        "best_T": _INT,
-        "best_perplexity": _REAL,
-        "evaluations": _INT,
-        "unique_evaluations": _INT,
-        "duration_s": _REAL,
-    },
-    "failures": {
-        "stage": _TEXT,
-        "unit": _TEXT,
-        "attempt": _INT,
-        "kind": _TEXT,
-        "message": _TEXT,
-    },
-    "environment": {
-        "hostname": _TEXT,
-        "cpus": _INT,
-        "memory_bytes": _INT,
-        "gpus": _TEXT,
-        "python": _TEXT,
-        "torch": _TEXT,
-        "ray": _TEXT,
-        "raypipe": _TEXT,
-        "git_commit": _TEXT,
-    },
-}
-
-#: written by the training runs themselves, a file each
-PARTITIONED = frozenset({"steps", "gpu_samples"})
+def by_name(tables: Iterable[Table]) -> dict[str, Table]:
+    """Return declarations by the names of their tables."""
+    return {table.name: table for table in tables}
 
 
 def write_table(
-    run: RunDirectory, table: str, rows: Sequence[Row], run_id: str, partition: str = "data"
+    run_dir: RunDirectory, table: Table, rows: Sequence[Row], run_id: str, partition: str = "data"
 ) -> None:
-    """Replace one file of a table by these rows, atomically."""
-    run.write(run.partition(table, partition), parquet.to_bytes(_to_arrow(table, rows, run_id)))
-
-
-def single_tables(ledger: Ledger) -> list[str]:
-    """The tables that are one file: the contract's, and the experiment's own."""
-    names = dict.fromkeys([*SCHEMAS, *ledger.tables()])
-    return [name for name in names if name not in INTERNAL | PARTITIONED]
-
-
-def write_tables(run: RunDirectory, ledger: Ledger, tables: Iterable[str], run_id: str) -> None:
-    """Write these tables anew from the ledger."""
-    for table in tables:
-        write_table(run, table, ledger.rows(table), run_id)
-
-
-def read_partition(run: RunDirectory, table: str, partition: str) -> pd.DataFrame:
-    """One file of a table, such as the ``steps`` of a training run.
+    """Replace one file of a table by these rows, atomically.
 
     Raises:
-        ConfigError: it is not readable Parquet.
+        TypeError: the value of a declared column has another type.
 
     """
-    return _read_frame(run.partition(table, partition), run)
+    content = parquet.to_bytes(_to_arrow(table, rows, run_id))
+    run_dir.write(run_dir.partition(table.name, partition), content)
 
 
-def read_rows(run: RunDirectory, table: str, partition: str) -> list[Row]:
-    """The rows of one file of a table as they were given to write; none where it is missing.
+def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
+    """Return the tables that are one file: those declared, and undeclared ones with rows."""
+    tables = [table for table in declared.values() if not table.partitioned]
+    others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
+    return [*tables, *(Table(name, "") for name in others)]
+
+
+def write_tables(
+    run_dir: RunDirectory, ledger: Ledger, declared: Mapping[str, Table], run_id: str
+) -> None:
+    """Write all tables that are one file from the ledger."""
+    for table in single_tables(ledger, declared):
+        write_table(run_dir, table, ledger.rows(table.name), run_id)
+
+
+def conform(run_dir: RunDirectory, table: Table) -> None:
+    """Give all files of a table the same columns, where a training run wrote undeclared ones."""
+    folder = run_dir.table(table.name)
+    files = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
+    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
+    schemas = [part.schema for part in parts.values()]
+    if all(schema.equals(schemas[0]) for schema in schemas):
+        return
+    unified = pa.unify_schemas(schemas, promote_options="permissive")
+    for name, part in parts.items():
+        missing = [field for field in unified if field.name not in part.column_names]
+        for field in missing:
+            part = part.append_column(field, pa.nulls(len(part), field.type))
+        run_dir.write(
+            f"{folder}/{name}", parquet.to_bytes(part.select(unified.names).cast(unified))
+        )
+
+
+def read_partition(run_dir: RunDirectory, table: str, partition: str) -> pd.DataFrame:
+    """Return one file of a table, such as the ``steps`` of a training run.
 
     Raises:
-        ConfigError: it is not readable Parquet.
+        ConfigError: it is damaged.
 
     """
-    if not run.exists(run.partition(table, partition)):
+    return _read_frame(run_dir.partition(table, partition), run_dir)
+
+
+def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
+    """Return the rows of one file of a table, without null values; none if it is missing.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    if not run_dir.exists(run_dir.partition(table, partition)):
         return []
-    rows: list[Row] = _read_file(run.partition(table, partition), run).drop(["run_id"]).to_pylist()
-    return rows
+    rows = _read_file(run_dir.partition(table, partition), run_dir).drop([RUN_ID.name]).to_pylist()
+    return [{k: value for k, value in row.items() if value is not None} for row in rows]
 
 
-def read_table(run: RunDirectory, table: str) -> pd.DataFrame:
-    """A whole table, all its files; empty, with its columns, where nothing was written yet.
+def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
+    """Return a whole table, all its files; empty if it was not written yet.
 
     Raises:
-        ConfigError: a file is not readable Parquet.
+        ConfigError: a file is damaged.
 
     """
     parts: list[pd.DataFrame] = []
-    for name in run.list(run.table(table)):
+    for name in run_dir.list(run_dir.table(table)):
         if not name.endswith(".parquet"):
             continue
-        parts.append(_read_frame(f"{run.table(table)}/{name}", run))
+        parts.append(_read_frame(f"{run_dir.table(table)}/{name}", run_dir))
     parts = [part for part in parts if len(part)] or parts[:1]
-    if parts:
-        whole: pd.DataFrame = pd.concat(parts, ignore_index=True)
-        return whole
-    empty: pd.DataFrame = _to_arrow(table, [], "").to_pandas()
-    return empty
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
 
 
-def read_tables(run: RunDirectory) -> dict[str, pd.DataFrame]:
-    """Every table the run directory holds, by name."""
-    return {name: read_table(run, name) for name in run.list(run.path("results"))}
+def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
+    """Return every table of a run directory, by name."""
+    return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
 
 
-def _read_frame(path: str, run: RunDirectory) -> pd.DataFrame:
-    table = _read_file(path, run)
+def _read_frame(path: str, run_dir: RunDirectory) -> pd.DataFrame:
+    table = _read_file(path, run_dir)
     with _reading(path):
         frame: pd.DataFrame = table.to_pandas()
     return frame
 
 
-def _read_file(path: str, run: RunDirectory) -> pa.Table:
+def _read_file(path: str, run_dir: RunDirectory) -> pa.Table:
     with _reading(path):
-        return parquet.from_bytes(run.read(path))
+        return parquet.from_bytes(run_dir.read(path))
 
 
 @contextmanager
@@ -220,39 +197,50 @@ def _reading(path: str) -> Iterator[None]:
         yield
     except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
         advice = "run the configuration again with this run directory: it is written anew"
-        if PurePath(path).parent.name in PARTITIONED:
+        if PurePath(path).name != "data.parquet":
             advice = "what it held is lost, the results are in the other tables"
         raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error
 
 
-def _to_arrow(table: str, rows: Sequence[Row], run_id: str) -> pa.Table:
-    columns: dict[str, pa.DataType | None] = {"run_id": _TEXT, **SCHEMAS.get(table, {})}
-    for row in rows:
-        columns |= {name: None for name in row if name not in columns}
+def _to_arrow(table: Table, rows: Sequence[Row], run_id: str) -> pa.Table:
     arrays = {}
-    for name, kind in columns.items():
-        values = [run_id if name == "run_id" else row.get(name) for row in rows]
-        if kind is not None and pa.types.is_timestamp(kind):
-            arrays[name] = _times(values)
-            continue
-        plain = [_plain(value) for value in values]
-        arrays[name] = pa.array(plain, kind) if kind is not None else _inferred(plain)
+    for column in table.all_columns:
+        if column is RUN_ID:
+            arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
+        else:
+            arrays[column.name] = _declared(table.name, column, [r.get(column.name) for r in rows])
+    undeclared = dict.fromkeys(
+        name for row in rows for name in row if name not in arrays and name not in table.internal
+    )
+    for name in undeclared:
+        arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
     return pa.table(arrays)
 
 
-def _times(values: Sequence[Any]) -> pa.Array:
-    """ISO 8601 times, with or without a fraction of a second, as UTC."""
-    times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
-    return pa.array(times, _TIME)
+def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
+    """Return the values of a declared column. Raises TypeError."""
+    allowed = _VALUES[column.type]
+    for value in values:
+        if value is not None and (
+            not isinstance(value, allowed) or (isinstance(value, bool) and column.type != "boolean")
+        ):
+            raise TypeError(
+                f"table {table}, column {column.name}: {value!r:.200} is not of the declared type "
+                f"{column.type}"
+            )
+    if column.type == "time":  # ISO 8601, with or without a fraction of a second
+        times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
+        return pa.array(times, _TYPES["time"])
+    return pa.array(values, _TYPES[column.type])
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array:
-    """Numbers, truth values or text; text where kinds are mixed, numbers where nothing is."""
+    """Return numbers, truth values or text; text if types are mixed, numbers if all are null."""
     try:
         array = pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.array([None if value is None else str(value) for value in values])
-    return array.cast(_REAL) if pa.types.is_null(array.type) else array
+    return array.cast(pa.float64()) if pa.types.is_null(array.type) else array
 
 
 def _plain(value: Any) -> Any:

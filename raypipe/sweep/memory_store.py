@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from pydantic import PositiveInt
 
 from raypipe.config.settings import Settings
@@ -56,7 +55,7 @@ def save(device: str, group: str, measured: Measurements, description: Mapping[s
     """
     path = _path(device, group)
     try:
-        with _locked(path):
+        with FileLock(path.with_suffix(".lock"), fallback_to_soft=False):
             merged = load(device, group).corrected_by(measured)
             record = _Record(
                 device=device,
@@ -77,12 +76,3 @@ def _path(device: str, group: str) -> Path:
     folder = cache_directory() / "memory"
     readable = re.sub(r"[^A-Za-z0-9]+", "-", device)[:64].strip("-")
     return folder / f"{readable}-{fingerprint([device, group])[:16]}.json"
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Be the only one that changes the file. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -1,4 +1,4 @@
-"""The section ``sweep`` of a configuration: what is varied, how, and what is best."""
+"""Settings of a sweep: the axes, the search and the metric."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ _KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
 
 
 class AxisSettings(Settings):
-    """The values a key takes: all of ``grid``, or draws from ``choice`` or [low, high]."""
+    """The values of a key: all of ``grid``, or draws from ``choice`` or [low, high]."""
 
-    grid: tuple[Value, ...] | None = Field(None, min_length=1, description="each value")
-    choice: tuple[Value, ...] | None = Field(None, min_length=1, description="drawn from these")
-    low: int | float | None = Field(None, description="drawn from here")
-    high: int | float | None = Field(None, description="... up to here, both included")
-    log: bool = Field(False, description="drawn evenly in the logarithm")
+    grid: tuple[Value, ...] | None = Field(
+        None, min_length=1, description="Values that are all tried."
+    )
+    choice: tuple[Value, ...] | None = Field(
+        None, min_length=1, description="Values that are drawn from."
+    )
+    low: int | float | None = Field(None, description="Lower end of a range, included.")
+    high: int | float | None = Field(None, description="Upper end of a range, included.")
+    log: bool = Field(False, description="Whether a range is drawn evenly in the logarithm.")
 
     @property
     def is_grid(self) -> bool:
@@ -77,48 +81,67 @@ def _alone(axis: Any) -> Any:
 
 
 class ConstraintSettings(Settings):
-    """What every point keeps."""
+    """Conditions that every point of a sweep meets."""
 
     effective_batch: PositiveInt | None = Field(
-        None, description="samples a step: of micro-batch and accumulation one follows the other"
+        None,
+        description="Samples per optimizer step at every point; the accumulation follows from the "
+        "micro-batch.",
     )
 
 
 class SweepSettings(Settings):
-    """Which training stage is tried at which points, and what makes a point the best."""
+    """The stage, the points and the metric of a sweep."""
 
-    stage: str = Field(description="the training stage that is tried")
+    stage: str = Field(description="Training stage whose settings are varied.")
     kind: Literal["systems", "quality"] = Field(
-        "systems", description="measure speed, memory and energy of some steps, or train in full"
+        "systems",
+        description="Measure speed, memory and energy of a few steps (systems), or train each "
+        "point to the end (quality).",
     )
     axes: dict[str, AxisSettings] = Field(
         min_length=1,
-        description="values by key: a key of the stage (training.precision), or a full one",
+        description="Values by key: a key of the stage (training.precision) or a full dotted key.",
     )
-    constraints: ConstraintSettings = ConstraintSettings()
+    constraints: ConstraintSettings = Field(
+        ConstraintSettings(), description="Conditions that every point meets."
+    )
     metric: str | None = Field(
-        None, description="a column of `trials`: samples_per_s, or loss_final for kind quality"
+        None,
+        description="Column of `trials` to compare; by default samples_per_s, or loss_final for "
+        "kind=quality.",
     )
-    mode: Literal["min", "max"] | None = Field(None, description="whether less or more is better")
+    mode: Literal["min", "max"] | None = Field(
+        None, description="Whether the metric is minimized or maximized; by default from its name."
+    )
     samples: PositiveInt = Field(
-        16, description="draws, where an axis is no grid; the members of a population"
+        16, description="Number of draws if an axis is not a grid; size of a population."
     )
-    search: Literal["random", "optuna"] = Field("random", description="how they are drawn")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of the draws")
+    search: Literal["random", "optuna"] = Field(
+        "random", description="How points are drawn if an axis is not a grid."
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
     scheduler: Scheduler | None = Field(
-        None, description="what ends or changes bad trials of kind quality early"
+        None,
+        description="Scheduler that stops bad trials early (asha, median) or evolves a population "
+        "(pbt), for kind=quality.",
     )
     grace_steps: PositiveInt | None = Field(
-        None, description="no trial is ended or changed before; a tenth of its steps if not given"
+        None,
+        description="Steps before a trial may be stopped or changed; by default a tenth of them.",
     )
-    reduction_factor: float = Field(3, gt=1, description="asha: one of so many goes on")
-    steps: PositiveInt = Field(20, description="measured steps of a systems trial")
-    warmup_steps: PositiveInt = Field(5, description="steps before them, which do not count")
+    reduction_factor: float = Field(
+        3, gt=1, description="ASHA continues one of this number of trials."
+    )
+    steps: PositiveInt = Field(20, description="Measured steps of a trial of kind=systems.")
+    warmup_steps: PositiveInt = Field(
+        5, description="Steps before the measured ones, which are not counted."
+    )
     parity_tolerance: float = Field(
-        0.02, gt=0, description="largest relative difference of the loss to fp32's"
+        0.02, gt=0, description="Largest relative difference of the loss to fp32's."
     )
     concurrent: PositiveInt | None = Field(
-        None, description="most trials at the same time; as many as there is room for"
+        None, description="Most trials at the same time; by default as many as fit."
     )
 
     @property

@@ -160,7 +160,7 @@ def _summarise(
     rows = {key: row for key in rows if (row := context.ledger.get("trials", key)) is not None}
     context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     best = front(list(rows.values()))
-    columns = ("trained_stage", "trial_id", "point", "samples_per_s", "energy_j_per_sample")
+    columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
         "pareto",

@@ -163,7 +163,7 @@ class Sweep:
         known = {row["step"]: row for row in stored}
         if not rows.keys() <= known.keys():
             merged = [row for _, row in sorted({**rows, **known}.items())]
-            results.write_table(job.run_dir, "steps", merged, job.run_id, job.trial_id)
+            results.write_table(job.run_dir, job.steps_table, merged, job.run_id, job.trial_id)
 
     def _is_new(self, trial: Trial) -> bool:
         return not is_done(self._context.ledger, trial.unit)
@@ -215,6 +215,9 @@ class Sweep:
             "predicted_peak_bytes": None if predicted is None else round(predicted),
         }
         self._context.record_trial(job, status, row)
+        about = {name: row[name] for name in ("trained_stage", "kind", "reference")}
+        point = {"trial_id": trial.unit.key, **about, **trial.point}
+        self._context.ledger.put("sweep_points", {trial.unit.key: point})
         if finished:
             self._context.finish(trial.unit)
         recorded = self._context.ledger.get("trials", trial.unit.key)

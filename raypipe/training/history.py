@@ -104,7 +104,7 @@ class History:
     def store(self) -> None:
         """Write the rows to the table ``steps``; rank 0 alone calls this."""
         job = self._job
-        results.write_table(job.run_dir, "steps", self.rows, job.run_id, job.trial_id)
+        results.write_table(job.run_dir, job.steps_table, self.rows, job.run_id, job.trial_id)
 
     def restore(self, step: int) -> None:
         """The stored rows up to a step."""

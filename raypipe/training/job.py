@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import Table
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainStageSettings
+from raypipe.training.tables import STEPS
 from raypipe.training.task import TrainTask
 
 #: what becomes of a logged step (a row) or a remark to the user (a text) while the run goes on;
@@ -33,6 +35,7 @@ class TrainingJob:
     settings: TrainStageSettings
     plan: BatchPlan
     run_dir: RunDirectory
+    steps_table: Table = STEPS
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False

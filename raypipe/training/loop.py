@@ -29,6 +29,7 @@ from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.peak_flops import peak_flops
 from raypipe.training.schedule import check_phases, learning_rate, steps
+from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
@@ -334,7 +335,7 @@ class _Loop:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
         if rows := self.sampler.rows():
-            results.write_table(job.run_dir, "gpu_samples", rows, job.run_id, name)
+            results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
 
     def _warn_of_batch_norm(self) -> None:
         names = [n for n, m in self.model.named_modules() if isinstance(m, _BatchNorm)]

@@ -229,7 +229,9 @@ class TrainStageSettings(Settings):
     scaling: ScalingSettings = Field(
         ScalingSettings(), description="Workers and the resources that each one holds."
     )
-    loader: LoaderSettings = Field(LoaderSettings(), description="Data loading.")
+    loader: LoaderSettings = Field(
+        LoaderSettings(), description="Loader processes and prefetching of batches."
+    )
     max_restarts: Operational[int] = Field(
         3, ge=0, description="Restarts from the last checkpoint after a worker failure."
     )

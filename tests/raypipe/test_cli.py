@@ -71,7 +71,7 @@ def test_figures_that_fail_cost_no_report(work, capsys, caplog):
     (work / "toy.py").write_text(own)
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
     assert "done: " in capsys.readouterr().out
-    assert "the report is without the experiment's figures" in caplog.text
+    assert "the report is without the experiment's sections" in caplog.text
     assert "KeyError: 'level'" in caplog.text
     assert (work / "out/report/index.html").stat().st_size > 1000
 
@@ -396,6 +396,6 @@ def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
     run.__dict__["_opened"] = remote.fs, remote.path()
     run.write(run.config, (work / "toy.yaml").read_bytes())
     monkeypatch.setattr(inspection, "existing", lambda run_dir: run)
-    monkeypatch.setattr("raypipe.report.build.build", lambda run, experiment, command: command)
+    monkeypatch.setattr("raypipe.report.build.build", lambda *arguments: arguments[-1])
     command = inspection.report(run.location)
     assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

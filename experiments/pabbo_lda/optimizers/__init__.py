@@ -1,4 +1,4 @@
-"""Optimisers of T, and of the two priors beside it, by ask and tell."""
+"""Optimizers of the number of topics T, and of the two priors, with an ask-and-tell interface."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from experiments.pabbo_lda.optimizers.random_search import RandomSearch, RandomT
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
+from raypipe.provenance import release
 
 OptimizerName = Literal[
     "ga",
@@ -27,7 +28,7 @@ OptimizerName = Literal[
     "golden_section",
 ]
 
-#: these search T alone, its priors being 1/T
+#: optimizers that search T alone; the priors are 1/T
 T_ONLY: frozenset[OptimizerName] = frozenset(
     {"pabbo_small", "pabbo_large", "pabbo_curves", "golden_section"}
 )
@@ -41,23 +42,24 @@ __all__ = [
     "PolicySettings",
     "Scorer",
     "Space",
+    "deciding_libraries",
     "make_optimizer",
     "model_scorer",
 ]
 
 
 class Optimizer(Protocol):
-    """A minimiser of a function of the points of a space.
+    """A minimizer of a function of the points of a space.
 
-    Deterministic by its seed, with a generator of its own; a value that is not finite counts as
-    the worst. It is told the start values before it is first asked.
+    Deterministic by its seed, with its own random generator; a value that is not finite counts as
+    the worst. It receives the start values before the first ``ask``.
     """
 
     def ask(self) -> list[Point]:
-        """The next batch of points, known ones possibly among them; empty once it has finished."""
+        """Return the next batch of points, possibly with known ones; empty once it is finished."""
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """The values of the start, or of the batch asked last, in the order asked."""
+        """Receive the values of the start, or of the last batch, in the order asked."""
 
 
 def make_optimizer(
@@ -66,42 +68,40 @@ def make_optimizer(
     space: Space,
     seed: int,
     scorer: Scorer | None = None,
-    pabbo: PolicySettings | None = None,
+    policy: PolicySettings | None = None,
 ) -> Optimizer:
-    """A fresh optimiser of the points of a space.
+    """Return a fresh optimizer of the points of a space.
 
     Args:
         name: one of the names of the configuration.
-        space: what it searches; PABBO takes its scale of T from its own settings.
-        seed: of everything it draws.
-        scorer: the trained model, for the three of PABBO only.
-        pabbo: how ``pabbo_small`` and ``pabbo_large`` use it; their defaults if None.
+        space: the points that it searches; PABBO takes its scale of T from its own settings.
+        seed: the seed of every random draw.
+        scorer: the trained model, only for the three PABBO optimizers.
+        policy: use of the model by ``pabbo_small`` and ``pabbo_large``; the defaults if None.
 
     Raises:
-        ValueError: for an unknown name, PABBO without a scorer, or priors to be searched by an
-            optimiser of T alone.
+        ValueError: an unknown name, PABBO without a scorer, or priors for an optimizer that
+            searches T alone.
 
     """
     if name in T_ONLY and space.priors:
         raise ValueError(
             f"{name} searches T alone, not {' and '.join(space.priors)}: "
-            f"leave their ranges away, or use another optimiser than {', '.join(sorted(T_ONLY))}"
+            f"leave their ranges away, or use another optimizer than {', '.join(sorted(T_ONLY))}"
         )
     match name:
         case "ga":
             return GeneticAlgorithm(space, seed)
         case "es":
             return EvolutionStrategy(space, seed)
-        case "pabbo_small" | "pabbo_large":
+        case "pabbo_small" | "pabbo_large" | "pabbo_curves":
             if scorer is None:
                 raise ValueError(f"{name} needs the scorer of a trained model")
-            settings = pabbo or PolicySettings()
-            topics = IntegerRange(space.t_min, space.t_max, settings.scale)
-            return PABBO(topics, seed, scorer, settings)
-        case "pabbo_curves":
-            if scorer is None:
-                raise ValueError(f"{name} needs the scorer of a trained model")
-            return CurvePABBO(space.topics, seed, scorer)
+            if name == "pabbo_curves":
+                return CurvePABBO(space.topics, seed, scorer)
+            policy = policy or PolicySettings()
+            topics = IntegerRange(space.t_min, space.t_max, policy.scale)
+            return PABBO(topics, seed, scorer, policy)
         case "sabbo":
             return SABBO(space, seed)
         case "random":
@@ -111,6 +111,13 @@ def make_optimizer(
         case "golden_section":
             return GoldenSection(space.topics)
         case _:
-            raise ValueError(
-                f"no optimiser {name!r}; there are {', '.join(get_args(OptimizerName))}"
-            )
+            known = ", ".join(get_args(OptimizerName))
+            raise ValueError(f"optimizer {name!r} is not known; the optimizers are {known}")
+
+
+def deciding_libraries(name: OptimizerName) -> dict[str, str]:
+    """Return the libraries whose release decides what an optimizer proposes, with the release.
+
+    From the same seed, Optuna 4 and 5 propose different points.
+    """
+    return {"optuna": str(release("optuna"))} if name == "tpe" else {}

@@ -17,12 +17,12 @@ SMALLEST_STEP = 0.06
 class EvolutionStrategy:
     """(5, 10) selection with Gaussian mutation; parents do not survive.
 
-    Every individual carries its own step size, one for all its n dimensions, mutated before its
-    position by a log-normal factor with rate ``1 / sqrt(2 n)`` (Beyer and Schwefel 2002,
+    Every individual has one step size for all n dimensions, mutated before its position by a
+    log-normal factor with rate ``1 / sqrt(2 n)`` (Beyer and Schwefel 2002,
     "Evolution strategies", section 5).
     Positions and steps are on the scale of the space, [-1, 1]: the first step is a quarter of it;
-    the smallest, a factor of 1.2 in T on log T in [2, 1000], keeps the search from ending between
-    two integers.
+    the smallest, a factor of 1.2 in T on log T in [2, 1000], keeps the search from stopping
+    between two integers.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -35,7 +35,7 @@ class EvolutionStrategy:
         self._child_steps: FloatArray = np.empty(0)
 
     def ask(self) -> list[Point]:
-        """Ten offspring; random ones as long as there are no parents."""
+        """Return ten offspring; random ones while there are no parents."""
         shape = (OFFSPRING, self._space.dimensions)
         if len(self._parents):
             chosen = self._rng.integers(len(self._parents), size=OFFSPRING)
@@ -50,8 +50,8 @@ class EvolutionStrategy:
         return self._space.points(self._children)
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """The best five of the told points are the next parents."""
-        if not len(self._children):  # the start: values that nobody has mutated yet
+        """Select the best five points as the next parents."""
+        if not len(self._children):  # the start, which is not a generation of offspring
             self._children = self._space.positions(points)
             self._child_steps = np.full(len(points), FIRST_STEP)
         best = np.argsort(as_losses(values), kind="stable")[:PARENTS]

@@ -20,11 +20,11 @@ LARGEST_GENE = (1 << PRIOR_BITS) - 1
 class GeneticAlgorithm:
     """Tournament selection, one-point crossover and bit-flip mutation, with an elite.
 
-    The settings are those of the published study; a mutation flips one bit drawn at random, the
-    textbook mutation of a bit string (Goldberg 1989, chapter 3), and a T that leaves the range is
-    moved to its nearer end. A chromosome is the bits of T, followed by ten bits for each prior that
-    is searched: the number of one of 1024 values even in its logarithm. The elite is carried over
-    without being asked for again.
+    The settings are those of the published study. A mutation flips one random bit, the textbook
+    mutation of a bit string (Goldberg 1989, chapter 3); a T outside the range moves to its nearer
+    end. A chromosome is the bits of T, followed by ten bits for each searched prior: the index of
+    one of 1024 values that are even in the logarithm. The elite survives without another
+    evaluation.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -36,7 +36,7 @@ class GeneticAlgorithm:
         self._losses = np.empty(0)
 
     def ask(self) -> list[Point]:
-        """The offspring of this generation; random ones as long as the population is incomplete."""
+        """Return the next offspring; random ones while the population is incomplete."""
         missing = POPULATION - len(self._population)
         if missing > 0:
             low, high = self._space.t_min, self._space.t_max
@@ -47,7 +47,7 @@ class GeneticAlgorithm:
         return self._decode(mutate(offspring, self._bits, self._rng))
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """The elite and the told points become the population."""
+        """Select the next population from the elite and the points."""
         complete = len(self._population) == POPULATION
         kept = slice(ELITE if complete else None)
         population = np.concatenate([self._population[kept], self._encode(points)])
@@ -78,7 +78,7 @@ class GeneticAlgorithm:
 
 
 def cross(parents: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
-    """Exchange, with probability 0.9, the bits of neighbours below a point drawn at random."""
+    """Exchange, with probability 0.9, the bits of neighbors below a random position."""
     children = parents.copy()
     for first in range(0, len(parents) - 1, 2):
         if bits > 1 and rng.random() < CROSSOVER:
@@ -88,6 +88,6 @@ def cross(parents: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
 
 
 def mutate(children: IntArray, bits: int, rng: np.random.Generator) -> IntArray:
-    """Flip, with probability 0.2, one of the bits drawn at random."""
+    """Flip, with probability 0.2, one random bit."""
     flips = 1 << rng.integers(bits, size=len(children))
     return children ^ np.where(rng.random(len(children)) < MUTATION, flips, 0)

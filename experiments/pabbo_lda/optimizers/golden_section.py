@@ -14,10 +14,10 @@ GOLDEN = (3 - 5**0.5) / 2
 class GoldenSection:
     """Golden-section search (Kiefer 1953) for the minimum of a function unimodal in T.
 
-    The bracket is the best T known with its nearest known neighbours, or the ends of the range
+    The bracket is the best known T with its nearest known neighbors, or the ends of the range
     where it has none. Each step probes the wider side, the golden fraction (0.382 of its width on
-    the scale) away from the best T. When no integer is left inside the bracket its ends are
-    evaluated, if they were not yet, and the search finishes.
+    the scale) away from the best T. When no integer is left inside the bracket, its ends are
+    evaluated if they are unknown, and the search finishes.
     """
 
     def __init__(self, space: IntegerRange) -> None:
@@ -25,11 +25,11 @@ class GoldenSection:
         self._losses: dict[int, float] = {}
 
     def ask(self) -> list[Point]:
-        """The next probe, the open ends of an exhausted bracket, or nothing."""
+        """Return the next probe, the unknown ends of an exhausted bracket, or nothing."""
         return [Point(T) for T in self._next()]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """Remember the values."""
+        """Store the values."""
         topics = (point.T for point in points)
         self._losses.update(zip(topics, as_losses(values).tolist(), strict=True))
 

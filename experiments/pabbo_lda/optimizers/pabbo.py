@@ -19,37 +19,45 @@ from experiments.pabbo_lda.optimizers.space import (
 from raypipe.config.settings import Settings
 
 if TYPE_CHECKING:
-    from experiments.pabbo_lda.model import PabboModel
+    from experiments.pabbo_lda.pabbo.model import PabboModel
 
 Scorer = Callable[[FloatArray, FloatArray, FloatArray, IntArray, float], FloatArray]
 """Scores of candidate pairs, float[P], from: duels float[D, 2] (positions), preferred float[D]
 (1 where the second was preferred, else 0, or a degree between), points float[N] (positions), pairs
-int[P, 2] (indices into points) and the share of the budget used."""
+int[P, 2] (indices into points) and the used fraction of the budget."""
 
 CANDIDATES = 256
 
 
 class PolicySettings(Settings):
-    """How the transformer is used as an optimiser of T."""
+    """Use of the trained transformer as an optimizer of T."""
 
-    scale: Scale = Field("log", description="positions in [-1, 1] even in log T or in T")
-    exploration: float = Field(0.3, ge=0, le=1, description="share of batches drawn at random")
-    horizon: PositiveInt = Field(80, description="distinct T at which the budget counts as used")
-    context: PositiveInt = Field(20, description="most duels the transformer is shown")
+    scale: Scale = Field(
+        "log", description="Scale on which the positions of T in [-1, 1] are even: log T or T."
+    )
+    exploration: float = Field(
+        0.3, ge=0, le=1, description="Exploration rate: fraction of proposals drawn at random."
+    )
+    horizon: PositiveInt = Field(
+        80, description="Distinct values of T after which the model sees its budget as used up."
+    )
+    context: PositiveInt = Field(
+        20, description="Maximum number of duels in the context of the transformer."
+    )
 
 
 class PABBO:
-    """Preferential amortised black-box optimisation (arXiv 2503.00924) over integers.
+    """Preferential amortized black-box optimization (arXiv 2503.00924) over integers.
 
-    The context of the transformer are duels of the best T so far with the T evaluated last; the
-    candidates are duels of the best T with each unknown one of up to 256 T evenly spaced on the
-    scale, so that a duel costs one evaluation. The transformer tells the two sides of a duel apart
-    although they are exchangeable: in the context the best takes them in turn, and a candidate's
-    score is the mean of both orders. With the exploration rate a random candidate is evaluated
-    instead.
+    The context of the transformer is duels of the best T so far with the latest T. The candidates
+    are duels of the best T with each unknown one of up to 256 T evenly spaced on the scale, so
+    that a duel costs one evaluation. The transformer distinguishes the two sides of a duel
+    although they are exchangeable: in the context the best alternates between them, and a
+    candidate's score is the mean of both orders. At the exploration rate, a random candidate is
+    evaluated instead.
 
-    The horizon of the settings, not the budget of the study, defines the share of the budget used,
-    so that the same study can continue under a larger budget.
+    The horizon of the settings, not the budget of the study, defines the used fraction of the
+    budget, so that the same study can continue under a larger budget.
     """
 
     def __init__(
@@ -63,7 +71,7 @@ class PABBO:
         self._grid = space.grid(CANDIDATES)
 
     def ask(self) -> list[Point]:
-        """The unknown member of the duel scored best, or a random T to explore."""
+        """Return the unknown T of the duel with the best score, or a random T to explore."""
         unknown = self._grid[~np.isin(self._grid, list(self._losses))]
         if not len(unknown):
             return []
@@ -73,7 +81,7 @@ class PABBO:
         return [Point(self._propose(unknown))]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """Remember the values; only their order is ever used."""
+        """Store the values; only their order is used."""
         topics = (point.T for point in points)
         self._losses.update(zip(topics, as_losses(values).tolist(), strict=True))
 
@@ -89,12 +97,12 @@ class PABBO:
         )
         if scores.shape != (2 * last,) or not np.isfinite(scores).all():
             raise ValueError(
-                "the scorer of PABBO must give each pair a finite score; train its model again"
+                "the scorer of PABBO must return one finite score per pair; train its model again"
             )
         return int(unknown[np.argmax(scores[:last] + scores[last:])])
 
     def _context(self, best: int) -> tuple[FloatArray, FloatArray]:
-        """The latest duels with the best T: positions [D, 2], and who is preferred."""
+        """Return the latest duels with the best T: positions [D, 2] and preferences [D]."""
         others = [T for T in self._losses if best != T][-self._settings.context :]
         duels = np.stack([np.full(len(others), best), others], axis=1)
         duels[1::2] = duels[1::2, ::-1]
@@ -102,15 +110,15 @@ class PABBO:
         return self._space.positions(duels), self._preferred(losses)
 
     def _preferred(self, losses: FloatArray) -> FloatArray:
-        """1 where the second of losses [D, 2] has won, else 0."""
+        """Return 1 where the second of losses [D, 2] is lower, else 0."""
         return (losses[:, 1] < losses[:, 0]).astype(np.float64)
 
 
 def model_scorer(model: PabboModel) -> Scorer:
-    """The acquisition head of a trained model as a scorer, on the model's device."""
+    """Return the acquisition head of a trained model as a scorer, on the model's device."""
     import torch
 
-    from experiments.pabbo_lda.model import score_pairs
+    from experiments.pabbo_lda.pabbo.model import score_pairs
 
     device = next(model.parameters()).device
 

@@ -1,4 +1,4 @@
-"""PABBO by a transformer that was trained on perplexity curves and sees how far values differ."""
+"""PABBO with a transformer that was trained on perplexity curves and sees degrees of preference."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import numpy as np
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntegerRange
 
-#: a log-perplexity is judged in these units; a duel lost by ``DECIDED`` of them or more is clear
+#: unit of differences of the log-perplexity; a duel is clear from ``DECIDED`` of them on
 UNIT = 0.01
 DECIDED = 1e4
-#: as in the training (:mod:`experiments.pabbo_lda.curve_training`), which has no budget, a context
-#: of at most the longest start and its own steps, and no steps at random but the policy's
+#: use of the model as in its training (:mod:`experiments.pabbo_lda.pabbo.curve_training_task`): no
+#: budget, a context of at most the longest start and the steps, no exploration
 POLICY = PolicySettings(scale="log", exploration=0.0, horizon=1, context=30)
 
 
 class CurvePABBO(PABBO):
-    """PABBO whose duels have a degree: by how much the logarithms of the perplexities differ.
+    """PABBO whose duels have a degree: the difference of the log-perplexities.
 
-    Unlike the other optimisers, and PABBO as published, it uses the values and not only their
-    order. Where a value is not positive or not finite, its duels are clear ones.
+    Unlike the other optimizers and the published PABBO, it uses the values and not only their
+    order. A duel with a value that is not positive or not finite is clear.
     """
 
     def __init__(self, space: IntegerRange, seed: int, scorer: Scorer) -> None:

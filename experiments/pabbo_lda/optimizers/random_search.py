@@ -13,7 +13,7 @@ ATTEMPTS = 100
 
 
 class RandomTopics:
-    """Uniform draws of T on the scale of its range, never a T that is known already."""
+    """Uniform draws of T on the scale of its range, without known T."""
 
     def __init__(self, space: IntegerRange, seed: int) -> None:
         self._unknown = np.arange(space.t_min, space.t_max + 1)
@@ -22,7 +22,7 @@ class RandomTopics:
         self._rng = np.random.default_rng(seed)
 
     def ask(self) -> list[Point]:
-        """Up to ten T drawn in proportion to the room they take on the scale."""
+        """Return up to ten T, drawn with the probability of their width on the scale."""
         size = min(BATCH, len(self._unknown))
         if not size:
             return []
@@ -31,16 +31,16 @@ class RandomTopics:
         return [Point(int(T)) for T in drawn]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:  # noqa: ARG002
-        """Told points are not drawn again."""
+        """Exclude the points from further draws."""
         unknown = ~np.isin(self._unknown, [point.T for point in points])
         self._unknown, self._weights = self._unknown[unknown], self._weights[unknown]
 
 
 class RandomSearch:
-    """Uniform draws of points on the scale of a space with priors, never a known one.
+    """Uniform draws of points on the scale of a space with priors, without known points.
 
-    It finishes after 100 batches of draws in a row without an unknown point: a space so small is
-    known by then, but perhaps for a corner of it.
+    It finishes after 100 batches of draws in a row without an unknown point: by then almost every
+    point of such a small space is known.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -49,7 +49,7 @@ class RandomSearch:
         self._known: set[Point] = set()
 
     def ask(self) -> list[Point]:
-        """Up to ten points."""
+        """Return up to ten points."""
         batch: dict[Point, None] = {}  # a set that keeps its order
         for _ in range(ATTEMPTS):
             drawn = self._rng.uniform(-1, 1, (BATCH, self._space.dimensions))
@@ -60,5 +60,5 @@ class RandomSearch:
         return list(batch)[:BATCH]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:  # noqa: ARG002
-        """Told points are not drawn again."""
+        """Exclude the points from further draws."""
         self._known.update(points)

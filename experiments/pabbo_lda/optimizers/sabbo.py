@@ -1,4 +1,4 @@
-"""Sharpness-aware black-box optimisation."""
+"""Sharpness-aware black-box optimization."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MEAN_RATE = 1.0
 
 
 class SABBO:
-    """Natural-gradient descent of a Gaussian N(mu, diag(sigma^2)) on its worst neighbour.
+    """Natural-gradient descent of a Gaussian N(mu, diag(sigma^2)) on its worst neighbor.
 
     Ye et al., "Sharpness-Aware Black-Box Optimization" (arXiv 2410.12457), Algorithm 1, in d
-    dimensions. With J(theta) = E[f(x)], x ~ N(mu, diag(sigma^2)), the step minimises
+    dimensions. With J(theta) = E[f(x)], x ~ N(mu, diag(sigma^2)), the step minimizes
     max J(theta') over KL(theta' || theta) <= rho^2: the inner maximum is the ascent step of that
     length in the Fisher metric (the divergence to second order), the outer step the natural
     gradient at theta', applied at theta.
 
-    Where this departs from the paper: both gradients come from the one batch of 10 drawn from
-    theta, that at theta' by importance weights, so that a step costs no second batch; and values
-    are replaced by the rank utilities of natural evolution strategies (Wierstra et al. 2014,
+    Departures from the paper: both gradients come from the same batch of 10 drawn from theta, the
+    one at theta' by importance weights, so that a step costs no second batch; and values are
+    replaced by the rank utilities of natural evolution strategies (Wierstra et al. 2014,
     section 3.1), whose default rates these are (1, and (3 + ln d) / (5 sqrt d) for the deviations),
     so that values of 1e44 move the mean no further than values of 1e4. Positions are on the scale
     of the space, [-1, 1]; mu starts at the best start value, sigma at a quarter of each range and
@@ -44,12 +44,12 @@ class SABBO:
         self._noise: FloatArray = np.empty((0, d))
 
     def ask(self) -> list[Point]:
-        """Ten draws from the Gaussian, those beyond the space moved to its edge."""
+        """Return ten draws from the Gaussian, clipped to the space."""
         self._noise = self._rng.standard_normal((BATCH, len(self._mean)))
         return self._space.points(self._mean + self._deviation * self._noise)
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """One step of the distribution, or its first mean from the start values."""
+        """Update the distribution, or set its first mean from the start values."""
         losses = as_losses(values)
         if len(self._noise):
             self._step(rank_losses(losses))
@@ -57,7 +57,7 @@ class SABBO:
             self._mean = self._space.positions(points)[np.argmin(losses)]
 
     def _step(self, losses: FloatArray) -> None:
-        shift, widening = worst_neighbour(self._noise, losses)
+        shift, widening = worst_neighbor(self._noise, losses)
         z = (self._noise - shift) / widening
         weights = np.exp((self._noise**2 - z**2).sum(axis=1) / 2)
         weights /= weights.sum()
@@ -72,23 +72,23 @@ class SABBO:
 def natural_gradient(
     z: FloatArray, losses: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Of the expected loss, by the mean in units of sigma, and by log sigma: [d] each.
+    """Return the gradient of the expected loss: by the mean (in sigma), by log sigma, [d] each.
 
-    ``z`` [n, d] are the samples standardised by the Gaussian where the gradient is taken,
-    ``weights`` [n] their shares of the expectation. The Fisher matrix of a dimension is
-    diag(1, 2), hence the half.
+    ``z`` [n, d] are the samples standardized by the Gaussian at which the gradient is taken,
+    ``weights`` [n] their weights in the expectation. The Fisher matrix of a dimension is
+    diag(1, 2), hence the factor 1/2.
     """
     column = losses[:, None]
     return weights @ (column * z), weights @ (column * (z**2 - 1)) / 2
 
 
-def worst_neighbour(
+def worst_neighbor(
     z: FloatArray, losses: FloatArray, radius: float = RADIUS
 ) -> tuple[FloatArray, FloatArray]:
-    """The Gaussian of the largest expected loss within a divergence of ``radius ** 2``.
+    """Return the Gaussian of the largest expected loss within a divergence of ``radius ** 2``.
 
     Returns:
-        its mean, in standard deviations from the present one, and the ratio of the deviations:
+        its mean, in standard deviations from the current one, and the ratio of the deviations,
         [d] each.
 
     """
@@ -101,7 +101,7 @@ def worst_neighbour(
 
 
 def rank_losses(losses: FloatArray) -> FloatArray:
-    """Losses in place of values: their ranks alone decide; zero mean, equal values equal losses.
+    """Return losses that depend on ranks alone: zero mean, equal losses for equal values.
 
     The best of n has the loss -u_1 + 1/n, where u_k = max(0, log(n/2 + 1) - log k) / sum.
     """

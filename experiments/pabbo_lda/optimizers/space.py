@@ -1,4 +1,4 @@
-"""The space an optimiser searches, seen as positions in [-1, 1]."""
+"""The search space of an optimizer: points, and their positions in [-1, 1]."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Scale = Literal["log", "linear"]
 
 
 class Point(NamedTuple):
-    """Where the objective is evaluated; a prior that is not searched is None, which means 1/T."""
+    """An argument of the objective; a prior that is not searched is None, which means 1/T."""
 
     T: int
     alpha: float | None = None  # document-topic prior
@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
     @property
     def given(self) -> dict[str, float]:
-        """What is not None, by name."""
+        """The coordinates that are not None, by name."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def __str__(self) -> str:
@@ -36,8 +36,8 @@ class Point(NamedTuple):
 class IntegerRange:
     """The integers ``t_min .. t_max``, placed on [-1, 1] evenly in T or in log T.
 
-    On the logarithmic scale a step is a factor, which is how the perplexity of a topic model varies
-    with its number of topics.
+    On the logarithmic scale a step is a factor, as the perplexity of a topic model varies with its
+    number of topics.
 
     Raises:
         ValueError: unless ``1 <= t_min < t_max``.
@@ -56,12 +56,12 @@ class IntegerRange:
             )
 
     def positions(self, points: ArrayLike) -> FloatArray:
-        """The position in [-1, 1] of each T."""
+        """Return the position in [-1, 1] of each T."""
         low, high = self._warp(self.t_min), self._warp(self.t_max)
         return 2 * (self._warp(points) - low) / (high - low) - 1
 
     def integers(self, positions: ArrayLike) -> IntArray:
-        """The T nearest to each position; positions beyond [-1, 1] give the end values."""
+        """Return the T nearest to each position, positions clipped to [-1, 1]."""
         low, high = self._warp(self.t_min), self._warp(self.t_max)
         inside = np.clip(np.asarray(positions, dtype=np.float64), -1, 1)
         warped = low + (inside + 1) / 2 * (high - low)
@@ -69,7 +69,7 @@ class IntegerRange:
         return np.clip(np.rint(points), self.t_min, self.t_max).astype(np.int64)
 
     def grid(self, size: int) -> IntArray:
-        """At most ``size`` T, evenly spaced on the scale, ascending, with both ends."""
+        """Return at most ``size`` T, evenly spaced on the scale, ascending, with both ends."""
         count = self.t_max - self.t_min + 1
         if count <= size:
             return np.arange(self.t_min, self.t_max + 1)
@@ -82,9 +82,10 @@ class IntegerRange:
 
 @dataclass(frozen=True)
 class LogRange:
-    """The values of a prior, three significant digits each, placed on [-1, 1] evenly in their log.
+    """The values of a prior, placed on [-1, 1] evenly in their logarithm.
 
-    The digits give "the same evaluation" a meaning; the ends of the range may have more.
+    Values have three significant digits, so that two evaluations can be equal; the ends of the
+    range may have more.
 
     Raises:
         ValueError: unless ``0 < low < high``, both finite.
@@ -102,27 +103,27 @@ class LogRange:
             )
 
     def positions(self, values: ArrayLike) -> FloatArray:
-        """The position in [-1, 1] of each value."""
+        """Return the position in [-1, 1] of each value."""
         low, high = math.log(self.low), math.log(self.high)
         logs = np.log(np.asarray(values, dtype=np.float64))
         return np.clip(2 * (logs - low) / (high - low) - 1, -1, 1)
 
     def values(self, positions: ArrayLike) -> list[float]:
-        """The rounded value at each position; those beyond [-1, 1] give the end values."""
+        """Return the rounded value at each position, positions clipped to [-1, 1]."""
         low, high = math.log(self.low), math.log(self.high)
         inside = np.clip(np.asarray(positions, dtype=np.float64), -1, 1)
         return [self.nearest(value) for value in np.exp(low + (inside + 1) / 2 * (high - low))]
 
     def nearest(self, value: float) -> float:
-        """The value rounded to three significant digits, or the end of the range it is beyond."""
+        """Return the value rounded to three significant digits and clipped to the range."""
         return float(min(max(float(f"{value:.2e}"), self.low), self.high))
 
 
 @dataclass(frozen=True)
 class Space:
-    """The T, and where they are searched too the priors, among which an optimiser looks.
+    """The search space: T, and each prior that has a range.
 
-    A dimension each for T and for every prior with a range, in the order of ``Point``.
+    The dimensions are in the order of ``Point``.
 
     Raises:
         ValueError: for an empty range.
@@ -136,7 +137,7 @@ class Space:
     scale: Scale = "log"
 
     def __post_init__(self) -> None:
-        self.topics, self.priors  # noqa: B018 - refuses empty ranges
+        self.topics, self.priors  # noqa: B018 - rejects empty ranges
 
     @property
     def topics(self) -> IntegerRange:
@@ -145,20 +146,20 @@ class Space:
 
     @property
     def priors(self) -> dict[str, LogRange]:
-        """The ranges of the priors that are searched, by their names in ``Point``."""
+        """The ranges of the searched priors, by their names in ``Point``."""
         ranges = {"alpha": self.alpha, "eta": self.eta}
         return {name: LogRange(*ends) for name, ends in ranges.items() if ends is not None}
 
     @property
     def dimensions(self) -> int:
-        """How many numbers a point of the space has."""
+        """The number of coordinates of a point."""
         return 1 + len(self.priors)
 
     def positions(self, points: Sequence[Point]) -> FloatArray:
-        """The positions [n, d] in [-1, 1] of points.
+        """Return the positions [n, d] in [-1, 1] of points.
 
         Raises:
-            ValueError: a point lacks a prior that is searched.
+            ValueError: a point lacks a searched prior.
 
         """
         columns = [self.topics.positions([point.T for point in points])]
@@ -170,7 +171,7 @@ class Space:
         return np.stack(columns, axis=1)
 
     def points(self, positions: FloatArray) -> list[Point]:
-        """The point nearest to each row of ``positions`` [n, d]."""
+        """Return the point nearest to each row of ``positions`` [n, d]."""
         topics = (int(T) for T in self.topics.integers(positions[:, 0]))
         columns = zip(self.priors.items(), positions.T[1:], strict=True)
         priors = {name: prior.values(column) for (name, prior), column in columns}
@@ -180,12 +181,12 @@ class Space:
         ]
 
     def start_points(self, start: Sequence[int]) -> list[Point]:
-        """The points a study starts from: each T with the searched priors as near 1/T as may be."""
+        """Return the start of a study: each T with the searched priors nearest to 1/T."""
         priors = self.priors.items()
         return [Point(T, **{name: prior.nearest(1 / T) for name, prior in priors}) for T in start]
 
 
 def as_losses(values: Sequence[float]) -> FloatArray:
-    """The values as an array in which everything that is not finite counts as the worst."""
+    """Return the values as an array; a value that is not finite becomes the worst one."""
     array = np.asarray(values, dtype=np.float64)
     return np.where(np.isfinite(array), array, np.inf)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import optuna
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import TPESampler
 
 from experiments.pabbo_lda.optimizers.space import Point, Space, as_losses
 
@@ -13,14 +14,23 @@ from experiments.pabbo_lda.optimizers.space import Point, Space, as_losses
 class TPE:
     """``optuna.samplers.TPESampler`` through ask and tell (Bergstra et al. 2011).
 
-    A batch is one point, each of its dimensions with a distribution of its own. The sampler ranks
-    values and never uses their size. It may propose a known point again.
+    A batch is one point. The sampler ranks values and never uses their size. It may propose a
+    known point again. Its arguments are spelled out because their defaults change between
+    releases of Optuna.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
-        # Optuna announces every study on standard error, however often one is made.
+        # Otherwise Optuna announces every study on standard error.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        sampler = TPESampler(
+            n_startup_trials=10,
+            n_ei_candidates=24,
+            multivariate=True,
+            group=False,
+            constant_liar=False,  # one trial at a time
+            seed=seed,
+        )
+        self._study = optuna.create_study(direction="minimize", sampler=sampler)
         self._priors = space.priors
         self._space: dict[str, BaseDistribution] = {
             "T": IntDistribution(space.t_min, space.t_max, log=space.scale == "log")
@@ -30,7 +40,7 @@ class TPE:
         self._asked: optuna.Trial | None = None
 
     def ask(self) -> list[Point]:
-        """The next point."""
+        """Return the next point."""
         self._asked = self._study.ask(self._space)
         params = self._asked.params
         # The sampler keeps the value that it drew, at most half a percent from the rounded one.
@@ -38,7 +48,7 @@ class TPE:
         return [Point(int(params["T"]), **priors)]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
-        """Finish the trial that was asked, or add the start values as finished trials."""
+        """Finish the asked trial, or add the start values as finished trials."""
         losses = [float(loss) for loss in as_losses(values)]
         if self._asked is not None:
             self._study.tell(self._asked, losses[0])

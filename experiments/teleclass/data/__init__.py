@@ -1,1 +1,1 @@
-"""The taxonomy and its documents: read from files or built in, checked, in Arrow's memory."""
+"""Taxonomy and documents: read from files or built in, validated, held in Arrow arrays."""

@@ -1,4 +1,4 @@
-"""Labels that somebody, mostly a language model, gave to documents: JSON files of class ids."""
+"""Annotations: JSON files with class ids per document, for example from a language model."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _KEYS = ("core_classes", "core classes", "labels")
 
 
 def read_annotations(path: Path, taxonomy: Taxonomy) -> dict[str, list[int]]:
-    """The class indices of each document of a file ``{document id: classes}``, plain or ``.gz``.
+    """Return the class indices of each document in a file ``{document id: classes}``, or ``.gz``.
 
-    Classes are an id, a list of ids, or an object that holds them as ``core_classes``,
+    The classes are an id, a list of ids, or an object with a key ``core_classes``,
     ``core classes`` or ``labels``.
 
     Raises:
-        CorpusError: no such file, another form, a document that is given twice, or a class that
-            the taxonomy lacks.
+        CorpusError: the file does not exist or has another format, a document appears twice, or
+            the taxonomy lacks a class.
 
     """
     form = "JSON, an object {document id: class ids}"
     if not path.is_file():
-        raise CorpusError(f"{path}: there is no such file; it is to be {form}")
+        raise CorpusError(f"{path}: there is no such file; expected {form}")
     with reading(path, form), open_text(path) as file:
         content = json.load(file, object_pairs_hook=lambda pairs: _once(pairs, path))
     if not isinstance(content, dict):
-        raise CorpusError(f"{path}: must be {form}, not a {type(content).__name__}")
+        raise CorpusError(f"{path}: expected {form}, not a {type(content).__name__}")
     index = {name: number for number, name in enumerate(taxonomy.ids)}
-    found: dict[str, list[int]] = {}
+    annotations: dict[str, list[int]] = {}
     for document, value in content.items():
         classes = []
         for name in _class_ids(value, f"{path}, document {document!r}"):
@@ -42,17 +42,17 @@ def read_annotations(path: Path, taxonomy: Taxonomy) -> dict[str, list[int]]:
                     f"{path}, document {document!r}: {unknown_class(name, taxonomy.ids)}"
                 )
             classes.append(index[name])
-        found[document] = list(dict.fromkeys(classes))
-    return found
+        annotations[document] = list(dict.fromkeys(classes))
+    return annotations
 
 
 def _once(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    """An object of JSON, of whose equal keys the parser would keep the last."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return a JSON object; refuse repeated keys, of which the parser would keep the last."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
         (name, times), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise CorpusError(f"{path}: {name!r} is given {times} times; keep one of them")
-    return found
+    return content
 
 
 def _class_ids(value: Any, place: str) -> list[str]:
@@ -63,5 +63,5 @@ def _class_ids(value: Any, place: str) -> list[str]:
         value = value[key]
     given = value if isinstance(value, list) else [value]
     if any(isinstance(item, bool) or not isinstance(item, str | int) for item in given):
-        raise CorpusError(f"{place}: {value!r} are no class ids; give a list of texts or numbers")
+        raise CorpusError(f"{place}: {value!r} is not a list of class ids; give texts or numbers")
     return [str(item) for item in given]

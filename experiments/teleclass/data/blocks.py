@@ -1,4 +1,4 @@
-"""Blocks of documents: the one form that every kind of file is read into."""
+"""Blocks of documents: the form that every file format is read into."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-#: Documents a block: what is a Python object for a moment.
+#: documents per block; only one block at a time is held as Python objects
 BLOCK = 4096
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are what; the last two may be missing from the file."""
+    """The columns of a table by role; the file may lack the last two."""
 
     texts: tuple[str, ...]
     id: str
@@ -32,8 +32,8 @@ class Labels:
     """Class ids of B documents.
 
     Attributes:
-        values: ``large_string``, those of the first document, then those of the second, ...
-        counts: int64 [B], how many each document has; -1 where nothing is said about it.
+        values: ``large_string``, document by document.
+        counts: int64 [B], labels per document; -1 for a document without an entry.
 
     """
 
@@ -43,13 +43,13 @@ class Labels:
 
 @dataclass(frozen=True)
 class Block:
-    """Some documents of a file.
+    """Consecutive documents of a file.
 
     Attributes:
-        lines: int64 [B], where each stands, lines from 1 or rows from 0.
+        lines: int64 [B], their places in the file: lines from 1 or rows from 0.
         ids: ``large_string`` [B].
-        texts: ``large_string`` [B], ``None`` for a file of gold labels.
-        labels: their gold labels.
+        texts: ``large_string`` [B]; ``None`` for a file of gold labels.
+        labels: gold labels.
 
     """
 
@@ -60,21 +60,21 @@ class Block:
 
 
 def flat_labels(lists: Sequence[Sequence[str] | None]) -> Labels:
-    """Labels from lists of ids; ``None`` where nothing is said."""
+    """Return labels from lists of ids; ``None`` for a document without an entry."""
     counts = np.array([-1 if ids is None else len(ids) for ids in lists], dtype=np.int64)
     flat = list(chain.from_iterable(ids for ids in lists if ids is not None))
     return Labels(pa.array(flat, pa.large_string()), counts)
 
 
 def ids_in(text: str) -> list[str]:
-    """Ids separated by spaces or commas."""
+    """Return the ids in a text, separated by spaces or commas."""
     return text.replace(",", " ").split()
 
 
 def join_texts(columns: Sequence[pa.Array]) -> pa.Array:
-    """Texts joined by newlines, without those that are empty or missing."""
+    """Join columns of texts by newlines, leaving out empty and missing ones."""
     joined, *others = (texts.fill_null("") for texts in columns)
-    # not null_handling="skip", which leaves out documents that have nothing but nulls
+    # null_handling="skip" would drop documents that have only nulls
     for texts in others:
         both = pc.and_(pc.not_equal(joined, ""), pc.not_equal(texts, ""))
         separator = pc.if_else(both, "\n", "").cast(pa.large_string())
@@ -83,7 +83,7 @@ def join_texts(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items in lists of :data:`BLOCK`."""
+    """Yield the items in lists of :data:`BLOCK`."""
     iterator = iter(items)
     while chunk := list(islice(iterator, BLOCK)):
         yield chunk

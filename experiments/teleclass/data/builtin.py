@@ -1,4 +1,4 @@
-"""The built-in corpus: the standard library's docstrings under its packages and modules."""
+"""Built-in corpus: docstrings of the standard library, classified by package and module."""
 
 from __future__ import annotations
 
@@ -19,33 +19,32 @@ from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from raypipe.datasets.docstrings import DocstringRecord, docstring_records
 from raypipe.datasets.text import TOKEN_PATTERN
 
-#: A smaller module is part of its package, or left out where it has none.
+#: a smaller module counts as part of its package, or is left out if it has none
 MIN_DOCUMENTS = 12
-#: Share of the documents kept for the test.
+#: fraction of test documents
 TEST_SHARE = 0.3
-#: Key terms of a class at most.
+#: most keywords per class
 MAX_KEYWORDS = 80
-#: Said of every module, so key terms of none.
+#: words of every module's docstring, which are not keywords
 GENERIC = frozenset({"module", "package", "python"})
 
 
 def builtin_documents(
     max_documents: int | None = None,
 ) -> tuple[Taxonomy, Documents, Documents]:
-    """Taxonomy, training and test documents from the docstrings of Python's standard library.
+    """Return taxonomy, training and test documents from Python's standard library.
 
-    Documents are the docstrings of classes, functions and methods, each text and each name once.
-    Classes are the modules and packages, at any depth, with at least 12 documents in them and
-    below; a document has the deepest class around it and all its ancestors. The first
-    words of the modules' own docstrings are their keywords. Which documents are for the test hangs
-    on a hash of their names. The same Python gives the same corpus.
+    Documents are the docstrings of classes, functions and methods, without repeated texts or
+    names. Classes are the modules and packages with at least 12 documents in and below them; a
+    document has its deepest class and all ancestors. Keywords are the first words of a module's
+    own docstring. A hash of its name decides whether a document is a test document. The same
+    Python gives the same corpus.
 
     Args:
-        max_documents: keep at most this many of each, see :meth:`Documents.sample`; the taxonomy
-            stays as it is.
+        max_documents: size of a sample of each (:meth:`Documents.sample`), with the same taxonomy.
 
     Raises:
-        CorpusError: ``max_documents`` below 1, or a Python without the sources of its library.
+        CorpusError: ``max_documents`` is below 1, or this Python has no sources of its library.
 
     """
     check_size(max_documents)
@@ -54,7 +53,7 @@ def builtin_documents(
     ids = sorted(prefix for prefix, size in sizes.items() if size >= MIN_DOCUMENTS)
     taxonomy = _taxonomy(ids, described)
     position = {id_: c for c, id_ in enumerate(ids)}
-    # sizes grow upward, so the classes around a document are its first prefixes
+    # sizes grow upward: the classes of a document are its first prefixes
     around = [[position[p] for p in _prefixes(r.module) if p in position] for r in records]
     rows = [row for row, classes in enumerate(around) if classes]
     dropped["documents of small modules"] = len(records) - len(rows)
@@ -75,7 +74,7 @@ def builtin_documents(
 
 
 def _records() -> tuple[list[DocstringRecord], dict[str, str], Counter[str]]:
-    """The documents, the docstrings of the modules, and what was dropped."""
+    """Return the documents, the docstrings of modules, and counts of dropped documents."""
     found: dict[str, DocstringRecord] = {}
     texts: set[str] = set()
     described: dict[str, str] = {}
@@ -94,7 +93,7 @@ def _records() -> tuple[list[DocstringRecord], dict[str, str], Counter[str]]:
 
 
 def _taxonomy(ids: Sequence[str], described: Mapping[str, str]) -> Taxonomy:
-    """The classes with their keywords; the part before the last dot is the parent."""
+    """Return the classes with their keywords; a parent is the part before the last dot."""
     source = "built-in corpus"
     names = [" ".join(re.split(r"[._]+", id_.strip("._"))) for id_ in ids]
     parents = [(id_.rpartition(".")[0], id_) for id_ in ids]
@@ -107,13 +106,13 @@ def _taxonomy(ids: Sequence[str], described: Mapping[str, str]) -> Taxonomy:
 
 
 def _content_words(text: str) -> list[str]:
-    """The words that carry meaning, each once, in their order."""
+    """Return the distinct content words of a text, in order."""
     words = dict.fromkeys(re.findall(TOKEN_PATTERN, text.lower()))
     return [word for word in words if word not in ENGLISH_STOP_WORDS | GENERIC][:MAX_KEYWORDS]
 
 
 def _prefixes(module: str) -> list[str]:
-    """``xml.dom`` -> ``xml``, ``xml.dom``."""
+    """Return the packages around a module and itself: ``xml``, ``xml.dom`` for ``xml.dom``."""
     parts = module.split(".")
     return [".".join(parts[: n + 1]) for n in range(len(parts))]
 
@@ -123,6 +122,6 @@ def _name(record: DocstringRecord) -> str:
 
 
 def _is_test(names: Sequence[str]) -> NDArray[np.bool_]:
-    """About 30 %, drawn by a hash that is not the one samples are drawn by."""
+    """Whether each document is a test document, by a hash other than that of samples."""
     digests = b"".join(hashlib.sha256(f"test {name}".encode()).digest()[:8] for name in names)
     return np.frombuffer(digests, dtype=">u8") < TEST_SHARE * 2.0**64

@@ -1,4 +1,4 @@
-"""The taxonomy with its documents, from files or built in."""
+"""Corpus: the taxonomy with its documents, from files or built in."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz
 
 @dataclass(frozen=True)
 class Corpus:
-    """A taxonomy, documents to learn from, and documents to predict (None: the same)."""
+    """A taxonomy, training documents, and documents to predict (None for the training ones)."""
 
     taxonomy: Taxonomy
     train: Documents
@@ -78,7 +78,7 @@ def load(settings: DataSettings) -> Corpus:
 
 
 def _file(folder: Path, name: str, given: str | None) -> Path | None:
-    """The file that was given, or the one that has the usual name."""
+    """Return the given file, or the one with the default name if it exists."""
     if given is not None:
         return folder / given
     return next((p for form in _FORMS if (p := folder / f"{name}{form}").is_file()), None)

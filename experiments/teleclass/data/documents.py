@@ -1,4 +1,4 @@
-"""Documents with their texts in Arrow's memory and, where they are known, their gold labels."""
+"""Documents: ids and texts in Arrow arrays, with gold labels if they are known."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from experiments.teleclass.data.blocks import BLOCK, Block, Columns
-from experiments.teleclass.data.tables import document_blocks, gold_blocks, unit
+from experiments.teleclass.data.document_files import document_blocks, gold_blocks, unit
 from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
 from raypipe.datasets.corpus import CorpusError
 
-#: Documents hashed at a time.
+#: documents hashed at a time
 HASHED = 65_536
 
 
@@ -32,8 +32,8 @@ class Documents:
     Attributes:
         ids: ``large_string`` [N], all different.
         texts: ``large_string`` [N], none blank.
-        gold: bool [N, C], closed upward under the taxonomy; ``None`` where nothing is known.
-        dropped: how much the reader left out or missed, by reason.
+        gold: bool [N, C], with all ancestors; ``None`` if there are no gold labels.
+        dropped: counts of what the reader left out or missed, by reason.
 
     """
 
@@ -47,7 +47,7 @@ class Documents:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 (hexadecimal) of ids, texts and gold labels, however they lie in memory."""
+        """SHA-256 (hexadecimal) of ids, texts and gold labels, whatever their memory layout."""
         shape = None if self.gold is None else self.gold.shape
         digest = hashlib.sha256(repr((len(self), shape)).encode("ascii"))
         for texts in (self.ids, self.texts):
@@ -60,7 +60,7 @@ class Documents:
         return digest.hexdigest()
 
     def take(self, rows: Sequence[int] | NDArray[Any]) -> Documents:
-        """The documents at some positions, in their order."""
+        """Return the documents at these positions, in this order."""
         chosen = np.asarray(rows, dtype=np.int64)
         return Documents(
             ids=self.ids.take(pa.array(chosen)),
@@ -70,12 +70,12 @@ class Documents:
         )
 
     def sample(self, max_documents: int | None) -> Documents:
-        """Those with the smallest sha256 of their ids, in their order; all for ``None``.
+        """Return the documents whose ids have the smallest hashes, in order; all for ``None``.
 
         A smaller sample is part of a larger one.
 
         Raises:
-            CorpusError: ``max_documents`` below 1.
+            CorpusError: ``max_documents`` is below 1.
 
         """
         check_size(max_documents)
@@ -84,7 +84,7 @@ class Documents:
         return self.take(_smallest(self.ids, max_documents))
 
     def text_list(self, start: int, stop: int) -> list[str]:
-        """The texts from ``start`` to before ``stop``."""
+        """Return the texts ``[start, stop)``."""
         texts: list[str] = self.texts[start:stop].to_pylist()
         return texts
 
@@ -99,25 +99,24 @@ def read_documents(
     labels: Path | None = None,
     max_documents: int | None = None,
 ) -> Documents:
-    """The documents of a file, read in blocks, with gold labels if there are any.
+    """Return the documents of a file, with gold labels if there are any.
 
-    Documents of white space only are dropped. What was left out or missing is counted in
-    ``dropped``: "empty documents", "documents beyond max_documents", "documents without gold",
-    "gold of other documents".
+    Documents of white space only are dropped. ``dropped`` counts "empty documents", "documents
+    beyond max_documents", "documents without gold" and "gold of other documents".
 
     Args:
         path: ``.jsonl``, ``.csv``, ``.txt``, each plain or ``.gz``, or ``.parquet``; see
-            :func:`~experiments.teleclass.data.tables.document_blocks`.
+            :func:`~experiments.teleclass.data.document_files.document_blocks`.
         taxonomy: the classes of the gold labels.
-        columns: those that make the text of a table, joined by newlines.
-        id_column: of a table; where it is missing, row numbers from 0 are the ids.
-        labels_column: lists of class ids (CSV: separated by spaces or commas), if it is there.
+        columns: text columns of a table, joined by newlines.
+        id_column: column of the ids in a table; if it is missing, row numbers from 0 are the ids.
+        labels_column: lists of class ids (CSV: separated by spaces or commas), if it exists.
         labels: a file ``document id<TAB>class id,class id,...``, read instead of the column.
-        max_documents: keep this many, see :meth:`Documents.sample`.
+        max_documents: size of a sample (:meth:`Documents.sample`).
 
     Raises:
-        CorpusError: a file that cannot be read, a document id repeated in a file (both places are
-            named), an unknown class (the nearest is named), no document, ``max_documents`` below 1.
+        CorpusError: the file cannot be read or has no document, a document id is repeated, a class
+            is unknown, or ``max_documents`` is below 1. Messages name the places.
 
     """
     check_size(max_documents)
@@ -132,7 +131,7 @@ def read_documents(
         parts.append(part if filled.all() else part.take(np.flatnonzero(filled)))
         places.append((block.ids, block.lines))
         if max_documents is not None and sum(len(p.ids) for p in parts) > 2 * max_documents + BLOCK:
-            whole = _concatenate(parts)  # seldom enough that each text is copied a few times
+            whole = _concatenate(parts)  # rarely: each text is copied a few times at most
             parts = [whole.take(_smallest(whole.ids, max_documents))]
     _check_unique(path, places)
     if not any(len(part.ids) for part in parts):
@@ -159,19 +158,14 @@ def read_documents(
 
 
 def check_size(max_documents: int | None) -> None:
-    """Refuse a limit that leaves nothing.
-
-    Raises:
-        CorpusError: ``max_documents`` below 1.
-
-    """
+    """Refuse a sample without documents. Raises CorpusError."""
     if max_documents is not None and max_documents < 1:
         raise CorpusError(f"max_documents is {max_documents}; allowed is 1 or more")
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Some documents; ``given`` says of which the gold labels are known."""
+    """Some documents; ``given`` marks those with known gold labels."""
 
     ids: pa.Array
     texts: pa.Array
@@ -197,7 +191,7 @@ def _concatenate(parts: Sequence[_Part]) -> _Part:
 def _gold(
     path: Path, block: Block, taxonomy: Taxonomy
 ) -> tuple[sparse.csr_matrix, NDArray[np.bool_]]:
-    """The labels of a block as bool [B, C], and for which documents there are any."""
+    """Return the labels of a block as bool [B, C], and which documents have an entry."""
     values, counts = block.labels.values, block.labels.counts
     classes = pc.index_in(values, value_set=pa.array(taxonomy.ids, pa.large_string()))
     ends = np.cumsum(np.maximum(counts, 0))
@@ -215,10 +209,10 @@ def _gold(
 
 
 def _with_gold(part: _Part, path: Path, taxonomy: Taxonomy) -> tuple[_Part, int]:
-    """The same documents with the labels of a file, and how many of its lines are of others."""
+    """Return the documents with the labels of a file, and its number of unknown documents."""
     blocks = list(gold_blocks(path))
     _check_unique(path, [(block.ids, block.lines) for block in blocks])
-    # the last row is that of documents the file does not name
+    # the last row is for documents that the file does not name
     nothing = sparse.csr_matrix((1, len(taxonomy)), dtype=np.bool_)
     matrices = [_gold(path, block, taxonomy)[0] for block in blocks]
     gold = sparse.vstack([*matrices, nothing], format="csr")
@@ -230,7 +224,7 @@ def _with_gold(part: _Part, path: Path, taxonomy: Taxonomy) -> tuple[_Part, int]
 
 
 def _check_unique(path: Path, places: Sequence[tuple[pa.Array, NDArray[np.int64]]]) -> None:
-    """Refuse an id that stands at two places, naming both."""
+    """Refuse a repeated id, naming both places."""
     ids = pa.chunked_array([ids for ids, _ in places], pa.large_string())
     codes = pc.index_in(ids, value_set=ids.unique()).to_numpy()
     if len(codes) == 0 or len(codes) == codes.max() + 1:
@@ -243,12 +237,12 @@ def _check_unique(path: Path, places: Sequence[tuple[pa.Array, NDArray[np.int64]
     numbers = np.concatenate([lines for _, lines in places])
     raise CorpusError(
         f"{path}: document id {ids[second].as_py()!r} is repeated, in {unit(path)} "
-        f"{numbers[first]} and {numbers[second]}; give each document an id of its own"
+        f"{numbers[first]} and {numbers[second]}; give each document a unique id"
     )
 
 
 def _smallest(ids: pa.Array, size: int) -> NDArray[np.int64]:
-    """The positions of the ids with the smallest sha256, ascending."""
+    """Return the positions of the ids with the smallest SHA-256, ascending."""
     digests = b"".join(hashlib.sha256(id_.encode()).digest()[:8] for id_ in _strings(ids))
     order = np.argsort(np.frombuffer(digests, dtype=">u8"), kind="stable")
     return np.sort(order[:size])
@@ -260,7 +254,7 @@ def _strings(array: pa.Array) -> Iterator[str]:
 
 
 def _buffers(texts: pa.Array) -> tuple[bytes, memoryview]:
-    """Where each text of a ``large_string`` array ends, from the first one's start; the bytes."""
+    """Return the ends of the texts of a ``large_string`` array, and their bytes."""
     _, offsets, characters = texts.buffers()
     bounds = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return (bounds[1:] - bounds[0]).tobytes(), memoryview(characters)[bounds[0] : bounds[-1]]

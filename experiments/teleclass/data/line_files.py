@@ -1,4 +1,4 @@
-"""Text files whose lines are fields, read with the places that errors name."""
+"""Text files with fields per line, read with the places that errors name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raypipe.datasets.files import open_text, reading
 
 
 class Row(NamedTuple):
-    """Two fields of a source, and where they stand."""
+    """Two fields of a line, and their place in the file."""
 
     place: str
     left: str
@@ -20,10 +20,10 @@ class Row(NamedTuple):
 
 
 def numbered_lines(path: Path, form: str) -> Iterator[tuple[int, str]]:
-    """Numbers, from 1, and content of the lines of a UTF-8 text file that are not blank.
+    """Yield the number, from 1, and the content of each non-blank line of a UTF-8 text file.
 
     Raises:
-        CorpusError: no such file, damaged compression, or bytes that are not UTF-8.
+        CorpusError: the file does not exist, is corrupt or is not UTF-8.
 
     """
     if not path.is_file():
@@ -35,10 +35,10 @@ def numbered_lines(path: Path, form: str) -> Iterator[tuple[int, str]]:
 
 
 def tab_rows(path: Path, form: str) -> Iterator[Row]:
-    """The lines ``left<TAB>right`` of a file, without the white space around the fields.
+    """Yield the lines ``left<TAB>right`` of a file, their fields stripped of white space.
 
     Raises:
-        CorpusError: what :func:`numbered_lines` raises, or a line with another number of fields.
+        CorpusError: as :func:`numbered_lines`, or a line has another number of fields.
 
     """
     for number, line in numbered_lines(path, form):
@@ -49,6 +49,6 @@ def tab_rows(path: Path, form: str) -> Iterator[Row]:
 
 
 def malformed(path: Path, number: int, line: str, form: str) -> CorpusError:
-    """The error for a line of another form."""
+    """Return the error for a line in another format."""
     shown = textwrap.shorten(line, 80, placeholder=" ...")
     return CorpusError(f"{path}, line {number}: expected {form}, got {shown!r}; correct that line")

@@ -1,4 +1,4 @@
-"""The classes and their hierarchy, a directed acyclic graph, in the layouts of TELEClass's data."""
+"""Taxonomy: classes in a directed acyclic graph, and readers of TELEClass's file formats."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from raypipe.datasets.corpus import CorpusError
 
 @dataclass(frozen=True)
 class Taxonomy:
-    """Classes with any number of parents each; :func:`make_taxonomy` checks what it is made of.
+    """C classes with any number of parents each; :func:`make_taxonomy` validates them.
 
     Attributes:
-        ids: what files and predictions call the classes, C of them.
-        names: what people call them; several classes may share a name.
+        ids: ids of the classes in files and predictions.
+        names: names of the classes, not necessarily unique.
         edges: (parent, child) as positions in ``ids``, sorted, each once.
         keywords: terms of each class, possibly none.
-        dropped: how much the reader left out, by reason; not part of equality.
+        dropped: counts of what the reader left out, by reason; not part of equality.
 
     """
 
@@ -47,18 +47,18 @@ class Taxonomy:
     @cached_property
     def parents(self) -> list[list[int]]:
         """The classes directly above each class."""
-        found: list[list[int]] = [[] for _ in self.ids]
+        parents: list[list[int]] = [[] for _ in self.ids]
         for parent, child in self.edges:
-            found[child].append(parent)
-        return found
+            parents[child].append(parent)
+        return parents
 
     @cached_property
     def children(self) -> list[list[int]]:
         """The classes directly below each class."""
-        found: list[list[int]] = [[] for _ in self.ids]
+        children: list[list[int]] = [[] for _ in self.ids]
         for parent, child in self.edges:
-            found[parent].append(child)
-        return found
+            children[parent].append(child)
+        return children
 
     @cached_property
     def roots(self) -> NDArray[np.int64]:
@@ -67,12 +67,12 @@ class Taxonomy:
 
     @cached_property
     def leaves(self) -> NDArray[np.int64]:
-        """The classes without children, int64, ascending; a class alone is root and leaf."""
+        """The classes without children, int64, ascending; a single class is root and leaf."""
         return np.array([c for c, below in enumerate(self.children) if not below], dtype=np.int64)
 
     @cached_property
     def depth(self) -> NDArray[np.int64]:
-        """Classes on the longest path from a root to each class, int64 [C]; 1 for roots."""
+        """Length of the longest path from a root to each class, int64 [C]; 1 for roots."""
         depth = np.ones(len(self), dtype=np.int64)
         for c in self._order:
             for parent in self.parents[c]:
@@ -81,7 +81,7 @@ class Taxonomy:
 
     @cached_property
     def ancestors(self) -> sparse.csr_matrix:
-        """Which classes each class implies, bool [C, C]: row c has c and all its ancestors."""
+        """Classes that each class implies, bool [C, C]: row c has c and all its ancestors."""
         rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * len(self)
         for c in self._order:
             rows[c] = np.unique(np.concatenate([[c], *(rows[p] for p in self.parents[c])]))
@@ -92,21 +92,21 @@ class Taxonomy:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 (hexadecimal) of the content, the same on every platform."""
+        """SHA-256 (hexadecimal) of the content, the same on every platform."""
         content = json.dumps([self.ids, self.names, self.edges, self.keywords])
         return hashlib.sha256(content.encode("ascii")).hexdigest()
 
     def closure(self, labels: sparse.csr_matrix) -> sparse.csr_matrix:
-        """Label sets with all ancestors added: TELEClass's phase "hierarchy".
+        """Return label sets with all ancestors: TELEClass's phase "hierarchy".
 
         Args:
-            labels: bool [N, C], a row a document.
+            labels: bool [N, C], one row per document; it is not changed.
 
         Returns:
-            bool [N, C] in canonical form; the input is left as it is.
+            bool [N, C] in canonical form.
 
         Raises:
-            ValueError: another number of columns than classes.
+            ValueError: the number of columns is not the number of classes.
 
         """
         if labels.shape[1] != len(self):
@@ -120,7 +120,7 @@ class Taxonomy:
         return closed
 
     def descriptions(self) -> list[str]:
-        """A text for each class to embed: its name, and its keywords if it has any."""
+        """Return the text of each class to embed: its name, and its keywords if it has any."""
         return [
             f"{name}: {', '.join(terms)}".replace("_", " ") if terms else name.replace("_", " ")
             for name, terms in zip(self.names, self.keywords, strict=True)
@@ -140,19 +140,19 @@ def make_taxonomy(
     source: str,
     dropped: Mapping[str, int] | None = None,
 ) -> Taxonomy:
-    """Check classes and edges and make a :class:`Taxonomy` of them.
+    """Validate classes and edges, and return their taxonomy.
 
     Args:
         classes: id and name of each class.
-        edges: ids of parent and child; repeated ones are dropped with a count.
+        edges: ids of parent and child; repeated ones are dropped and counted.
         keywords: the terms of each class, in the order of ``classes``.
-        source: what an error without a place of its own names.
-        dropped: what was left out before, by reason.
+        source: the source that an error without a place names.
+        dropped: counts of what was left out before, by reason.
 
     Raises:
-        CorpusError: no classes, an id that is repeated or holds white space or commas (they
-            separate ids in files), an edge of an unknown class, of a class to itself, or one that
-            closes a cycle; the place of the first one is named.
+        CorpusError: there are no classes, an id is repeated or holds white space or commas (which
+            separate ids in files), or an edge has an unknown class, joins a class to itself or
+            closes a cycle. The message names the place.
 
     """
     if not classes:
@@ -169,12 +169,12 @@ def make_taxonomy(
         if row.left in first:
             raise CorpusError(
                 f"{row.place}: class id {row.left!r} is repeated, it is already at "
-                f"{first[row.left].place}; give each class an id of its own"
+                f"{first[row.left].place}; give each class a unique id"
             )
         first[row.left] = row
     ids = tuple(first)
     position = {id_: c for c, id_ in enumerate(ids)}
-    found: dict[tuple[int, int], str] = {}
+    places: dict[tuple[int, int], str] = {}
     for row in edges:
         for id_ in (row.left, row.right):
             if id_ not in position:
@@ -183,32 +183,32 @@ def make_taxonomy(
             raise CorpusError(
                 f"{row.place}: class {row.left!r} is its own parent; remove that edge"
             )
-        found.setdefault((position[row.left], position[row.right]), row.place)
+        places.setdefault((position[row.left], position[row.right]), row.place)
     counts = Counter(dropped or {})
-    counts["repeated edges"] += len(edges) - len(found)
+    counts["repeated edges"] += len(edges) - len(places)
     taxonomy = Taxonomy(
         ids=ids,
         names=tuple(row.right for row in classes),
-        edges=tuple(sorted(found)),
+        edges=tuple(sorted(places)),
         keywords=tuple(tuple(terms) for terms in keywords or [()] * len(ids)),
         dropped={reason: n for reason, n in counts.items() if n},
     )
-    _refuse_cycles(taxonomy, found)
+    _refuse_cycles(taxonomy, places)
     return taxonomy
 
 
 def read_taxonomy(labels: Path, hierarchy: Path, keywords: Path | None = None) -> Taxonomy:
-    """The taxonomy in files of TELEClass's layout, UTF-8, each plain or ``.gz``.
+    """Return the taxonomy in files of TELEClass's format, UTF-8, each plain or ``.gz``.
 
     Args:
-        labels: ``id<TAB>name`` a line.
-        hierarchy: ``parent id<TAB>child id`` a line.
-        keywords: ``name:term,term`` a line; every class of that name gets the terms. Names that
-            no class has are dropped with a count.
+        labels: lines ``id<TAB>name``.
+        hierarchy: lines ``parent id<TAB>child id``.
+        keywords: lines ``name:term,term``, for every class of that name; names that no class has
+            are dropped and counted.
 
     Raises:
-        CorpusError: a missing or damaged file, a malformed line, or what :func:`make_taxonomy`
-            refuses.
+        CorpusError: a file is missing or corrupt, a line is malformed, or as
+            :func:`make_taxonomy`.
 
     """
     classes = list(tab_rows(labels, "id<TAB>name"))
@@ -234,7 +234,7 @@ def read_taxonomy(labels: Path, hierarchy: Path, keywords: Path | None = None) -
 
 
 def unknown_class(id_: str, ids: Sequence[str]) -> str:
-    """What to say about an id that no class has."""
+    """Return the error message for an id that no class has."""
     nearest = get_close_matches(id_, ids, n=1, cutoff=0.0)[0]
     return (
         f"there is no class {id_!r}; the nearest of the {len(ids)} class ids is {nearest!r}: "
@@ -243,7 +243,7 @@ def unknown_class(id_: str, ids: Sequence[str]) -> str:
 
 
 def _refuse_cycles(taxonomy: Taxonomy, places: Mapping[tuple[int, int], str]) -> None:
-    """Raise for the first cycle, naming its classes and the last of its edges in the source."""
+    """Refuse a cycle, naming its classes and the last of its edges in the source."""
     sorter = TopologicalSorter(dict(enumerate(taxonomy.parents)))
     try:
         sorter.prepare()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from raypipe.storage.ledger import Row
 _EXAMPLES = 3
 
 
-def augment(corpus: Corpus, context: StageContext) -> None:
+def run_augment(corpus: Corpus, context: StageContext) -> None:
     """Write documents for the starved classes into the table ``generated``, and count classes.
 
     A class is starved if it has too few documents, counting the ancestors of labels.
@@ -31,22 +31,27 @@ def augment(corpus: Corpus, context: StageContext) -> None:
         UnitError: a generator failed; documents that others wrote are kept.
 
     """
-    data, settings = context.settings.data, context.settings.augment
-    taxonomy = corpus.taxonomy
+    settings, taxonomy = context.settings.augment, corpus.taxonomy
+    unit, ledger = context.stage.units[0].fingerprint, context.ledger
+    stale = [key for key, row in ledger.items("generated") if row.get("unit") != unit]
+    ledger.remove("generated", stale)  # an interrupted command wrote them with other settings
     stored = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
-    direct = label_matrix(stored.column("labels"), len(taxonomy.ids))
-    labels = taxonomy.closure(direct).tocsc()
+    labels = taxonomy.closure(label_matrix(stored.column("labels"), len(taxonomy))).tocsc()
     sizes = np.diff(labels.indptr)
-    starved = np.flatnonzero(sizes < settings.starved_below)
+    starved = np.flatnonzero(sizes < settings.starved_below).tolist()
     if settings.source == "files":
-        _from_files(context, data, corpus, settings, starved)
-    elif settings.source == "generator" and len(starved):
+        _from_files(corpus, context, starved)
+    elif settings.source == "generator" and starved:
         confidence = stored.column("confidence").to_numpy()
-        _from_generator(context, corpus, settings, labels, confidence, starved)
-    generated = context.ledger.rows("generated")
+        members = np.split(labels.indices, labels.indptr[1:-1])
+        surest = {
+            c: members[c][np.argsort(-confidence[members[c]], kind="stable")] for c in starved
+        }
+        _from_generator(corpus, context, surest)
+    generated = ledger.rows("generated")
     written = np.bincount([row["class_index"] for row in generated], minlength=len(sizes))
     gold = None if corpus.train.gold is None else np.asarray(corpus.train.gold.sum(axis=0)).ravel()
-    context.ledger.put(
+    ledger.put(
         "classes",
         {
             taxonomy.ids[c]: {
@@ -67,23 +72,6 @@ def augment(corpus: Corpus, context: StageContext) -> None:
     )
 
 
-def _from_files(
-    context: StageContext,
-    data: DataSettings,
-    corpus: Corpus,
-    settings: AugmentSettings,
-    starved: np.ndarray[Any, np.dtype[np.int64]],
-) -> None:
-    texts, labels = generated_files(data, corpus, settings)
-    written: dict[int, list[str]] = {int(c): [] for c in starved}
-    for name, text in zip(texts.ids.to_pylist(), texts.text_list(0, len(texts)), strict=True):
-        for c in labels.get(name, []):
-            if c in written and len(written[c]) < settings.documents:
-                written[c].append(text)
-    rows = [_rows(corpus, c, each) for c, each in written.items()]
-    context.ledger.put("generated", {key: row for part in rows for key, row in part.items()})
-
-
 def generated_files(
     data: DataSettings, corpus: Corpus, settings: AugmentSettings
 ) -> tuple[Documents, dict[str, list[int]]]:
@@ -98,30 +86,33 @@ def generated_files(
     return texts, read_annotations(folder / settings.labels, corpus.taxonomy)
 
 
-def _from_generator(
-    context: StageContext,
-    corpus: Corpus,
-    settings: AugmentSettings,
-    labels: Any,
-    confidence: np.ndarray[Any, np.dtype[np.float32]],
-    starved: np.ndarray[Any, np.dtype[np.int64]],
-) -> None:
+def _from_files(corpus: Corpus, context: StageContext, starved: Sequence[int]) -> None:
+    settings = context.settings.augment
+    documents, classes = generated_files(context.settings.data, corpus, settings)
+    texts: dict[int, list[str]] = {c: [] for c in starved}
+    for name, text in zip(documents.ids.to_pylist(), documents.texts.to_pylist(), strict=True):
+        for c in classes.get(name, []):
+            if c in texts and len(texts[c]) < settings.documents:
+                texts[c].append(text)
+    rows = [_rows(corpus, context, c, own) for c, own in texts.items()]
+    context.ledger.put("generated", {key: row for part in rows for key, row in part.items()})
+
+
+def _from_generator(corpus: Corpus, context: StageContext, surest: dict[int, Any]) -> None:
+    """Write documents for classes, given the rows of their documents, most confident first."""
+    settings = context.settings.augment
     done = {row["class_index"] for row in context.ledger.rows("generated")}
-    context.begin(len(starved), len(done))
+    context.begin(len(surest), len(done))
 
     def calls() -> Iterator[tuple[int, Any, str, Assignment]]:
-        for c in starved.tolist():
-            if c in done:
-                continue
-            rows = labels.indices[labels.indptr[c] : labels.indptr[c + 1]]
-            surest = rows[np.argsort(-confidence[rows], kind="stable")][:_EXAMPLES]
-            examples = corpus.train.take(surest).text_list(0, len(surest))
+        for c in [c for c in surest if c not in done]:
+            examples = corpus.train.texts.take(surest[c][:_EXAMPLES]).to_pylist()
             assignment = _assignment(corpus, settings, c, tuple(examples))
             yield c, _write, settings.generator, assignment
 
     with context.pool(pool_options(context, settings, neural=False)) as pool:
         for c, texts in context.map(pool, calls()):
-            context.ledger.put("generated", _rows(corpus, c, texts))
+            context.ledger.put("generated", _rows(corpus, context, c, texts))
             done.add(c)
             context.advance(len(done))
 
@@ -132,8 +123,8 @@ def _assignment(
     taxonomy = corpus.taxonomy
     names = [name.replace("_", " ") for name in taxonomy.names]
     path, siblings = [c], []
-    while len(parents := taxonomy.parents[path[0]]):
-        path.insert(0, int(parents[0]))
+    while parents := taxonomy.parents[path[0]]:
+        path.insert(0, parents[0])
     if len(path) > 1:
         siblings = [names[s] for s in taxonomy.children[path[-2]] if s != c]
     return Assignment(
@@ -155,8 +146,9 @@ def _write(generator: str, assignment: Assignment) -> list[str]:
     return [text for text in texts if text.strip()][: assignment.documents]
 
 
-def _rows(corpus: Corpus, c: int, texts: list[str]) -> dict[str, Row]:
+def _rows(corpus: Corpus, context: StageContext, c: int, texts: list[str]) -> dict[str, Row]:
     about = {"class_index": c, "class": corpus.taxonomy.ids[c], "name": corpus.taxonomy.names[c]}
+    about["unit"] = context.stage.units[0].fingerprint
     return {
         f"{c}/{number}": {**about, "number": number, "text": text}
         for number, text in enumerate(texts)

@@ -25,7 +25,7 @@ from raypipe.pipeline.context import StageContext
 _BLOCK = 4096
 
 
-def measure_baselines(corpus: Corpus, context: StageContext) -> None:
+def run_baselines(corpus: Corpus, context: StageContext) -> None:
     """Measure both baselines on the documents to predict, if they have gold labels.
 
     Each takes the most similar class with its ancestors. The names' vectors are those of the

@@ -18,7 +18,7 @@ from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
-def add_ancestors(corpus: Corpus, context: StageContext) -> None:
+def run_hierarchy(corpus: Corpus, context: StageContext) -> None:
     """Write the training set: labeled and generated documents with all ancestors of their labels.
 
     Raises:

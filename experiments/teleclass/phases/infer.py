@@ -7,7 +7,8 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
-from experiments.teleclass.artifacts import label_lists, record_measures, tokenizer_path
+from experiments.common.tokenizer import read_tokenizer
+from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.dataset import NOTHING
@@ -55,24 +57,22 @@ class Predictor:
         model, tokenizer, device = _loaded(self.run_dir, self.trial_id)
         precision.check(self.settings.precision, device, "infer.precision")
         precision.configure(self.settings.precision)
-        tokens = [each.values.to_numpy() for each in token_lists(tokenizer, texts)]
-        order = np.argsort([len(each) for each in tokens], kind="stable")
-        labels = np.empty(0, np.int32)
-        collate = Collate(0)
+        tokens = [ids.values.to_numpy() for ids in token_lists(tokenizer, texts)]
+        order = np.argsort([len(ids) for ids in tokens], kind="stable")
+        collate, no_labels = Collate(0), np.empty(0, np.int32)
         parts = []
         for start in range(0, len(order), self.settings.batch_size):
             rows = order[start : start + self.settings.batch_size]
-            batch = collate(
-                [(tokens[r], labels, NOTHING if vectors is None else vectors[r]) for r in rows]
-            )
-            inputs = [tensor.to(device) for tensor in batch[:-1]]
+            samples = [
+                (tokens[row], no_labels, NOTHING if vectors is None else vectors[row])
+                for row in rows
+            ]
+            inputs = [tensor.to(device) for tensor in collate(samples)[:-1]]
             with torch.inference_mode(), precision.autocast(self.settings.precision, device):
                 logits = model(*inputs)
             parts.append(logits.float().sigmoid().cpu().numpy())
-        sorted_ = np.concatenate(parts)
-        probabilities = np.empty_like(sorted_)
-        probabilities[order] = sorted_
-        return probabilities
+        probabilities = np.concatenate(parts)
+        return probabilities[np.argsort(order)]
 
 
 def choose(
@@ -83,10 +83,7 @@ def choose(
     Classes at or above the threshold, or the most probable class if there is none; or the
     ``top_k``.
     """
-    if settings.top_k is not None:
-        best = ranked(probabilities, min(settings.top_k, probabilities.shape[1]))
-    else:
-        best = probabilities.argmax(1)[:, None]
+    best = ranked(probabilities, min(settings.top_k or 1, probabilities.shape[1]))
     chosen = np.zeros(probabilities.shape, bool)
     np.put_along_axis(chosen, best, True, 1)
     if settings.threshold is not None:
@@ -94,7 +91,7 @@ def choose(
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 
-def infer(corpus: Corpus, context: StageContext) -> None:
+def run_infer(corpus: Corpus, context: StageContext) -> None:
     """Predict the labels of the documents, store them, measure them if there are gold labels.
 
     Blocks are stored as they are predicted, and not computed again.
@@ -104,31 +101,30 @@ def infer(corpus: Corpus, context: StageContext) -> None:
 
     """
     settings, identity = context.settings.infer, context.stage.units[0].fingerprint
-    run_dir, taxonomy = context.run_dir, corpus.taxonomy
+    run_dir, documents = context.run_dir, corpus.documents(corpus.predicted)
     vectors = None
     if takes_vectors(context.settings.train.classifier):
         vectors = embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted)
-    documents = corpus.documents(corpus.predicted)
     starts = range(0, len(documents), settings.block)
     context.begin(len(documents))
-    predictor = Predictor(run_dir, "train", settings)
     done = 0
     with context.pool(pool_options(context, settings, neural=True)) as pool:
-        shared = pool.share((predictor, taxonomy, vectors))
+        shared = pool.share((Predictor(run_dir, "train", settings), corpus.taxonomy, vectors))
 
         def calls() -> Iterator[tuple[Any, ...]]:
             nonlocal done
             for start in starts:
                 stop = min(start + settings.block, len(documents))
-                if _holds(run_dir, _part_path(run_dir, start), identity):
+                if _holds(run_dir, _part_path(run_dir, start), identity, stop - start):
                     done += stop - start
                     continue
                 gold = None if documents.gold is None else documents.gold[start:stop]
                 texts = documents.text_list(start, stop)
                 yield start, _predict, shared, start, texts, gold
 
-        for start, (labels, classes, scores, counts) in context.map(pool, calls()):
-            part = _part(corpus, start, labels, classes, scores)
+        for start, (labels, best, scores, counts) in context.map(pool, calls()):
+            ids = documents.ids[start : start + len(best)]
+            part = _part(corpus.taxonomy, ids, labels, best, scores)
             about = {_IDENTITY: identity, _COUNTS: "" if counts is None else _to_json(counts)}
             path = _part_path(run_dir, start)
             write_parquet(run_dir, path, part.replace_schema_metadata(about))
@@ -138,23 +134,20 @@ def infer(corpus: Corpus, context: StageContext) -> None:
 
 
 def _part(
-    corpus: Corpus,
-    start: int,
+    taxonomy: Taxonomy,
+    ids: pa.Array,
     labels: sparse.csr_matrix,
-    classes: NDArray[np.int32],
+    best: NDArray[np.int64],
     scores: Probabilities,
 ) -> pa.Table:
     """Return the predictions of a block: class ids, and the most probable classes with scores."""
-    names = np.array(corpus.taxonomy.ids, object)
-    lists = label_lists(labels)
-    documents = corpus.documents(corpus.predicted)
+    names, lists = np.array(taxonomy.ids, object), label_lists(labels)
+    predicted = pa.array(names[lists.values.to_numpy()], pa.string())
     return pa.table(
         {
-            "id": documents.ids[start : start + labels.shape[0]],
-            "labels": pa.ListArray.from_arrays(
-                lists.offsets, pa.array(names[lists.values.to_numpy()], pa.string())
-            ),
-            "most_probable": pa.array(names[classes].tolist(), pa.list_(pa.string())),
+            "id": ids,
+            "labels": pa.ListArray.from_arrays(lists.offsets, predicted),
+            "most_probable": pa.array(names[best].tolist(), pa.list_(pa.string())),
             "probabilities": pa.array(scores.tolist(), pa.list_(pa.float32())),
         }
     )
@@ -170,18 +163,14 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("id", "labels"))
-    for batch in table.to_batches():
-        labels = batch.column("labels").to_pylist()
-        names = batch.column("id").to_pylist()
-        writer.writerows((name, " ".join(each)) for name, each in zip(names, labels, strict=True))
+    for batch in table.select(["id", "labels"]).to_batches():
+        writer.writerows((row["id"], " ".join(row["labels"])) for row in batch.to_pylist())
     path = run_dir.artifact("infer", "predictions.csv")
     run_dir.write(path, stream.getvalue().encode())
     counts = [text for part in parts if (text := part.schema.metadata[_COUNTS].decode())]
     if counts:
-        whole = _from_json(counts[0])
-        for text in counts[1:]:
-            whole += _from_json(text)
-        record_measures(context, corpus.taxonomy, "classifier", corpus.predicted, whole)
+        total = reduce(add, map(_from_json, counts))
+        record_measures(context, corpus.taxonomy, "classifier", corpus.predicted, total)
     context.say(f"{len(table)} predictions: {path}")
 
 
@@ -194,9 +183,8 @@ def _predict(
     """Task: return labels, most probable classes, their probabilities and measures of a block."""
     predictor, taxonomy, stored = shared
     rows = np.arange(start, start + len(texts))
-    probabilities = predictor.probabilities(
-        texts, None if stored is None else stored.read_rows(rows)
-    )
+    vectors = None if stored is None else stored.read_rows(rows)
+    probabilities = predictor.probabilities(texts, vectors)
     labels = choose(probabilities, taxonomy, predictor.settings)
     best = ranked(probabilities, min(predictor.settings.scores, probabilities.shape[1]))
     counts = None if gold is None else count(probabilities, labels, gold, taxonomy.depth)
@@ -209,7 +197,7 @@ def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch
     weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = restore_classifier(weights, metadata).to(device)
-    return model, run_dir.read(tokenizer_path(run_dir)).decode(), device
+    return model, read_tokenizer(run_dir), device
 
 
 def _to_json(counts: Counts) -> str:
@@ -224,12 +212,13 @@ def _part_path(run_dir: RunDirectory, start: int) -> str:
     return run_dir.artifact("infer", f"{start:09d}.parquet")
 
 
-def _holds(run_dir: RunDirectory, path: str, identity: str) -> bool:
-    """Whether a complete block of this unit is stored."""
+def _holds(run_dir: RunDirectory, path: str, identity: str, rows: int) -> bool:
+    """Whether an intact block of this unit with this number of rows is stored."""
     if not run_dir.exists(path):
         return False
     try:
         table = read_parquet(run_dir, path)
     except ValueError:
         return False
-    return bool((table.schema.metadata or {}).get(_IDENTITY) == identity.encode())
+    stored = (table.schema.metadata or {}).get(_IDENTITY)
+    return stored == identity.encode() and len(table) == rows

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from experiments.common.blocks import SPLITS, Split
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import held_out_loss, unigram_loss
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
-from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
@@ -50,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
     return run
 
 
-def stream(run: RunDirectory, split: shards.Split) -> list[int]:
+def stream(run: RunDirectory, split: Split) -> list[int]:
     return np.concatenate(run_folder(run).maps(split)).tolist()
 
 
@@ -61,7 +62,7 @@ def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
         for place in range(1, 6):
             logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
             costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
-    assert held_out_loss(run, MODEL, "train") == pytest.approx(sum(costs) / 25, rel=1e-5)
+    assert held_out_loss(run, MODEL) == pytest.approx(sum(costs) / 25, rel=1e-5)
 
 
 def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:

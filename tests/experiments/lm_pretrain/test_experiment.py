@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments.lm_pretrain.model import large, medium, tiny
-from experiments.lm_pretrain.pipeline import stages
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
@@ -18,7 +17,6 @@ from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Unit
-from raypipe.pipeline.identity import fingerprint
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
@@ -45,7 +43,7 @@ def unit(*overrides: str) -> Unit:
 
 def named(*overrides: str, path: Path = PLAIN) -> dict[str, Unit]:
     """The unit of each stage."""
-    found = stages(resolved(path, *overrides).settings)
+    found = resolved(path, *overrides).stages()
     return {stage.name: stage.units[0] for stage in found}
 
 
@@ -53,7 +51,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
     everything = with_sweep(resolved(SWEEP, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity["train"]["training"] for unit in each]
+    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +102,7 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
 
 
 @pytest.mark.parametrize(
-    ("override", "tokenised", "trained", "sampled"),
+    ("override", "tokenized", "trained", "sampled"),
     [
         ("model.layers=2", False, True, True),
         ("model.vocabulary=500", True, True, True),
@@ -112,20 +110,19 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
         ("data.held_out_share=0.2", True, True, True),
         ("train.training.seed=1", False, True, True),
         ("sample.top_k=5", False, False, True),
+        ("sample.prompt=line", False, False, True),
+        ("export=true", False, False, False),
         ("data.samples=100", False, False, False),  # of random tokens
         ("train.training.gradient_checkpointing=true", False, False, False),
         ("train.training.micro_batch=4", False, False, False),
     ],
 )
-def test_what_decides_the_result_is_the_identity(override, tokenised, trained, sampled):
+def test_what_decides_the_result_is_the_identity(override, tokenized, trained, sampled):
     before, after = named(), named(override)
-    differ = {
-        name: fingerprint(unit.identity) != fingerprint(after[name].identity)
-        for name, unit in before.items()
-    }
+    differ = {name: unit.fingerprint != after[name].fingerprint for name, unit in before.items()}
     assert differ == {
         "hardware": False,
-        "tokenise": tokenised,
+        "tokenize": tokenized,
         "train": trained,
         "evaluate": trained,
         "sample": sampled,
@@ -138,21 +135,21 @@ def test_what_decides_the_result_is_the_identity(override, tokenised, trained, s
 )
 def test_what_decides_the_result_on_random_tokens_is_the_identity(override, changes):
     random = "data.source=random"
-    differ = fingerprint(unit(random, override).identity) != fingerprint(unit(random).identity)
+    differ = unit(random, override).fingerprint != unit(random).fingerprint
     assert differ == changes
 
 
 def test_the_vocabulary_of_bytes_is_no_setting():
-    units = [unit("data.tokens=bytes", f"model.vocabulary={n}") for n in (300, 400)]
-    assert units[0].identity["tokenise"] == units[1].identity["tokenise"]
+    units = [named("data.tokens=bytes", f"model.vocabulary={n}")["tokenize"] for n in (300, 400)]
+    assert units[0].fingerprint == units[1].fingerprint
 
 
 def test_fit_takes_samples_of_the_full_length_without_any_text():
-    settings = resolved(PLAIN).settings
-    *_, train, _, _ = stages(settings)
+    configuration = resolved(PLAIN)
+    *_, train, _, _ = configuration.stages()
     assert train.training is not None
-    task = train.training.build_task(None)
-    assert task.build_dataset()[0].shape == (settings.model.context + 1,)
+    task = train.training.task(None)
+    assert task.build_dataset()[0].shape == (configuration.settings.model.context + 1,)
     assert task.build_model().embedding.num_embeddings == 1024
 
 

@@ -1,4 +1,4 @@
-"""What is exported is read by ``transformers`` itself, and gives what ours gives."""
+"""The library ``transformers`` reads the export, and computes the same."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
 from experiments.lm_pretrain.export import export, library_tokenizer
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
-from experiments.lm_pretrain.shards import SPLITS, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
@@ -88,7 +89,7 @@ def test_the_logits_are_equal(
     settings = LmSettings.model_validate(SMALL.model_dump() | parts | {"tied": tied})
     run = RunDirectory.at(tmp_path)
     model = stored(run, settings, TOKENIZERS["bytes"])
-    export(run, settings, "train", str(tmp_path / "hf"))
+    export(run, settings, str(tmp_path / "hf"))
     same_logits(str(tmp_path / "hf"), model, architecture)
 
 
@@ -98,7 +99,7 @@ def test_the_tokens_are_equal(tmp_path: Path, kind: str, parts: dict[str, object
     tokenizer, run = TOKENIZERS[kind], RunDirectory.at(tmp_path)
     settings = LmSettings.model_validate(SMALL.model_dump() | parts)
     stored(run, settings, tokenizer)
-    export(run, settings, "train", str(tmp_path / "hf"))
+    export(run, settings, str(tmp_path / "hf"))
     loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "hf"))
     for text in (*TEXTS[:2], "the  <|endoftext|>", " a", "", "\n\n"):
         assert loaded(text)["input_ids"] == tokenizer.encode(text).tolist()
@@ -192,7 +193,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     index = run_folder(run).index()
     if index.kind == "characters":
         settings = settings.model_copy(update={"vocabulary": index.vocabulary})
-    same_logits(str(folder), load_model(run, settings, "train"), architecture)
+    same_logits(str(folder), load_model(run, settings), architecture)
     tokenizer = run_folder(run).tokenizer()
     loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
     assert loaded(TEXTS[1])["input_ids"] == tokenizer.encode(TEXTS[1]).tolist()

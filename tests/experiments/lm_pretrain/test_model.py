@@ -176,7 +176,7 @@ def test_tied_weights_are_one_matrix() -> None:
     tied, untied = _model(settings), _model(SMALL)
     assert set(untied.state_dict()) - set(tied.state_dict()) == {"head.weight"}
     assert _parameters(SMALL) - _parameters(settings) == SMALL.vocabulary * SMALL.width
-    # the gradient comes from both uses: a token that is no input gets one from the output
+    # the gradient comes from both uses: a token that is not an input gets one from the output
     tied(torch.zeros(1, 3, dtype=torch.int64))[..., 5].sum().backward()
     gradient = tied.embedding.weight.grad
     assert gradient is not None
@@ -251,7 +251,7 @@ def test_dropout_draws_in_training_only() -> None:
 
 
 def test_a_sequence_beyond_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="10 tokens a sequence, but the model has context=9"):
+    with pytest.raises(ValueError, match="a sequence of 10 tokens exceeds the model's context=9"):
         _model(SMALL)(_tokens(SMALL, 10))
 
 
@@ -259,7 +259,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
     ("changes", "message"),
     [
         ({"heads": 5}, "heads=5 must divide width=12"),
-        ({"heads": 4}, "is 3 a head; rotary positions turn pairs"),
+        ({"heads": 4}, "is 3 per head; rotary positions turn pairs"),
         ({"dropout": 1.0}, "less than 1"),
         ({"norm": "batch"}, "'rms' or 'layer'"),
     ],

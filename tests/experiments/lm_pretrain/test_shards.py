@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
-from experiments.lm_pretrain.packed import PackedTokens
+from experiments.lm_pretrain.dataset import PackedTokens
 from experiments.lm_pretrain.shards import (
-    SPLITS,
     TOKENIZER,
     DamagedError,
     Index,
@@ -127,7 +127,7 @@ def test_damage_is_noticed(tmp_path, short, name: str, damage: Callable[[Path], 
     for use in (folder.check, lambda: folder.copy_to(TokenFolder(other, other.path()))):
         with pytest.raises(DamagedError, match=rf"{name}: the tokens are missing or damaged"):
             use()
-    # what was copied before is no folder of tokens
+    # without an index the copied files are not a folder of tokens
     assert not other.exists(other.path("tokens.json"))
 
 

@@ -10,13 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.lm_pretrain import tokenise
+from experiments.lm_pretrain import tokenize_stage
+from experiments.lm_pretrain.data import read_texts
 from experiments.lm_pretrain.shards import run_folder
-from experiments.lm_pretrain.text import read_texts
+from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.source import Source
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 
@@ -81,6 +83,11 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
         for split in ("train", "held_out")
     ]
     assert decoded == [TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]]
+    for declared in TABLES:
+        names = [column.name for column in declared.columns]
+        assert {*table(found, declared.name)} - {"run_id", "command_id"} == {*names}
+    logged = [name for name in table(found, "steps") if name.startswith("eval_")]
+    assert logged == [column.name for column in STEP_METRICS]
     text = table(found, "samples").iloc[0]["text"]
     assert 0 < len(tokenizer.encode(text)) <= 20
 
@@ -94,7 +101,7 @@ def test_the_model_of_characters_has_as_many_as_the_text(run: Run) -> None:
 def test_any_chunks_give_the_same_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run_folder(run("whole"))
     monkeypatch.setenv("RAYPIPE_CACHE", str(Path(whole.folder).parent / "other"))
-    monkeypatch.setattr(tokenise, "CHUNK", 100)
+    monkeypatch.setattr(tokenize_stage, "CHUNK", 100)
     assert run_folder(run("parts")).index() == whole.index()
 
 
@@ -107,13 +114,13 @@ def test_a_second_run_directory_takes_the_cache(
         read.append(data)
         return read_texts(data)
 
-    monkeypatch.setattr(tokenise, "read_texts", counted)
+    monkeypatch.setattr(tokenize_stage, "read_texts", counted)
     first = run_folder(run("first")).index()
     assert run_folder(run("second", "train.training.steps=10")).index() == first
     assert len(read) == 1
     run("third", "data.tokens=bytes")
     assert len(read) == 2
-    # a changed shard of the cache is noticed, and made anew
+    # a changed shard of the cache is detected, and the text is tokenized again
     (folder,) = {path.parent for path in (tmp_path / "cache/tokens").glob("*/train-00000.bin")} - {
         path.parent
         for path in (tmp_path / "cache/tokens").glob("*/tokens.json")
@@ -127,10 +134,23 @@ def test_a_second_run_directory_takes_the_cache(
     assert shard.read_bytes() == content
 
 
+@pytest.mark.parametrize("changed", ["__version__", "source_of", "package_version"])
+def test_other_code_does_not_take_the_cache(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
+) -> None:
+    run("first", only=("tokenize",))
+    other = Source({"tokenizer": "edited"}) if changed == "source_of" else "0.0.1"
+    monkeypatch.setattr(
+        tokenize_stage, changed, other if changed == "__version__" else lambda name: other
+    )
+    run("second", only=("tokenize",))
+    assert len(list((tmp_path / "cache/tokens").iterdir())) == 2
+
+
 def test_a_damaged_shard_of_the_run_is_not_trained_on(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = run("run", only=("tokenise",))
+    found = run("run", only=("tokenize",))
     shard = Path(run_folder(found).folder) / "train-00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(content[:5] + bytes([content[5] ^ 1]) + content[6:])

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import (
     DecoderLayer,
     LanguageModel,
@@ -19,7 +20,7 @@ from experiments.lm_pretrain.model import (
     flops_per_token,
     tiny,
 )
-from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
+from experiments.lm_pretrain.training import LanguageModelTask
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.training.batching import BatchPlan

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from experiments.pabbo_lda.aggregation import MEASURES, aggregate
-from experiments.pabbo_lda.progress import anytime, convergence, progress
+from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
+from experiments.pabbo_lda.study.convergence import anytime, convergence, progress
 from raypipe.storage.ledger import Row
 
-Values = dict[str, list[list[float]]]  # of each optimiser, a list a run
+Values = dict[str, list[list[float]]]  # of each optimizer, a list a run
 
 
 def history(values: Values, start: int = 2, dataset: str = "corpus") -> list[Row]:
@@ -257,7 +257,7 @@ def test_the_order_of_the_rows_changes_nothing(values: Values, random) -> None:
 @settings(max_examples=8, deadline=None)
 @given(STUDIES, st.permutations(range(3)))
 def test_numbering_the_runs_anew_changes_no_statistic(values: Values, order: list[int]) -> None:
-    """Runs are exchangeable blocks: the same permutation of all optimisers' runs."""
+    """Runs are exchangeable blocks: the same permutation of all optimizers' runs."""
     before = aggregate(history(values))
     after = aggregate(history({name: [runs[i] for i in order] for name, runs in values.items()}))
     for name in ("summary", "rankings", "comparisons"):

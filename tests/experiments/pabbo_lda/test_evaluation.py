@@ -7,20 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.pabbo_lda.duels import Candidates, winners
-from experiments.pabbo_lda.evaluation import (
-    EvaluationSettings,
-    HeldOut,
+from experiments.pabbo_lda.pabbo.duels import Candidates, winners
+from experiments.pabbo_lda.pabbo.evaluation import (
     evaluate_model,
-    held_out_functions,
     policy_scorer,
-    published_functions,
     random_scorer,
     regret_curve,
     simple_regret,
 )
-from experiments.pabbo_lda.functions import FunctionSettings, sample_functions
-from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.held_out_functions import (
+    EvaluationSettings,
+    HeldOut,
+    held_out_functions,
+    published_functions,
+)
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
 FUNCTIONS = FunctionSettings()

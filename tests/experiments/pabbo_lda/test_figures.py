@@ -10,10 +10,10 @@ from matplotlib.image import imread
 from matplotlib.lines import Line2D
 from numpy.testing import assert_allclose
 
-from experiments.pabbo_lda import progress_figures
-from experiments.pabbo_lda.figures import figures
-from experiments.pabbo_lda.marks import NAMES
-from raypipe.report.plots import Figure, encode
+from experiments.pabbo_lda.figures import convergence_figures
+from experiments.pabbo_lda.figures.optimizer_styles import NAMES
+from experiments.pabbo_lda.figures.report_figures import figures
+from raypipe.report.plots import Plot, encode
 
 START = [733, 133, 355, 115]
 KINDS = ["best_by_evaluation", "best_by_time", "excess_by_evaluation", "excess_by_time"]
@@ -61,7 +61,7 @@ def _tables(
     return {"study_history": table, "studies": studies, "summary": summary}
 
 
-def _named(tables: dict[str, pd.DataFrame]) -> dict[str, Figure]:
+def _named(tables: dict[str, pd.DataFrame]) -> dict[str, Plot]:
     return {figure.name: figure for figure in figures(tables)}
 
 
@@ -219,17 +219,15 @@ def test_the_trajectory_shows_all_that_was_tried_and_the_median_best() -> None:
         assert_allclose(_line(axes, "best T").get_ydata(), best)
 
 
-def test_colours_are_the_same_in_all_figures_and_whatever_the_selection() -> None:
+def test_colors_are_the_same_in_all_figures_and_whatever_the_selection() -> None:
     few = _named(_tables(["corpus"], ["sabbo", "random"], 2))
     many = _named(_tables(["corpus"], list(NAMES), 2))
     for name in ("best_by_evaluation-corpus", "best_by_time-corpus"):
         for optimizer in ("sabbo", "random"):
             lines = [_line(d[name].figure.axes[0], optimizer) for d in (few, many)]
             assert lines[0].get_color() == lines[1].get_color()
-    colours = [
-        _line(many["best_by_evaluation-corpus"].figure.axes[0], n).get_color() for n in NAMES
-    ]
-    assert len(set(colours)) == len(NAMES)
+    colors = [_line(many["best_by_evaluation-corpus"].figure.axes[0], n).get_color() for n in NAMES]
+    assert len(set(colors)) == len(NAMES)
 
 
 def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:
@@ -315,9 +313,9 @@ def test_times_of_very_many_evaluations_are_thinned_and_the_curves_stay_the_same
         about = {"run": run, "evaluation": np.arange(1, 51), "elapsed": draw.random(50).cumsum()}
         runs.append(pd.DataFrame({**about, "best_value": value}))
     table = pd.concat(runs, ignore_index=True)
-    whole = progress_figures.best_of(table, "elapsed")
-    monkeypatch.setattr(progress_figures, "_POINTS", 40)
-    thinned = progress_figures.best_of(table, "elapsed")
+    whole = convergence_figures.best_of(table, "elapsed")
+    monkeypatch.setattr(convergence_figures, "_POINTS", 40)
+    thinned = convergence_figures.best_of(table, "elapsed")
     assert 30 < len(thinned) <= 40
     assert thinned.index[-1] == whole.index[-1] == table["elapsed"].max()
     pd.testing.assert_frame_equal(thinned, whole.loc[thinned.index])

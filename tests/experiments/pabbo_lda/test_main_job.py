@@ -11,13 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.pabbo_lda.inference import LdaFit
+from experiments.pabbo_lda.experiment import EXPERIMENT
+from experiments.pabbo_lda.objective.fit_options import LdaFit
+from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.topic_model import lda_perplexity
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import SCHEMAS, read_table
+from raypipe.storage.tables import read_table
 from tests.command import Ended, in_process, start
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -116,7 +117,9 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
         *("lda", "aggregate"),
     ]
     assert set(stages["status"]) == {"succeeded"}
-    rows = {name: len(table(folder, name)) for name in SCHEMAS}
+    core = ("trials", "environment", "failures")
+    names = (*core, *(declared.name for declared in EXPERIMENT.tables))
+    rows = {name: len(table(folder, name)) for name in names}
     assert rows["trials"] == 2
     assert rows["studies"] == 8 * 2
     assert rows["environment"] == 1

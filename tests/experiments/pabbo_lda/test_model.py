@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from experiments.pabbo_lda.model import (
+from experiments.pabbo_lda.pabbo.model import (
     LARGE,
     SMALL,
     ModelSettings,
@@ -16,8 +16,8 @@ from experiments.pabbo_lda.model import (
     load_model,
     score_pairs,
 )
-from experiments.pabbo_lda.recipe import PabboSettings
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
 
 
 def _model(settings: ModelSettings = SMALL) -> PabboModel:
@@ -175,7 +175,7 @@ def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="holds no PABBO model"):
+    with pytest.raises(ValueError, match="does not hold a PABBO model"):
         load_model(tmp_path / "other.safetensors")
 
 

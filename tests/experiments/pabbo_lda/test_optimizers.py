@@ -1,4 +1,4 @@
-"""The optimisers of T: their contract, their operators, and whole studies on recorded values."""
+"""The optimizers of T: their contract, their operators, and whole studies on recorded values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 from experiments.pabbo_lda.optimizers import (
     IntegerRange,
     Optimizer,
@@ -25,10 +25,10 @@ from experiments.pabbo_lda.optimizers import (
     model_scorer,
 )
 from experiments.pabbo_lda.optimizers.genetic import cross, mutate
-from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbour
+from experiments.pabbo_lda.optimizers.sabbo import natural_gradient, rank_losses, worst_neighbor
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
-from experiments.pabbo_lda.study import Study
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.study.study import Study
 
 NAMES: tuple[OptimizerName, ...] = (
     "ga",
@@ -64,7 +64,7 @@ def told(optimizer: Optimizer, topics: list[int], values: list[float]) -> None:
 
 
 def asked(optimizer: Optimizer, value, start: list[int], batches: int = 12) -> list[list[int]]:
-    """The batches of T an optimiser asks for."""
+    """The batches of T an optimizer asks for."""
     told(optimizer, start, [value(T) for T in start])
     out = []
     for _ in range(batches):
@@ -136,7 +136,7 @@ def test_improves_on_the_start_far_from_it(name: OptimizerName):
 
 
 def test_refuses_unknown_names_empty_ranges_and_pabbo_without_a_model():
-    with pytest.raises(ValueError, match=r"no optimiser 'gp'.*golden_section"):
+    with pytest.raises(ValueError, match=r"optimizer 'gp' is not known.*golden_section"):
         make_optimizer("gp", space=Space(2, 9), seed=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="t_min=9, t_max=9"):
         make("ga", t_min=9, t_max=9)
@@ -200,12 +200,12 @@ def test_evolution_strategy_forgets_its_parents():
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])
-def test_sabbo_worst_neighbour_lies_on_the_sphere_and_is_worse(dimensions: int):
+def test_sabbo_worst_neighbor_lies_on_the_sphere_and_is_worse(dimensions: int):
     rng = np.random.default_rng(1)
     z = rng.standard_normal((10, dimensions))
     losses = rank_losses(np.exp(50 * z.sum(axis=1)))
     for radius in (0.01, 0.1):
-        shift, widening = worst_neighbour(z, losses, radius)
+        shift, widening = worst_neighbor(z, losses, radius)
         divergence = ((widening**2 + shift**2 - 1) / 2 - np.log(widening)).sum()
         assert divergence == pytest.approx(radius**2, rel=0.2)
         weights = np.exp((z**2 - ((z - shift) / widening) ** 2).sum(axis=1) / 2)
@@ -286,7 +286,7 @@ def pabbo(scorer, **options) -> Optimizer:
         space=Space(2, 1000),
         seed=0,
         scorer=scorer,
-        pabbo=PolicySettings(**options),
+        policy=PolicySettings(**options),
     )
 
 
@@ -372,7 +372,7 @@ def recorded(data_dir: Path) -> TabularObjective:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: TabularObjective):
-    """10 runs x 4 corpora with 80 distinct T; every optimiser beats the best of the start."""
+    """10 runs x 4 corpora with 80 distinct T; every optimizer beats the best of the start."""
     assert len(recorded.runs) == 40
     for dataset, seed in recorded.runs:
         study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=80)

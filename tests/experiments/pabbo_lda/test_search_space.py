@@ -1,4 +1,4 @@
-"""T, alpha and eta as one search space: its points, and the optimisers that search it."""
+"""T, alpha and eta as one search space: its points, and the optimizers that search it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.pabbo_lda.objectives import Objective
 from experiments.pabbo_lda.optimizers import (
     T_ONLY,
     OptimizerName,
@@ -20,17 +19,15 @@ from experiments.pabbo_lda.optimizers import (
 )
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.space import LogRange
-from experiments.pabbo_lda.pipeline import _study
-from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.study.study import Study
 
 SPACE = Space(2, 1000, alpha=(1e-3, 10.0), eta=(1e-3, 10.0))
 #: far from where 1/T leads
-CENTRE = Point(8, 0.01, 2.0)
+CENTER = Point(8, 0.01, 2.0)
 
 
 def squared_distance(point: Point) -> float:
-    return float(((SPACE.positions([point]) - SPACE.positions([CENTRE])) ** 2).sum())
+    return float(((SPACE.positions([point]) - SPACE.positions([CENTER])) ** 2).sum())
 
 
 def best_found(name: OptimizerName, seed: int) -> float:
@@ -51,7 +48,7 @@ def test_finds_the_bottom_of_a_bowl_better_than_random_search(name: OptimizerNam
 
 
 @pytest.mark.parametrize("name", sorted(T_ONLY))
-def test_optimisers_of_t_alone_refuse_priors(name: OptimizerName):
+def test_optimizers_of_t_alone_refuse_priors(name: OptimizerName):
     with pytest.raises(ValueError, match=rf"{name} searches T alone, not alpha and eta: leave"):
         make_optimizer(name, space=SPACE, seed=0)
 
@@ -126,15 +123,4 @@ def test_random_search_knows_a_small_space_whole_and_ends():
         study.supply(study.request()[0], 1.0)
     assert {row.point for row in study.history} == {
         Point(T, alpha, eta) for T in (2, 3) for alpha in (0.1, 0.101, 0.102) for eta in (0.999, 1)
-    }
-
-
-def test_priors_enter_the_identity_of_a_study_only_when_they_are_searched():
-    objective = Objective("mine", "perplexity", {}, {"fingerprint": "f"}, None)
-    plain = _study(LdaSettings(), objective, "ga", 0, None).unit.identity["lda"]
-    searched = LdaSettings(optimizers=("ga",), eta=(0.01, 1.0))
-    assert not {"alpha", "eta"} & set(plain)
-    assert _study(searched, objective, "ga", 0, None).unit.identity["lda"] == {
-        **plain,
-        "eta": [0.01, 1.0],
     }

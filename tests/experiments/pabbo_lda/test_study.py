@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from experiments.pabbo_lda.optimizers import Point
-from experiments.pabbo_lda.study import PATIENCE, Evaluation, Study
+from experiments.pabbo_lda.study.study import PATIENCE, Evaluation, HistoryMismatchError, Study
 
 
 def points(*topics: int) -> list[Point]:
@@ -126,3 +126,26 @@ def test_refuses_a_senseless_length():
         Study(Script([]), points(7), budget=0)
     with pytest.raises(ValueError, match="iterations"):
         Study(Script([]), points(7), budget=1, iterations=-1)
+
+
+def test_a_recorded_history_must_be_proposed_again():
+    batches = [[5, 9], [3, 4]]
+    recorded = points(7, 2, 5, 9, 3)
+    study = Study(Script(batches), points(7, 2), budget=9, recorded=recorded)
+    assert [row.point for row in finish(study, float)] == points(7, 2, 5, 9, 3, 4)
+    other = Study(Script([[5, 8]]), points(7, 2), budget=9, recorded=recorded)
+    other.supply(Point(7), 7.0)
+    with pytest.raises(HistoryMismatchError, match="proposed T=8, stored T=9 at evaluation 4"):
+        other.supply(Point(2), 2.0)
+    with pytest.raises(HistoryMismatchError, match="proposed T=2, stored T=7 at evaluation 1"):
+        Study(Script(batches), points(2, 7), budget=9, recorded=recorded)
+
+
+def test_a_study_that_ends_before_its_recorded_history_is_refused():
+    recorded = points(7, 5, 9)
+    study = Study(Script([[5]]), points(7), budget=9, recorded=recorded)
+    study.supply(Point(7), 7.0)
+    with pytest.raises(HistoryMismatchError, match="proposed nothing, stored T=9 at evaluation 3"):
+        study.supply(Point(5), 5.0)
+    cut = Study(Script([[5]]), points(7), budget=2, recorded=recorded)
+    assert len(finish(cut, float)) == 2

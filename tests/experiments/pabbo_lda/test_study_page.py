@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.study_page import Published, page, spread, write_page
-from experiments.pabbo_lda.aggregation import MEASURES, aggregate
+from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
 from raypipe.report.formatting import MISSING
 
 SETTINGS = {"runs": 3, "evaluations": 6, "start": [700, 500], "policy": {"file": "/secret/path"}}

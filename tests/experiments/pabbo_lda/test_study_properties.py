@@ -1,4 +1,4 @@
-"""Whatever the optimiser, space, budget and values: a study depends on nothing else.
+"""Whatever the optimizer, space, budget and values: a study depends on nothing else.
 
 Not on the order in which values arrive, nor on being killed and continued, nor on its budget but
 in where it ends.
@@ -25,7 +25,7 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
 )
 from experiments.pabbo_lda.optimizers.space import FloatArray, IntArray
-from experiments.pabbo_lda.study import Study
+from experiments.pabbo_lda.study.study import Study
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 
@@ -39,7 +39,7 @@ def pseudo_scorer(
 
 
 class Within:
-    """An optimiser whose proposals are looked at."""
+    """An optimizer whose proposals are looked at."""
 
     def __init__(self, optimizer: Optimizer, space: Space) -> None:
         self._optimizer, self._space = optimizer, space

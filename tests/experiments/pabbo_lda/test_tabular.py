@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.pabbo_lda.tabular import TabularObjective
+from experiments.pabbo_lda.objective.tabular import TabularObjective
 
 TABLE = pd.DataFrame(
     [("a", 1, 40, 1e8), ("a", 1, 10, 100.0), ("a", 1, 2, 400.0), ("b", 2, 5, 7.0)],
@@ -33,7 +33,7 @@ def test_table_refuses_what_it_cannot_answer():
         TabularObjective(TABLE.drop(columns="perplexity"))
     with pytest.raises(ValueError, match="not positive"):
         TabularObjective(TABLE.assign(perplexity=0.0))
-    with pytest.raises(ValueError, match="a perplexity that is no number"):
+    with pytest.raises(ValueError, match="a perplexity that is not a number"):
         TabularObjective(TABLE.assign(perplexity="1,234.5"))
 
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.pabbo_lda.duels import Candidates, draw_pairs
-from experiments.pabbo_lda.functions import sample_functions
-from experiments.pabbo_lda.losses import _trajectories, expected_improvement, reinforce
-from experiments.pabbo_lda.model import ModelSettings, PabboModel
-from experiments.pabbo_lda.recipe import PabboSettings
-from experiments.pabbo_lda.training import PabboTask
+from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs
+from experiments.pabbo_lda.pabbo.losses import _trajectories, expected_improvement, reinforce
+from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
+from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 

@@ -1,4 +1,4 @@
-"""What the library transformers wrote is read, and what is written it reads."""
+"""Models of the library transformers are read, and it reads the export."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_weights_are_those_the_library_saved(
 def test_files_as_they_lie_on_the_hub_are_read(
     family: str, stored: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of T5 1.1 and mT5, by their published keys alone."""
+    """The configuration of T5 1.1 and mT5, by their published keys alone."""
     model = lively(GATED).float()
     names = {"shared.weight", "lm_head.weight"}
     tensors = {
@@ -214,7 +214,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         pretrained_settings(str(tmp_path))
     monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     for function in (pretrained_settings, tokenizer_content):
-        with pytest.raises(ConfigError, match=r"takes transformers: pip install 'raypipe-runner\[nlp\]'"):
+        with pytest.raises(
+            ConfigError, match=r"takes transformers: pip install 'raypipe-runner\[nlp\]'"
+        ):
             function("google-t5/t5-small")
 
 

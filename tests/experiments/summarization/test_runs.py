@@ -1,4 +1,4 @@
-"""Summarisation through the public command, on a tiny corpus."""
+"""Summarization through the public command, on a tiny corpus."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from experiments.summarization import pipeline
+from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model
 from experiments.summarization.presets import PRESETS
-from experiments.summarization.tokenise import documents_path, pairs_path, tokenizer_of
+from experiments.summarization.tables import STEP_METRICS, TABLES
+from experiments.summarization.tokenize_stage import documents_path, pairs_path, tokenizer_of
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
@@ -28,7 +29,6 @@ from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Unit
-from raypipe.pipeline.identity import fingerprint
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
@@ -84,7 +84,7 @@ def found(folder: Path, name: str = "measures") -> pd.DataFrame:
     return read_table(RunDirectory.at(folder / "run"), name)
 
 
-def test_a_summariser_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
+def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     given = [*corpus(tmp_path), "train.training.epochs=14"]
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
@@ -104,22 +104,27 @@ def test_a_summariser_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     assert {"document", "references", "summarizer", "lead_sentence", "rouge_l"} <= {*texts.columns}
     assert (texts["lead_sentence"].str.startswith("Some words come first")).all()
     assert texts["rouge_l"].mean() == pytest.approx(own["rouge_l"], abs=0.2)
+    for declared in TABLES:
+        names = [column.name for column in declared.columns]
+        assert {*found(tmp_path, declared.name)} - {"run_id", "command_id"} == {*names}
     steps = found(tmp_path, "steps")
+    logged = {name for name in steps if name.startswith("eval_")}
+    assert logged == {column.name for column in STEP_METRICS}
     assert steps["loss"].iloc[-1] < 0.5 * steps["loss"].iloc[0]
     assert (tmp_path / "run/report/figures/measures.svg").is_file()
     said = capsys.readouterr().out
-    assert re.search(r"tokenise: train: \d+ documents, of which 0 are cut at 64 tokens", said)
+    assert re.search(r"tokenize: train: \d+ documents, of which 0 are cut at 64 tokens", said)
     assert "summarizer - lead sentence: rouge_1 +" in said
 
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
     given = [*corpus(tmp_path, 60), "train.training.epochs=1"]
-    assert run(tmp_path, *given, only=("tokenise",)) == 0
+    assert run(tmp_path, *given, only=("tokenize",)) == 0
 
     def never(*arguments):
-        raise AssertionError("tokenised twice")
+        raise AssertionError("tokenized twice")
 
-    monkeypatch.setattr(pipeline, "tokenise", never)
+    monkeypatch.setattr(experiment, "run_tokenize", never)
     assert run(tmp_path, *given) == 0
     first = found(tmp_path)["rouge_1"]
     assert run(tmp_path, *given, "generation.batch=3") == 0
@@ -134,7 +139,7 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
 
 def test_a_prefix_begins_every_document_and_what_is_cut_is_told(tmp_path, capsys):
     given = [*corpus(tmp_path, 60), "data.prefix='summarize: '", "data.source_length=16"]
-    assert run(tmp_path, *given, only=("tokenise",)) == 0
+    assert run(tmp_path, *given, only=("tokenize",)) == 0
     said = capsys.readouterr().out
     (documents, cut), *_ = re.findall(r"(\d+) documents, of which (\d+) are cut at 16 tokens", said)
     assert documents == cut
@@ -152,7 +157,7 @@ def test_the_trained_model_is_exported_and_begun_with(tmp_path):
     folder = directory.artifact("export")
     theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ours = load_model(directory, resolved(PLAIN, *SMALL, *given).settings.model, "train")
+    ours = load_model(directory, resolved(PLAIN, *SMALL, *given).settings.model)
     ids = tokenizer(["Some words come first."], return_tensors="pt")
     begin = torch.tensor([[0, 5, 9]])
     with torch.no_grad():
@@ -200,7 +205,7 @@ def test_short_of_memory_the_batch_is_halved_then_the_sources(tmp_path, monkeypa
             "train.training.precision = fp16: T5 and mT5 overflow in it",
         ),
         ("model.vocabulary=200", "model.vocabulary = 200: the BPE trained here has 258"),
-        ("model=./smal", "model = './smal': is no size (small, t5_220m, mt5_1_2b)"),
+        ("model=./smal", "model = './smal': is not a size (small, t5_220m, mt5_1_2b)"),
         ("data.document=body", "no column 'body'; there are: document, summary"),
         ("data.files=[none.jsonl]", "none.jsonl: there is no such file"),
         ("data.files=[]", "source = files with 0 files"),
@@ -267,14 +272,15 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
     ("override", "changed"),
     [
         ("model.layers=2", {"train", "evaluate"}),
-        ("model.vocabulary=400", {"tokenise", "train", "evaluate"}),
-        ("data.prefix=tldr", {"tokenise", "train", "evaluate"}),
-        ("data.source_length=32", {"tokenise", "train", "evaluate"}),
-        ("data.held_out_share=0.2", {"tokenise", "train", "evaluate"}),
+        ("model.vocabulary=400", {"tokenize", "train", "evaluate"}),
+        ("data.prefix=tldr", {"tokenize", "train", "evaluate"}),
+        ("data.source_length=32", {"tokenize", "train", "evaluate"}),
+        ("data.held_out_share=0.2", {"tokenize", "train", "evaluate"}),
         ("copying=false", {"train", "evaluate"}),
         ("label_smoothing=0.2", {"train", "evaluate"}),
         ("generation.beams=2", {"evaluate"}),
         ("generation.batch=2", set()),
+        ("export=true", set()),
         ("data.min_words=9", set()),
         ("train.training.micro_batch=4", {"train", "evaluate"}),  # the effective batch
         ("train.memory_trial=3", set()),
@@ -282,12 +288,17 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
 )
 def test_what_decides_the_result_is_the_identity(tmp_path, override, changed):
     before, after = units(tmp_path), units(tmp_path, override)
-    differ = {
-        name
-        for name, unit in before.items()
-        if fingerprint(unit.identity) != fingerprint(after[name].identity)
-    }
+    differ = {name for name, unit in before.items() if unit.fingerprint != after[name].fingerprint}
     assert differ == changed
+
+
+def test_the_place_of_the_files_decides_nothing(tmp_path):
+    before = units(tmp_path)
+    (tmp_path / "pairs.jsonl").rename(tmp_path / "moved.jsonl")
+    after = units(tmp_path, f"data.files=[{tmp_path / 'moved.jsonl'}]")
+    assert {n: u.fingerprint for n, u in before.items()} == {
+        n: u.fingerprint for n, u in after.items()
+    }
 
 
 def test_it_can_be_swept(tmp_path):

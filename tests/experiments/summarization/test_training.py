@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.summarization.dataset import Pair, RandomPairs, StoredPairs
 from experiments.summarization.model import END, PAD, T5, DecoderLayer, EncoderLayer, T5Settings
-from experiments.summarization.stored import Pair, RandomPairs, StoredPairs
-from experiments.summarization.tokenise import pairs_path
-from experiments.summarization.tokens import Lengths as TokenLengths
-from experiments.summarization.tokens import TextTokenizer, encode_pairs, make_tokenizer
+from experiments.summarization.tokenize_stage import pairs_path
+from experiments.summarization.tokenizer import Lengths as TokenLengths
+from experiments.summarization.tokenizer import TextTokenizer, encode_pairs, make_tokenizer
 from experiments.summarization.training import SHORTEST, SummarizationTask, pad
 from raypipe.storage.artifacts import write_arrow
 from raypipe.storage.run_directory import RunDirectory
@@ -192,8 +192,7 @@ def test_the_task_describes_its_model() -> None:
 
 def test_texts_become_tokens_that_end_and_are_cut() -> None:
     texts = ["one two three four five", "six seven", "</s> is text"]
-    tokenizer = pickle.loads(pickle.dumps(make_tokenizer(texts * 3, 300, None)))
-    assert isinstance(tokenizer, TextTokenizer)
+    tokenizer = pickle.loads(pickle.dumps(TextTokenizer(make_tokenizer(texts * 3, 300, None))))
     summaries = [["one", "two three"], ["six"], ["text"]]
     whole = encode_pairs(tokenizer, "say: ", TokenLengths(100, 100), texts, summaries)
     assert (whole.cut_sources, whole.cut_targets) == (0, 0)

@@ -21,6 +21,7 @@ from experiments.teleclass.data.taxonomy import make_taxonomy
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext
 from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import Identity
 from raypipe.pipeline.progress import Display
 from raypipe.storage.artifacts import write_parquet
 from raypipe.storage.ledger import Ledger
@@ -45,7 +46,8 @@ def context(tmp_path: Path) -> StageContext:
     run = RunDirectory.at(tmp_path / "run")
     trackers = Trackers((), Target(run, "r", "teleclass", {}))
     session = Session(run, "r", Ledger(run), InlineLauncher(), Display(), [], trackers)
-    return StageContext(Stage("stage", lambda context: None, [Unit("stage", {})]), session)
+    unit = Unit("stage", identity=Identity.of({}, {}))
+    return StageContext(Stage("stage", lambda context: None, [unit]), session)
 
 
 #: a corpus, and the text of each document to train on with its classes and their ancestors

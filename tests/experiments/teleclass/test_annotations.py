@@ -48,10 +48,10 @@ def test_every_form(tmp_path, suffix, wrap):
         (b'{"x": {"classes": ["a"]}}', "document 'x': has none of core_classes, core classes"),
         (b'{"x": "a", "y": "b", "x": "b"}', r"json: 'x' is given 2 times; keep one"),
         (b'{"x": {"labels": "a", "labels": "b"}}', "'labels' is given 2 times"),
-        (b'{"x": null}', "None are no class ids"),
-        (b'{"x": [true]}', "are no class ids"),
-        (b'{"x": [["a"]]}', "are no class ids"),
-        (b'{"x": 7.0}', "are no class ids"),
+        (b'{"x": null}', "None is not a list of class ids"),
+        (b'{"x": [true]}', "is not a list of class ids"),
+        (b'{"x": [["a"]]}', "is not a list of class ids"),
+        (b'{"x": 7.0}', "is not a list of class ids"),
     ],
 )
 def test_refusals(tmp_path, content, message):

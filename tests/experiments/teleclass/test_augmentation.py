@@ -12,18 +12,13 @@ import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from experiments.teleclass.artifacts import label_lists, pseudo_labels_path
+from experiments.teleclass.artifacts import generated_documents, label_lists, pseudo_labels_path
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from experiments.teleclass.phases.augment import (
-    Assignment,
-    augment,
-    from_keywords,
-    generated_documents,
-    load_generator,
-)
+from experiments.teleclass.generators import Assignment, from_keywords, load_generator
+from experiments.teleclass.phases.augment import run_augment
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.storage.artifacts import write_parquet
@@ -72,7 +67,7 @@ def generator(monkeypatch):
 
 def run(context, corpus, folder=None, **changed):
     data = DataSettings() if folder is None else DataSettings(source="files", dir=folder)
-    augment(
+    run_augment(
         corpus,
         with_sections(
             context, data=data, augment=AugmentSettings(starved_below=3, documents=2, **changed)

@@ -267,7 +267,7 @@ def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffi
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pdf", "x", r"a.pdf: the suffix says nothing; allowed are .jsonl"),
+        ("a.pdf", "x", r"a.pdf: unknown suffix; allowed are .jsonl"),
         ("a.jsonl", "", r"there is no document with text \(0 without\); give at least one"),
         ("a.jsonl", '{"text": " "}\n', r"there is no document with text \(1 without\)"),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"line 2: not JSON"),
@@ -275,9 +275,13 @@ def test_an_unknown_class_is_refused_naming_document_and_nearest(tmp_path, suffi
         ("a.jsonl", '\n["text"]\n', r"line 2: expected an object, got list"),
         ("a.jsonl", '{"text": 3}\n', r"line 1: column 'text' holds int, not text"),
         ("a.jsonl", '{"txt": "a"}\n', r"line 1: there is no column 'text'.*nearest is 'txt'"),
-        ("a.jsonl", '{"id": 1, "text": "a"}\n{"text": "b"}\n', r"line 2: None is no document id"),
-        ("a.jsonl", '{"id": true, "text": "a"}\n', r"line 1: True is no document id"),
-        ("a.jsonl", '{"id": "", "text": "a"}\n', r"line 1: '' is no document id; give"),
+        (
+            "a.jsonl",
+            '{"id": 1, "text": "a"}\n{"text": "b"}\n',
+            "2: None is not a document id",
+        ),
+        ("a.jsonl", '{"id": true, "text": "a"}\n', r"line 1: True is not a document id"),
+        ("a.jsonl", '{"id": "", "text": "a"}\n', r"line 1: '' is not a document id; give"),
         ("a.jsonl", '{"text": "a", "labels": "0"}\n', r"'labels' must be a list of class ids"),
         ("a.jsonl", '{"text": "a", "labels": [null]}\n', r"'labels' must be a list of class ids"),
         ("a.jsonl", "[" * 100_000, r"cannot be read as JSONL.*RecursionError"),
@@ -305,7 +309,7 @@ def test_refusals_say_where_and_what_to_do(tmp_path, name, content, message):
     [
         ({"text": [1, 2]}, r"column 'text' holds int64, not text"),
         ({"txt": ["a", "b"]}, r"there is no column 'text'; there are: txt"),
-        ({"text": ["a", "b"], "id": [0.5, 1.5]}, r"column 'id' holds double, no document ids"),
+        ({"text": ["a", "b"], "id": [0.5, 1.5]}, r"column 'id' holds double; document ids are"),
         ({"text": ["a", "b"], "id": ["x", None]}, r"row 1: the document has no id"),
         ({"text": ["a", "b"], "labels": ["0", "10"]}, r"'labels' holds string; give lists"),
         ({"text": ["a", "b"], "labels": [["0"], [None]]}, r"row 1, document '1': .* class ''"),
@@ -321,7 +325,7 @@ def test_settings_without_sense_are_refused(tmp_path):
     path = save(tmp_path / "a.jsonl")
     with pytest.raises(CorpusError, match="max_documents is 0; allowed is 1 or more"):
         read_documents(path, TAXONOMY, max_documents=0)
-    with pytest.raises(CorpusError, match="no column is named"):
+    with pytest.raises(CorpusError, match="no text column is given"):
         read_documents(path, TAXONOMY, columns=())
     with pytest.raises(CorpusError, match=r"none.jsonl: there is no such file"):
         read_documents(tmp_path / "none.jsonl", TAXONOMY)

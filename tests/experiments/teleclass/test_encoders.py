@@ -17,7 +17,7 @@ from experiments.teleclass import encoders
 from experiments.teleclass.encoders import (
     LsaEncoder,
     fit_lsa,
-    fitted_lsa,
+    is_fitted,
     model_identity,
     sentence_encoder,
 )
@@ -64,22 +64,22 @@ def test_there_are_no_more_dimensions_than_words_and_texts_allow(anywhere):
     for few in (["alpha"], ["alpha beta"] * 3, ["a", "b", "c", "d"]):
         with pytest.raises(ValueError, match="give more documents"):
             fit_lsa(few, EncodeSettings(), "four", anywhere)
-    assert fitted_lsa(anywhere, "three")
+    assert is_fitted(anywhere, "three")
 
 
 def test_a_stored_encoder_is_that_of_its_identity_and_whole(anywhere):
-    assert not fitted_lsa(anywhere, "five")
+    assert not is_fitted(anywhere, "five")
     fit_lsa(written(40), EncodeSettings(dimensions=5), "five", anywhere)
-    assert fitted_lsa(anywhere, "five")
-    assert not fitted_lsa(anywhere, "six")
+    assert is_fitted(anywhere, "five")
+    assert not is_fitted(anywhere, "six")
     path = LsaEncoder.path(anywhere)
     whole = anywhere.read(path)
     for length in (0, 10, len(whole) // 2, len(whole) - 1):
         anywhere.write(path, whole[:length])
-        assert not fitted_lsa(anywhere, "five")
+        assert not is_fitted(anywhere, "five")
     middle = whole.index(b"components") + 300
     anywhere.write(path, whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    assert not fitted_lsa(anywhere, "five")
+    assert not is_fitted(anywhere, "five")
 
 
 def test_the_fingerprint_is_that_of_the_weights(anywhere):
@@ -98,7 +98,7 @@ def test_the_fingerprint_is_that_of_the_weights(anywhere):
     turned = io.BytesIO()
     np.savez(turned, **arrays)
     anywhere.write(path, turned.getvalue())
-    assert fitted_lsa(anywhere, "same")
+    assert is_fitted(anywhere, "same")
     other = LsaEncoder.stored(anywhere)
     assert other.fingerprint != fits[0].fingerprint
     # what the process holds of the first fit is not taken for the second

@@ -11,14 +11,14 @@ from experiments.teleclass.artifacts import (
     pseudo_labels_path,
     training_set_path,
 )
-from experiments.teleclass.phases.hierarchy import add_ancestors
+from experiments.teleclass.phases.hierarchy import run_hierarchy
 from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
 @pytest.mark.parametrize("written", [0, 3])
 def test_the_training_set_has_all_ancestors(context, labelled, written):
     corpus, expected = labelled(written)
-    add_ancestors(corpus, context)
+    run_hierarchy(corpus, context)
     table = read_parquet(context.run_dir, training_set_path(context.run_dir))
     labels = label_matrix(table.column("labels"), 4)
     assert [set(row.indices) for row in labels] == [classes for _, classes in expected]
@@ -33,4 +33,4 @@ def test_without_any_label_there_is_nothing_to_train_on(context, labelled):
     table = table.set_column(1, "labels", none)
     write_parquet(context.run_dir, pseudo_labels_path(context.run_dir), table)
     with pytest.raises(ValueError, match="nothing to train on"):
-        add_ancestors(corpus, context)
+        run_hierarchy(corpus, context)

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from experiments.teleclass import tokenize_stage
 from experiments.teleclass.encoders import LsaEncoder
-from experiments.teleclass.phases.encode import embeddings_of, encode
-from experiments.teleclass.phases.hierarchy import add_ancestors
+from experiments.teleclass.phases.encode import embeddings_of, run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
 from experiments.teleclass.settings import ClassifierSettings, EncodeSettings
 from experiments.teleclass.tokenize_stage import (
     make_tokenizer,
     read_tokens,
-    tokenize,
+    run_tokenize,
     tokenizer_path,
 )
 from raypipe.datasets.bpe import token_lists
@@ -66,10 +66,10 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
     corpus, expected = labelled(written)
     run = context.run_dir
     if vectors:  # or phase 1 is not asked
-        encode(corpus, with_sections(context, encode=ENCODING))
-    add_ancestors(corpus, context)
+        run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
     settings = SETTINGS.model_copy(update={"vectors": vectors})
-    tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(settings)))
+    run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(settings)))
     blocks = [read_tokens(run, number) for number in range(-(-len(expected) // 4))]
     assert [len(block) for block in blocks] == ([4, 4, 1] if written else [4, 2])
     tokenizer = run.read(tokenizer_path(run)).decode()
@@ -92,18 +92,18 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
 
 def test_written_documents_are_not_encoded_by_another_fit(context, labelled):
     corpus, _ = labelled(3)
-    encode(corpus, with_sections(context, encode=ENCODING))
-    add_ancestors(corpus, context)
+    run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
     path = LsaEncoder.path(context.run_dir)
     content = context.run_dir.read(path)
     context.run_dir.write(path, content[:-50])
     with pytest.raises(ConfigError, match=r"lsa\.npz: the encoder of the stored vectors is"):
-        tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
+        run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
     context.run_dir.write(path, content)
     other = ENCODING.model_copy(update={"seed": 1})
     with pytest.raises(ConfigError, match="in another run directory"):
-        tokenize(corpus, with_sections(context, encode=other, train=train_with(SETTINGS)))
-    tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
+        run_tokenize(corpus, with_sections(context, encode=other, train=train_with(SETTINGS)))
+    run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(SETTINGS)))
 
 
 def test_the_tokenizer_is_that_of_the_pretrained_model(tiny_bert):

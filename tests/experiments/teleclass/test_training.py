@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from experiments.teleclass import tokenize_stage, training
+from experiments.teleclass import dataset, tokenize_stage
 from experiments.teleclass.artifacts import training_set_path
 from experiments.teleclass.dataset import NOTHING, TokenizedDocuments
-from experiments.teleclass.phases.encode import encode
-from experiments.teleclass.phases.hierarchy import add_ancestors
+from experiments.teleclass.phases.encode import run_encode
+from experiments.teleclass.phases.hierarchy import run_hierarchy
 from experiments.teleclass.settings import (
     ClassifierSettings,
     EncodeSettings,
     TeleclassSettings,
     TrainSettings,
 )
-from experiments.teleclass.tokenize_stage import read_tokens, tokenize
+from experiments.teleclass.tokenize_stage import read_tokens, run_tokenize
 from experiments.teleclass.training import (
     Collate,
     TeleclassTask,
@@ -71,13 +71,13 @@ def task() -> TeleclassTask:
 
 @pytest.mark.parametrize("vectors", [True, False])
 def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatch, vectors):
-    for module in (tokenize_stage, training):
+    for module in (tokenize_stage, dataset):
         monkeypatch.setattr(module, "BLOCK", 4)
     corpus, expected = labelled(3)
-    encode(corpus, with_sections(context, encode=ENCODING))
-    add_ancestors(corpus, context)
+    run_encode(corpus, with_sections(context, encode=ENCODING))
+    run_hierarchy(corpus, context)
     settings = settings_of(vectors=vectors)
-    tokenize(
+    run_tokenize(
         corpus, with_sections(context, encode=ENCODING, train=train_with(settings.train.classifier))
     )
     rows = np.array([*reversed(range(len(expected))), 0, 5])
@@ -108,9 +108,9 @@ def test_the_classifier_is_as_wide_as_the_vectors_are(context, labelled):
     corpus, _ = labelled(0)
     settings = settings_of().model_copy(update={"encode": EncodeSettings(cache=False)})
     assert settings.encode.dimensions == 256
-    encode(corpus, with_sections(context, encode=settings.encode))
-    add_ancestors(corpus, context)
-    tokenize(
+    run_encode(corpus, with_sections(context, encode=settings.encode))
+    run_hierarchy(corpus, context)
+    run_tokenize(
         corpus,
         with_sections(context, encode=settings.encode, train=train_with(settings.train.classifier)),
     )

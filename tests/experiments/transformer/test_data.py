@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.transformer import sequence_data as sequences
-from experiments.transformer.data import Category, Data, Numeric, make_target
-from experiments.transformer.experiment import load
+from experiments.transformer.data import sequences
+from experiments.transformer.data.load import load
+from experiments.transformer.data.splits import Category, Data, Numeric, make_target
+from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.settings import DataSettings, ModelSettings
-from experiments.transformer.table_data import encode_rows
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
@@ -62,7 +62,7 @@ def test_the_same_rows_are_the_same_data_whatever_the_format(tmp_path: Path) -> 
         assert columns.equals(encoded[0])
 
 
-def test_standardised_columns_have_mean_0_and_deviation_1_on_the_training_rows(
+def test_standardized_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     tmp_path: Path,
 ) -> None:
     data = table(write(tmp_path, frame(), ".parquet"), target="price")
@@ -78,7 +78,7 @@ def test_standardised_columns_have_mean_0_and_deviation_1_on_the_training_rows(
     assert set(numeric[~known, names.index("gap")]) == {0.0}
     np.testing.assert_allclose(data.train.target.mean(), 0, atol=1e-5)
     np.testing.assert_allclose(data.train.target.std(), 1, atol=1e-5)
-    own = data.target.mean + data.target.deviation * data.test.target
+    own = data.target.mean + data.target.deviation * data.held_out.target
     assert 800 < own.min() < own.max() < 1600
 
 
@@ -100,10 +100,10 @@ def test_every_value_of_a_category_has_an_index(known, seen) -> None:
 def test_equal_rows_are_on_the_same_side_and_none_is_lost(tmp_path: Path) -> None:
     rows = frame()
     data = table(write(tmp_path, pd.concat([rows, rows]), ".parquet"))
-    sides = [set(split.inputs["many"].to_pylist()) for split in (data.train, data.test)]
+    sides = [set(split.inputs["many"].to_pylist()) for split in (data.train, data.held_out)]
     assert sides[0].isdisjoint(sides[1])
     assert sides[0] | sides[1] == set(rows["many"])
-    assert 0.1 < len(data.test.target) / (2 * ROWS) < 0.35
+    assert 0.1 < len(data.held_out.target) / (2 * ROWS) < 0.35
 
 
 def test_a_test_file_is_the_test(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_test_file_is_the_test(tmp_path: Path) -> None:
     other = tmp_path / "other.csv"
     rows.head(7).assign(colour="violet").to_csv(other, index=False)
     data = table(path, test_file=other)
-    assert (len(data.train.target), len(data.test.target)) == (ROWS, 7)
+    assert (len(data.train.target), len(data.held_out.target)) == (ROWS, 7)
     position = [c.name for c in data.columns if isinstance(c, Category)].index("colour")
-    encoded = np.array(encode_rows(data.columns, data.test.inputs)["categories"].to_pylist())
+    encoded = np.array(encode_rows(data.columns, data.held_out.inputs)["categories"].to_pylist())
     assert set(encoded[:, position]) == {0}  # unknown
 
 
@@ -141,7 +141,7 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
     [
         (lambda rows: rows.drop(columns="y"), "no column 'y'"),
         (lambda rows: rows.assign(y=[None, *rows["y"][1:]]), "missing in row 0"),
-        (lambda rows: rows.assign(y="one"), "one class alone"),
+        (lambda rows: rows.assign(y="one"), "only one class"),
         (lambda rows: rows.assign(y=[float("inf"), *rows["size"][1:]]), "is inf in row 0"),
         (lambda rows: rows.assign(y=[float("nan"), *rows["size"][1:]]), "missing in row 0"),
         (lambda rows: rows.assign(y=2.5), "nothing to learn"),
@@ -149,7 +149,7 @@ def test_the_kind_follows_from_the_target(values, kind, expected) -> None:
         (lambda rows: rows.assign(size=[1e300, *rows["size"][1:]]), "too far apart"),
         (lambda rows: rows.assign(size=float("nan")), "has no value"),
         (lambda rows: rows.assign(size=pd.Timestamp(0)), "is timestamp"),
-        (lambda rows: rows[["y"]], "no column beside the target"),
+        (lambda rows: rows[["y"]], "no column other than the target"),
         (lambda rows: rows.head(0), "no row"),
     ],
 )
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             table(path)
     with pytest.raises(CorpusError, match="suffix says nothing"):
         table(write(tmp_path, frame(), ".csv").rename(tmp_path / "rows.txt"))
-    with pytest.raises(CorpusError, match="makes no number"):
+    with pytest.raises(CorpusError, match="not a number"):
         table(write(tmp_path, frame(), ".csv"), "regression")
     with pytest.raises(CorpusError, match="no column 'nowhere'"):
         table(write(tmp_path, frame(), ".csv"), ignore=["nowhere"])
@@ -211,11 +211,11 @@ def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path: Path, name: str) -
         ([{"text": "a", "label": 1}, {"label": 0}], {}, "row 1.* is empty"),
         ([{"text": "a", "label": 1}] * 2, {"text": "words"}, "no column 'words'"),
         ([{"text": "a", "label": 1}] * 2, {"label": "class"}, "no column 'class'"),
-        ([{"text": 5, "label": 1}] * 2, {}, "name one of texts"),
+        ([{"text": 5, "label": 1}] * 2, {}, "name one of text"),
         ([{"text": "a", "label": 1}, {"text": "b"}], {}, "missing in row"),
         ([{"text": "a", "label": [1]}, {"text": "b", "label": None}], {}, "label in row 1"),
         ([{"text": "a", "label": [1]}], {"label_index": 1}, "no element data.label_index"),
-        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "one class alone"),
+        ([{"text": f"{i}", "label": 1} for i in range(60)], {}, "only one class"),
     ],
 )
 def test_texts_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
@@ -240,7 +240,7 @@ def test_token_ids_have_no_padding_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ids", "target", "message"),
     [
-        ([[0, 0], [1, 2]], (0, 1), "row 0 is padding alone"),
+        ([[0, 0], [1, 2]], (0, 1), "row 0 has only padding"),
         ([[1, 2], [0, 2]], (0, 1), "row 1 has padding .* before a token"),
         ([[-1, 2], [1, 2]], (0, 1), "from -1"),
         ([[0.5, 2], [1, 2]], (0, 1), "expected whole numbers"),
@@ -265,12 +265,14 @@ def test_the_built_in_corpus_has_each_text_once_and_no_small_package(monkeypatch
     data = load(DataSettings(), None)
     assert data is not None
     assert data.target.classes == ("p0", "p1", "p2")
-    found = [text for split in (data.train, data.test) for text in split.inputs["text"].to_pylist()]
+    found = [
+        text for split in (data.train, data.held_out) for text in split.inputs["text"].to_pylist()
+    ]
     assert sorted(found) == sorted({record.text for record in records[:-1]})
     monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records[::-1]))
     again = load(DataSettings(), None)
     assert again is not None
-    assert len(again.test.target) > 10
+    assert len(again.held_out.target) > 10
     with pytest.raises(CorpusError, match="largest package has 44"):
         load(DataSettings(min_documents=99), None)
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from experiments.transformer.experiment import stages
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
@@ -15,7 +14,6 @@ from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Unit
-from raypipe.pipeline.identity import fingerprint
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import with_sweep
@@ -40,7 +38,7 @@ def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configura
 
 
 def unit(*overrides: str) -> Unit:
-    _, train = stages(resolved(PLAIN, "data.source=random", *TABLE, *overrides).settings)
+    _, train = resolved(PLAIN, "data.source=random", *TABLE, *overrides).stages()
     return train.units[0]
 
 
@@ -48,7 +46,7 @@ def points(gib: float | None) -> list[dict[str, Any]]:
     """The training settings of each point of the sweep."""
     everything = with_sweep(resolved(SWEEP, *SMALL, *TABLE, gib=gib), [machine(gib)])
     *each, _ = next(stage for stage in everything if stage.name == "sweep").units
-    return [unit.identity["train"]["training"] for unit in each]
+    return [unit.identity.literals["training"] for unit in each]
 
 
 @pytest.mark.parametrize(
@@ -112,14 +110,14 @@ def test_the_sweep_has_every_combination(gib, number):
     ],
 )
 def test_what_decides_the_result_is_the_identity(override, changes):
-    differ = fingerprint(unit(override).identity) != fingerprint(unit().identity)
+    differ = unit(override).fingerprint != unit().fingerprint
     assert differ == changes
 
 
 def test_samples_are_evaluated_that_were_not_trained_on():
-    _, train = stages(resolved(PLAIN, *SMALL, *TABLE).settings)
+    _, train = resolved(PLAIN, *SMALL, *TABLE).stages()
     assert train.training is not None
-    task = train.training.build_task(None)
+    task = train.training.task(None)
     rows = {tuple(sample[0].tolist()) for sample in task.build_dataset()}
     held_out = task.build_eval_dataset()
     assert held_out is not None

@@ -16,9 +16,9 @@ from experiments.transformer.model import (
     SequenceInput,
     TableInput,
     Transformer,
-    TransformerSettings,
     flops_per_sample,
 )
+from experiments.transformer.settings import TransformerSettings
 
 SEQUENCE = TransformerSettings(
     vocabulary=11, length=9, outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
@@ -251,7 +251,7 @@ def test_the_default_heads_divide_the_width(hidden: int) -> None:
     [
         ({}, "either vocabulary"),
         ({"vocabulary": 9, "numeric": 2}, "either vocabulary"),
-        ({"vocabulary": 1}, "padding alone"),
+        ({"vocabulary": 1}, "only the padding"),
         ({"numeric": 2, "hidden": 8, "heads": 3}, "heads=3 must divide hidden=8"),
         ({"numeric": 2, "outputs": 1}, "does not fit kind=classification"),
         ({"numeric": 2, "kind": "regression", "outputs": 2}, "does not fit kind=regression"),
@@ -264,5 +264,5 @@ def test_what_does_not_fit_together_is_refused(given: dict[str, object], message
 
 
 def test_a_sequence_too_long_is_refused() -> None:
-    with pytest.raises(ValueError, match="10 tokens a sequence, but the model has length=9"):
+    with pytest.raises(ValueError, match="a sequence has 10 tokens, but the model has length=9"):
         SequenceInput(SEQUENCE)(torch.ones(1, 10, dtype=torch.int64))

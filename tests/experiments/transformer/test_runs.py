@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.transformer import experiment as pipeline
-from experiments.transformer import sequence_data as sequences
-from experiments.transformer.data import Target
+from experiments.transformer import experiment
+from experiments.transformer.data import sequences
+from experiments.transformer.data.splits import Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.evaluation import confused, measures
 from experiments.transformer.figures import figures
@@ -30,7 +30,6 @@ from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.identity import fingerprint
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.training.task import Phase, StepContext
@@ -123,7 +122,7 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     def never(*arguments):
         raise AssertionError("prepared twice")
 
-    monkeypatch.setattr(pipeline, "prepare", never)
+    monkeypatch.setattr(experiment, "run_prepare", never)
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
     assert rows.loc["transformer", "accuracy"] > 0.95
@@ -169,7 +168,7 @@ def test_one_worker_is_the_plain_loop(tmp_path, target):
     assert run(tmp_path, *given, *exact) == 0
     training = stages(*given, *exact)["train"].training
     assert training is not None
-    task = training.build_task(directory)
+    task = training.task(directory)
     assert isinstance(task, TransformerTask)
     torch.manual_seed(0)
     model = task.build_model()
@@ -195,7 +194,7 @@ def test_fit_has_samples_of_the_greatest_size(tmp_path, monkeypatch):
     monkeypatch.setattr(sequences, "docstring_records", lambda: iter(records()))
     training = stages()["train"].training
     assert training is not None
-    task = training.build_task(None)
+    task = training.task(None)
     ids, target = task.collate()([task.build_dataset()[i] for i in range(9)])
     assert ids.shape == (9, 16)
     loss = task.loss(
@@ -209,7 +208,7 @@ def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
     for folder in (here, there):
         folder.mkdir()
     identities = [
-        fingerprint(stages(*of_table(folder, rows=rows))["train"].units[0].identity)
+        stages(*of_table(folder, rows=rows))["train"].units[0].fingerprint
         for folder, rows in ((here, frame()), (there, frame()), (there, frame(121)))
     ]
     assert identities[0] == identities[1] != identities[2]
@@ -220,7 +219,7 @@ def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
     [
         ("model.numeric=9", "model.numeric = 9: the data have 4; leave it out"),
         ("model.outputs=7", "model.outputs = 7: the data have 2"),
-        ("model.kind=regression", "makes no number"),
+        ("model.kind=regression", "not a number"),
         ("data.target=nothing", "no column 'nothing'"),
         ("data.file=none.csv", "no such file"),
         ("data.target=null", "target must name the column"),

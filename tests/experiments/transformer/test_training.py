@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from experiments.transformer.model import EncoderLayer, Transformer, TransformerSettings
-from experiments.transformer.training import RandomSamples, Sample, TransformerTask
+from experiments.transformer.dataset import RandomSamples, Sample
+from experiments.transformer.model import EncoderLayer, Transformer
+from experiments.transformer.settings import TransformerSettings
+from experiments.transformer.training import TransformerTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from raypipe.config.settings import Settings
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.stages import train_stage
+from raypipe.storage.tables import Column
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, StepContext, TrainTask
 
@@ -56,4 +57,5 @@ def stages(settings: SweptSettings) -> Sequence[Stage]:
     return [train_stage("train", settings.train, lambda s, _: Line(s.width, s.fail))]
 
 
-EXPERIMENT = Experiment("swept", 1, SweptSettings, stages)
+METRICS = (Column("eval_loss", "real", "Mean loss on the held-out points."),)
+EXPERIMENT = Experiment("swept", 1, SweptSettings, stages, step_metrics=METRICS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from raypipe.commands import configuration as config
+from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session
@@ -33,5 +34,6 @@ def sweep(
     stages, ledger = stages_of(text, overrides, node), Ledger(run)
     refuse_changes(ledger, stages, "here")
     none = Trackers((), Target(run, "r", "swept", {}))
-    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none)
+    tables = declared(config.load_experiment("example_sweep", text))
+    session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none, tables=tables)
     return run_stages(stages, session)

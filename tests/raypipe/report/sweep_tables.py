@@ -10,12 +10,14 @@ from itertools import product
 import pandas as pd
 from matplotlib.axes import Axes
 
-from raypipe.report.plots import Figure, encode
-from raypipe.report.sweep import sweep_figures
+from raypipe.report.plots import Plot, encode
+from raypipe.report.sweep_section import sweep_plots
+from raypipe.report.sweep_trials import sweeps
 
 STAGE = "train_medium"
-CAPACITY = 100e9
-STATIC, SLOPE = 2e9, {"fp32": 1.5e9, "bf16": 0.75e9}
+GIB = 2**30
+CAPACITY = 100 * GIB
+STATIC, SLOPE = 2 * GIB, {"fp32": 1.5 * GIB, "bf16": 0.75 * GIB}
 SPEED = {"fp32": 90.0, "bf16": 400.0}
 KINDS = ("speed", "pareto", "memory", "curves")
 
@@ -44,7 +46,7 @@ def systems_tables(checkpointing: Iterable[bool] = (False, True)) -> Tables:
             row = trial_row(len(trials), point)
             if peak > CAPACITY:
                 row |= {"status": "skipped" if ran_out else "out_of_memory"}
-                row |= {"reason": f"{peak / 1e9:.0f} GB needed"}
+                row |= {"reason": f"{peak / GIB:.0f} GiB needed"}
                 ran_out = ran_out or size
             else:
                 speed *= 0.8 if on else 1
@@ -109,15 +111,20 @@ def quality_tables(trials: int = 12, **changes: object) -> Tables:
     }
 
 
-def figures_by_kind(tables: Tables) -> dict[str, Figure]:
-    """The figures by kind; each must also be saved without a warning."""
+def plots_of(tables: Tables) -> list[Plot]:
+    """The plots of all sweeps."""
+    return [plot for sweep in sweeps(tables) for plot in sweep_plots(sweep, tables)]
+
+
+def plots_by_kind(tables: Tables) -> dict[str, Plot]:
+    """The plots by kind; each must also be saved without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figures = sweep_figures(tables)
-        for figure in figures:
-            encode(figure)
+        plots = plots_of(tables)
+        for plot in plots:
+            encode(plot)
     names = {f"sweep-{kind}-{STAGE}": kind for kind in KINDS}
-    return {names[figure.name]: figure for figure in figures}
+    return {names[plot.name]: plot for plot in plots}
 
 
 def texts(axes: Axes) -> list[str]:

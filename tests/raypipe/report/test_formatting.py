@@ -70,8 +70,8 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 def test_quantity_uses_the_si_prefix() -> None:
-    assert quantity(6.4e9, "B") == "6.4 GB"
-    assert quantity(999.6, "B") == "1 kB"
+    assert quantity(6.4e9, "W") == "6.4 GW"
+    assert quantity(999.6, "J") == "1 kJ"
     assert quantity(212030, "J") == "212 kJ"
 
 
@@ -93,7 +93,11 @@ def test_plus_minus(mean: float, std: float, text: str) -> None:
     [
         ("duration_s_mean", 90.0, "1 min 30 s"),
         ("samples_per_s", 402.31, "402.3"),
-        ("gpu_peak_bytes", 6.4e9, "6.4 GB"),
+        ("gpu_peak_bytes", 6.4 * 2**30, "6.4 GiB"),
+        ("gpu_peak_bytes_max", 212 * 2**20, "212 MiB"),
+        ("gpu_peak_bytes", math.nan, "–"),  # noqa: RUF001
+        ("energy_j", 212030.0, "212 kJ"),
+        ("power_w", 700.0, "700 W"),
         ("gpu_util_mean", 71.2, "71 %"),
         ("kendalls_w", 0.8, "0.8"),
         ("p_value", 0.0000012, "< 0.0001"),

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from raypipe.report.plots import (
-    Figure,
+    Plot,
     encode,
     frame_y,
     label_lines,
@@ -28,11 +28,11 @@ from raypipe.report.plots import (
 )
 
 
-def _figure(name: str = "curve") -> Figure:
+def _figure(name: str = "curve") -> Plot:
     with style():
-        canvas = Canvas(figsize=(4, 3))
+        canvas = Figure(figsize=(4, 3))
         canvas.add_subplot().plot([0, 1, 2], [3, 1, 2], color="#e8265e")
-    return Figure(name, "A curve", "It bends.", canvas)
+    return Plot(name, "A curve", "It bends.", canvas)
 
 
 def test_a_figure_is_a_png_of_150_dpi_and_an_svg() -> None:
@@ -60,7 +60,7 @@ def test_a_slug_is_a_plain_file_name_and_tells_texts_apart(first: str, second: s
 def test_a_name_keeps_its_stroke_when_names_are_added() -> None:
     few, many = strokes(["ga", "es"]), strokes(["ga", "es", "tpe"])
     assert {name: many[name] for name in few} == few
-    assert len({stroke.colour for stroke in strokes([str(i) for i in range(9)]).values()}) == 9
+    assert len({stroke.color for stroke in strokes([str(i) for i in range(9)]).values()}) == 9
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -79,7 +79,7 @@ def test_spread_leaves_positions_that_do_not_collide() -> None:
 
 
 def _axes() -> Axes:
-    return Canvas().add_subplot()
+    return Figure().add_subplot()
 
 
 def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it() -> None:
@@ -96,7 +96,7 @@ def test_the_y_axis_is_logarithmic_only_where_the_range_demands_it() -> None:
 
 def test_labels_at_the_lines_do_not_overlap() -> None:
     with style():
-        canvas = Canvas(figsize=(5, 3.5))
+        canvas = Figure(figsize=(5, 3.5))
         axes = canvas.add_axes((0.1, 0.1, 0.6, 0.8))
         frame_y(axes, [1000, 2000])
         fixed = strokes([str(i) for i in range(9)])

@@ -2,66 +2,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure as Canvas
+from matplotlib.figure import Figure
 
+from raypipe import report
 from raypipe.report.page import report_files
-from raypipe.report.plots import Figure, style
-
-HOSTILE = '<script>alert("x")</script>&"\'$'
-VOID = {"meta", "br", "hr", "img", "input"}
-
-
-class Page(HTMLParser):
-    """A strict reader: every element closed in order; what it holds, by kind."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text.append(data)
-
-    @property
-    def words(self) -> str:
-        return re.sub(r"\s+", " ", " ".join(self.text))
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attrs for name, attrs in self.tags if name == tag]
-
-    @property
-    def headings(self) -> list[str]:
-        return [str(attrs["id"]) for attrs in self.all("section")]
+from raypipe.report.plots import Plot, style
+from raypipe.report.sections import Bar, Code, Fold, Heading, Pill, Section, TableView
+from tests.raypipe.report.page_reader import HOSTILE, Page
 
 
-def _figure(name: str = "curve", caption: str = "It bends.", group: str = "") -> Figure:
+def _plot(name: str = "curve", caption: str = "It bends.", group: str = "") -> Plot:
     with style():
-        canvas = Canvas(figsize=(4, 3))
-        axes = canvas.add_subplot()
+        figure = Figure(figsize=(4, 3))
+        axes = figure.add_subplot()
         axes.plot([0, 1, 2], [3, 1, 2], clip_on=True)
         axes.scatter([1], [2], rasterized=True)
-    return Figure(name, f"title of {name}", caption, canvas, group)
+        axes.set_title(caption)
+    return Plot(name, f"title of {name}", caption, figure, group)
 
 
 def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:
@@ -77,57 +39,40 @@ def _tables(text: str = "20news") -> dict[str, pd.DataFrame]:
              "micro_batch": 16, "samples_per_s": 402.31, "step_time_s": 0.0398,
              "gpu_peak_bytes": 2.1e9, "loss_final": 0.91234}
         ),
-        "summary": pd.DataFrame(
-            {"dataset": text, "optimizer": ["ga", text], "runs": 10, "mean": [1776.35, 1679.96],
-             "std": [185.94, 25.09], "min": [1600.0, 1640.0], "max": [2000.0, 1700.0],
-             "median": [1750.0, 1680.0], "duration_s_mean": 125.0}
+        "environment": pd.DataFrame(
+            {"run_id": "r", "hostname": [text], "memory_bytes": 64 * 2**30}
         ),
-        "rankings": pd.DataFrame(
-            {"dataset": text, "measure": "final_value", "optimizer": ["ga", text],
-             "average_rank": [1.7, 1.3], "chi2": 9.6, "p_value": 0.0019, "kendalls_w": 0.96,
-             "conclusion": "they differ"}
-        ),
-        "comparisons": pd.DataFrame(
-            {"dataset": text, "measure": "final_value", "first": ["ga", "ga", "es"],
-             "second": ["sabbo", text, text], "n": 10, "p_value": [0.001, 0.4, 0.5],
-             "p_holm": [0.003, 0.8, 0.8],
-             "effect_size": [1.0, 0.1, 0.1],
-             "conclusion": ["sabbo is lower", "no difference found", "no difference found"]}
-        ),
-        "across_corpora": pd.DataFrame(
-            {"measure": "area_under_curve", "optimizer": ["ga", text], "corpora": 4,
-             "average_rank": [1.7, 1.3], "wins": [1, 3], "kendalls_w": 0.7, "p_value": None,
-             "conclusion": "not tested"}
-        ),
-        "environment": pd.DataFrame({"run_id": "r", "hostname": [text], "memory_bytes": 64e9}),
         "evaluations": pd.DataFrame({"run_id": "r", "dataset": [text], "T": 7}),
     }  # fmt: skip
 
 
-FACTS = {"run": "r1", "command": "raypipe run x.yaml", "configuration": "lda:\n  runs: 2\n"}
+FACTS = {"run": "r1"}
+REPETITION = ("raypipe run x.yaml", "squares:\n  power: 2\n")
 
 
-def _page(
-    tables: Mapping[str, pd.DataFrame], *figures: Figure, facts: Mapping[str, str] = FACTS
-) -> Page:
-    return Page(report_files(tables, figures, "A study", facts)["index.html"].decode())
+def _files(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> dict[str, bytes]:
+    return report_files(tables, [Section("Figures", plots)], "A study", FACTS, *REPETITION)
+
+
+def _page(tables: Mapping[str, pd.DataFrame], *plots: Plot) -> Page:
+    return Page(_files(tables, *plots)["index.html"].decode())
 
 
 def test_the_files_are_the_page_and_its_figures() -> None:
-    files = report_files(_tables(), [_figure(), _figure("b")], "x", FACTS)
+    files = _files(_tables(), _plot(), _plot("b"))
     figures = {f"figures/{n}.{kind}" for n in ("curve", "b") for kind in ("png", "svg")}
     assert set(files) == {"index.html", *figures}
-    assert report_files(_tables(), [_figure(), _figure("b")], "x", FACTS) == files
+    assert _files(_tables(), _plot(), _plot("b")) == files
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
-    page = _page(_tables(), _figure(), _figure("b"))
+    page = _page(_tables(), _plot(), _plot("b"))
     for tag, attrs in page.tags:
         assert tag not in {"link", "script", "iframe", "object", "embed", "base"}
         for name in ("src", "href", "xlink:href", "srcset", "action"):
             assert str(attrs.get(name, "#")).startswith(("#", "data:image/png"))
         assert not any(name.startswith("on") for name in attrs)
-    raw = report_files(_tables(), [_figure()], "x", FACTS)["index.html"].decode()
+    raw = _files(_tables(), _plot())["index.html"].decode()
     assert "http://" not in raw
     assert "https://" not in raw
     assert "@import" not in raw
@@ -135,7 +80,7 @@ def test_the_page_needs_nothing_from_outside() -> None:
 
 
 def test_ids_are_unique_and_every_reference_has_its_target() -> None:
-    page = _page(_tables(), _figure(), _figure("b"))
+    page = _page(_tables(), _plot(), _plot("b"), _plot("b b"), _plot("b-b"))
     ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(ids) == len(set(ids))
     raw = " ".join(str(value) for _, attrs in page.tags for value in attrs.values())
@@ -145,23 +90,76 @@ def test_ids_are_unique_and_every_reference_has_its_target() -> None:
     assert used <= set(ids)
 
 
+def test_sections_of_one_title_have_ids_of_their_own() -> None:
+    sections = [Section(title, ["text"]) for title in ("Results", "results", "Results!", "§")]
+    page = Page(report_files({}, sections, "x", {})["index.html"].decode())
+    assert len(set(page.headings)) == 4
+    assert page.headings[0] == "results"
+
+
 def test_text_from_outside_cannot_become_markup() -> None:
     tables = _tables(HOSTILE)
     tables["failures"] = pd.DataFrame(
         {"stage": [HOSTILE], "unit": HOSTILE, "attempt": 1, "kind": HOSTILE, "message": HOSTILE}
     )
     tables["stages"]["status"] = HOSTILE
-    facts = {HOSTILE: HOSTILE, "command": HOSTILE, "configuration": HOSTILE}
-    figure = _figure(HOSTILE, HOSTILE, HOSTILE)
-    files = report_files(tables, [figure, _figure("b", HOSTILE, HOSTILE)], HOSTILE, facts)
+    sections = [Section(HOSTILE, [_plot(HOSTILE, HOSTILE, HOSTILE), _plot("b", HOSTILE, HOSTILE)])]
+    files = report_files(tables, sections, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE)
     page = Page(files["index.html"].decode())
     assert not page.all("script")
     assert HOSTILE in page.words
     assert all(re.fullmatch(r"(figures/)?[\w.-]+", name) for name in files)
 
 
+def _hostile_table() -> pd.DataFrame:
+    values = [HOSTILE, Pill(HOSTILE, HOSTILE), Code(HOSTILE), Bar(0, 50)]
+    return pd.DataFrame({HOSTILE: values, f"{HOSTILE}2": reversed(values)}, dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("part", "times"),
+    [
+        (HOSTILE, 1),
+        (Heading(HOSTILE), 1),
+        (Code(HOSTILE), 1),
+        (Fold(HOSTILE, [HOSTILE, Code(HOSTILE)]), 3),
+        # title, caption, the caption in the drawing
+        (_plot("plot", HOSTILE), 2),
+        (_plot(HOSTILE), 1),
+        (_plot("plot", "caption", HOSTILE), 1),
+        (TableView(_hostile_table(), list(_hostile_table().columns), HOSTILE), 8),
+    ],
+    ids=lambda value: "text" if isinstance(value, str) else type(value).__name__,
+)
+def test_no_part_lets_text_become_markup(part: object, times: int) -> None:
+    """Every text of every kind of part is on the page, as text and within its attribute."""
+    section = Section("Hostile", [part], css=HOSTILE)  # type: ignore[list-item]
+    page = Page(report_files({}, [section], "x", {})["index.html"].decode())
+    assert not page.all("script")
+    assert "".join(page.text).count(HOSTILE) == times
+    assert page.all("section")[0]["class"] == HOSTILE
+    names = {name for _, attrs in page.tags for name in attrs}
+    assert not any(name.startswith("on") or "script" in name for name in names)
+    if isinstance(part, TableView):
+        assert page.all("div")[-1]["aria-label"] == HOSTILE
+        assert {attrs["class"] for attrs in page.all("span")} > {f"pill {HOSTILE}"}
+    elif isinstance(part, Plot):
+        assert page.all("svg")[0]["aria-label"].count(HOSTILE) == (part.name == HOSTILE) + (
+            HOSTILE in (part.caption, part.group)
+        )
+
+
+def test_no_template_switches_the_escaping_off() -> None:
+    folder = Path(str(report.__file__)).parent
+    for template in (folder / "templates").glob("*.html"):
+        assert not re.search(r"\|\s*safe|autoescape", template.read_text())
+    assert [file.name for file in folder.rglob("*.py") if "Markup(" in file.read_text()] == [
+        "html.py"  # the SVG of a plot
+    ]
+
+
 def test_tables_have_scoped_headers_and_figures_an_alternative_text() -> None:
-    page = _page(_tables(), _figure(caption='It "bends".'))
+    page = _page(_tables(), _plot(caption='It "bends".'))
     assert page.all("th")
     assert {attrs.get("scope") for attrs in page.all("th")} == {"row", "col"}
     [svg] = page.all("svg")
@@ -171,8 +169,8 @@ def test_tables_have_scoped_headers_and_figures_an_alternative_text() -> None:
     assert page.all("html")[0]["lang"] == "en"
 
 
-def test_the_figures_follow_the_colours_of_the_page() -> None:
-    page = _page(_tables(), _figure())
+def test_the_figures_follow_the_colors_of_the_page() -> None:
+    page = _page(_tables(), _plot())
     styles = " ".join(str(attrs.get("style", "")) for _, attrs in page.tags)
     assert "var(--ink)" in styles
     assert "var(--paper)" in styles
@@ -180,55 +178,37 @@ def test_the_figures_follow_the_colours_of_the_page() -> None:
 
 
 def test_sections_follow_from_the_tables() -> None:
-    assert _page(_tables(), _figure()).headings == [
-        "stages", "results", "figures", "statistics", "training", "environment", "repeat", "tables",
+    assert _page(_tables(), _plot()).headings == [
+        "stages", "figures", "training-runs", "environment", "how-to-repeat", "tables",
     ]  # fmt: skip
-    assert _page({}, facts={}).headings == []
-    empty = {name: table.iloc[:0] for name, table in _tables().items()}
-    assert _page(empty, facts={"run": "r1"}).headings == []
+
+    def headings(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+        files = report_files(tables, [Section("Own", [])], "x", {"run": "r1"})
+        return Page(files["index.html"].decode()).headings
+
+    assert headings({}) == []
+    assert headings({name: table.iloc[:0] for name, table in _tables().items()}) == []
     for name in _tables():
-        rest = {key: table for key, table in _tables().items() if key != name}
-        assert _page(rest).headings
+        assert headings({key: table for key, table in _tables().items() if key != name})
 
 
-def test_an_experiments_own_tables_may_have_the_names_of_comparisons() -> None:
+def test_a_table_of_an_experiment_is_only_listed() -> None:
     own = pd.DataFrame({"run_id": ["r"], "accuracy": [0.9]})
     names = ["summary", "rankings", "comparisons", "against_control", "across_corpora"]
-    page = _page(dict.fromkeys(names, own), facts={})
+    page = Page(report_files(dict.fromkeys(names, own), [], "x", {})["index.html"].decode())
     assert page.headings == ["tables"]
     assert all(name in page.words for name in names)
 
 
 def test_values_are_written_for_readers() -> None:
     words = _page(_tables()).words
-    for text in ("1776 ± 186", "1680 ± 25", "18 min 00 s", "39.8 ms", "402.3", "64 GB", "0.9123"):
+    for text in ("18 min 00 s", "39.8 ms", "402.3", "64.0 GiB", "0.9123"):
         assert text in words
     assert "GPU memory, peak" in words.split("Training runs")[-1]
-    stages = words.split("Results")[0]
-    assert "GPU memory" not in stages  # no GPU, no column
+    stages = words.split("Training runs")[1]
+    assert "GPU memory" not in stages.split("Training runs")[0]  # no GPU, no column
     assert "raypipe run x.yaml" in words
-    assert "runs: 2" in words
-
-
-def test_conclusions_are_said_in_words() -> None:
-    words = _page(_tables()).words
-    assert "They differ. Friedman χ² = 9.6, p = 0.0019, Kendall's W = 0.96." in words
-    assert "sabbo is lower (against ga)" in words
-    assert "no difference found (2 pairs)" in words
-    assert "Average rank: 20news 1.3, ga 1.7." in words
-
-
-def test_the_lowest_mean_stands_out() -> None:
-    tables = _tables()
-    [lowest] = re.findall(
-        r'<tr class="first"><th scope="row">([^<]*)',
-        report_files(tables, [], "x", {})["index.html"].decode(),
-    )
-    assert lowest == "20news"
-    tables["summary"]["mean"] = [np.inf, np.nan]
-    page = _page(tables)
-    assert "no finite value" in page.words
-    assert not [row for row in page.all("tr") if row.get("class") == "first"]
+    assert "power: 2" in words
 
 
 @pytest.mark.parametrize(
@@ -244,6 +224,15 @@ def test_the_title_carries_the_worst_status(statuses: list[str], shown: str) -> 
     tables = _tables()
     tables["stages"]["status"] = statuses
     assert f"A study {shown}" in _page(tables).words
+
+
+def test_a_bar_of_the_timeline_spans_its_stages_time() -> None:
+    tables = _tables()
+    tables["stages"]["duration_s"] = [360.0, 360.0]
+    bars = [str(attrs["style"]) for attrs in _page(tables).all("i")]
+    assert bars == ["margin-left:0.00%;width:50.00%", "margin-left:50.00%;width:50.00%"]
+    tables["stages"]["duration_s"] = [np.nan, 360.0]
+    assert len(_page(tables).all("i")) == 1
 
 
 def test_failures_come_first_and_are_loud_unless_made_up_for() -> None:
@@ -263,28 +252,60 @@ def test_failures_come_first_and_are_loud_unless_made_up_for() -> None:
 
 
 def test_a_caption_that_a_group_shares_is_printed_once() -> None:
-    page = _page({}, _figure("a", "Same.", "Curves"), _figure("b", "Same.", "Curves"))
-    assert page.words.count("Same.") == 1
-    page = _page({}, _figure("a", "One.", "Curves"), _figure("b", "Two.", "Curves"))
-    assert "One." in page.words
-    assert "Two." in page.words
-    page = _page({}, _figure("a", "Same.", "Curves"), _figure("b", "Same.", "Bars"))
-    assert "Curves: title of a" in page.words
-    assert page.words.count("Same.") == 2
+    def words(*captions: str, groups: tuple[str, str] = ("Curves", "Curves")) -> str:
+        plots = [_plot(*values) for values in zip("ab", captions, groups, strict=True)]
+        return re.sub(r"<svg.*?</svg>", "", _files({}, *plots)["index.html"].decode(), flags=re.S)
+
+    assert words("Same.", "Same.").count("Same.") == 1
+    assert "One." in words("One.", "Two.")
+    assert "Two." in words("One.", "Two.")
+    apart = words("Same.", "Same.", groups=("Curves", "Bars"))
+    assert "Curves: title of a" in apart
+    assert apart.count("Same.") == 2
 
 
 def test_two_figures_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="two figures are named 'a'"):
-        report_files({}, [_figure("a"), _figure("a")], "x", {})
+        _files({}, _plot("a"), _plot("a"))
+    with pytest.raises(ValueError, match="two figures are named 'a'"):
+        report_files({}, [Section("x", [_plot("a"), Fold("y", [_plot("a")])])], "x", {})
 
 
-def test_statistics_name_the_measure_and_say_what_the_corpora_have_in_common() -> None:
-    words = _page(_tables()).words
-    for text in (
-        "final value",
-        "Average rank:",
-        "Across corpora",
-        "Not tested.",
-        "area under curve",
-    ):
-        assert text in words
+def _environment() -> pd.DataFrame:
+    """Two commands, the first on two nodes, the second with uncommitted changes and Optuna 5."""
+    rows = [
+        {"run_id": "r", "command_id": f"{command}", "command": f"raypipe run {command}",
+         "started_at": f"2026-03-0{day}T09:14:05+00:00", "git_commit": f"commit-of-{command}",
+         "git_dirty": dirty, "hostname": host, "memory_bytes": 64 * 2**30, "gpu_driver": None,
+         "optuna": optuna, "torch": "2.13.0"}
+        for command, day, dirty, host, optuna in (
+            ("second", 3, True, "node-a", "5.0.0"),
+            ("first", 2, False, "node-a", "4.8.0"),
+            ("first", 2, False, "node-b", "4.8.0"),
+        )
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_environment_is_shown_for_each_command() -> None:
+    raw = _files({"environment": _environment()})["index.html"].decode()
+    raw = raw.partition('id="environment"')[2].partition("</section>")[0]
+    second, first = (" ".join(re.split("<[^>]*>", text)) for text in raw.split("<details>"))
+    assert "2026-03-02 09:14:05 UTC" in first
+    assert "commit-of-first" in first
+    assert "uncommitted changes" not in first
+    for text in ("raypipe run first", "node-a", "node-b", "64.0 GiB", "4.8.0", "2.13.0"):
+        assert text in first
+    assert "commit-of-second with uncommitted changes" in second
+    assert "5.0.0" in second
+    assert "node-b" not in second
+    assert "gpu driver" not in first
+
+
+def test_an_environment_of_an_earlier_version_is_that_of_one_command() -> None:
+    old = _environment().drop(columns=["command_id", "command", "started_at", "git_dirty"])
+    old["git_commit"] = "0123abcd+"
+    page = _page({"environment": old})
+    assert len(page.all("details")) == 1  # the configuration
+    assert "0123abcd+" in page.words
+    assert "node-b" in page.words

@@ -11,13 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from numpy.testing import assert_allclose
 
-from raypipe.report.sweep import sweep_figures
-from raypipe.report.training import training_figures
+from raypipe.report.plots import Plot
+from raypipe.report.sections import Heading
+from raypipe.report.sweep_section import sweep_section
+from raypipe.report.training import training_plots
 from tests.raypipe.report.sweep_tables import (
     KINDS,
     STAGE,
     Tables,
-    figures_by_kind,
+    plots_by_kind,
+    plots_of,
     quality_tables,
     systems_tables,
     texts,
@@ -36,15 +39,18 @@ def _cell_texts(axes: Axes) -> dict[tuple[str, str], str]:
 def test_without_a_sweep_there_are_no_figures() -> None:
     tables = systems_tables()
     own = tables["trials"].assign(stage=STAGE)
-    assert sweep_figures({}) == []
-    assert sweep_figures({"trials": own.iloc[:0]}) == []
-    assert sweep_figures({"trials": own, "steps": tables["steps"]}) == []
+    assert plots_of({}) == []
+    assert plots_of({"trials": own.iloc[:0]}) == []
+    assert plots_of({"trials": own, "steps": tables["steps"]}) == []
 
 
 def test_a_sweep_of_systems_has_four_figures() -> None:
-    figures = figures_by_kind(systems_tables())
+    figures = plots_by_kind(systems_tables())
     assert tuple(figures) == KINDS
-    assert {figure.group for figure in figures.values()} == {f"Sweep of {STAGE}"}
+    section = sweep_section(systems_tables())
+    names = [part.name if isinstance(part, Plot) else part for part in section.parts]
+    assert names[0] == Heading(STAGE)
+    assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:7]
 
 
 def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() -> None:
@@ -60,7 +66,7 @@ def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() ->
         point=[json.dumps({**json.loads(p), point: 1}) for p in tables["trials"]["point"]]
     )
     tables["trials"] = pd.concat([slower, first], ignore_index=True)
-    figure = figures_by_kind(tables)["speed"]
+    figure = plots_by_kind(tables)["speed"]
     off, on = figure.figure.axes
     assert (off.get_title(loc="left"), on.get_title(loc="left")) == (
         "samples/s, checkpointing off", "samples/s, checkpointing on",
@@ -79,7 +85,7 @@ def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() ->
 
 
 def test_the_recommended_cell_is_outlined_and_bold() -> None:
-    off, on = figures_by_kind(systems_tables())["speed"].figure.axes
+    off, on = plots_by_kind(systems_tables())["speed"].figure.axes
 
     def outlines(axes: Axes) -> list[Rectangle]:
         return [p for p in axes.patches if isinstance(p, Rectangle) and p.get_linewidth() > 1.5]
@@ -95,7 +101,7 @@ def test_the_recommended_cell_is_outlined_and_bold() -> None:
 def test_a_failed_trial_has_no_speed_even_if_it_measured_one() -> None:
     tables = systems_tables()
     tables["trials"].loc[0, ["status", "samples_per_s"]] = ["failed", 9999.0]
-    figures = figures_by_kind(tables)
+    figures = plots_by_kind(tables)
     assert _cell_texts(figures["speed"].figure.axes[0])["16", "fp32"] == "failed"
     assert "9999" not in figures["speed"].title
     assert figures["pareto"].figure.axes[0].get_ylim()[1] < 1000
@@ -106,7 +112,7 @@ def test_many_micro_batches_share_rows_by_octave() -> None:
         trial_row(i, {"micro_batch": size, "precision": "fp32"}, samples_per_s=float(size))
         for i, size in enumerate(range(2, 32))
     ]
-    [figure] = sweep_figures({"trials": pd.DataFrame(rows)})
+    [figure] = plots_of({"trials": pd.DataFrame(rows)})
     axes = figure.figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == ["2 to 3", "4 to 7", "8 to 15", "16 to 31"]
@@ -114,7 +120,7 @@ def test_many_micro_batches_share_rows_by_octave() -> None:
 
 
 def test_learning_curves_show_every_trial_and_where_it_ended() -> None:
-    figures = figures_by_kind(quality_tables())
+    figures = plots_by_kind(quality_tables())
     assert list(figures) == ["curves"]
     [axes] = figures["curves"].figure.axes
     curves = [line for line in axes.lines if line.get_marker() == "None"]
@@ -139,7 +145,7 @@ def test_the_curve_of_a_populations_member_begins_with_those_it_went_on_from() -
     after = (steps["trial_id"] == first) & steps["step"].between(110, 200)
     tables["steps"] = pd.concat([steps[before], steps[after].assign(trial_id=third)])
     tables["recommendations"] = tables["recommendations"].assign(trial_id=third)
-    figure = figures_by_kind(tables)["curves"]
+    figure = plots_by_kind(tables)["curves"]
     [axes] = figure.figure.axes
     ends = {
         line.get_linewidth() > 1: line.get_xdata()
@@ -154,7 +160,7 @@ def test_the_curve_of_a_populations_member_begins_with_those_it_went_on_from() -
 def test_the_curves_are_of_the_metric_where_it_is_logged() -> None:
     tables = quality_tables()
     tables["recommendations"]["metric"] = "eval_loss"
-    figure = figures_by_kind(tables)["curves"]
+    figure = plots_by_kind(tables)["curves"]
     [axes] = figure.figure.axes
     assert axes.get_title(loc="left") == "eval loss"
     assert_allclose(axes.lines[0].get_data(), ([100, 200, 300], [2, 2, 2]))
@@ -166,7 +172,7 @@ def test_one_diverged_trial_does_not_flatten_the_others() -> None:
     worst = tables["trials"]["trial_id"].iloc[-1]
     steps = tables["steps"]
     steps.loc[steps["trial_id"] == worst, "loss"] *= 1e6
-    assert figures_by_kind(tables)["curves"].figure.axes[0].get_ylim()[1] < 10
+    assert plots_by_kind(tables)["curves"].figure.axes[0].get_ylim()[1] < 10
 
 
 def test_parity_is_drawn_for_each_precision_in_percent() -> None:
@@ -176,7 +182,7 @@ def test_parity_is_drawn_for_each_precision_in_percent() -> None:
     steps = tables["steps"][tables["steps"]["trial_id"] == tables["trials"]["trial_id"].iloc[0]]
     same = steps.assign(trial_id=reference["trial_id"])
     tables["steps"] = pd.concat([tables["steps"], same])
-    figure = figures_by_kind(tables)["curves"]
+    figure = plots_by_kind(tables)["curves"]
     losses, strip = figure.figure.axes
     assert [line.get_linestyle() for line in losses.lines].count("--") == 1
     assert [label.get_text() for label in strip.get_xticklabels()] == ["bf16"]
@@ -190,7 +196,7 @@ def test_a_reference_is_no_point_of_the_sweep() -> None:
     tables = systems_tables([False])
     trials = tables["trials"]
     trials["reference"] = trials["precision"] == "fp32"
-    figures = figures_by_kind(tables)
+    figures = plots_by_kind(tables)
     columns = [label.get_text() for label in figures["speed"].figure.axes[0].get_xticklabels()]
     assert columns == ["bf16"]
     assert "4 trials" in figures["pareto"].caption
@@ -201,7 +207,7 @@ MEASURES = ["samples_per_s", "gpu_peak_bytes", "host_peak_bytes", "energy_j_per_
 
 
 def _kinds(tables: Tables) -> list[str]:
-    return list(figures_by_kind(tables))
+    return list(plots_by_kind(tables))
 
 
 def test_degenerate_sweeps_lose_figures_and_raise_nothing() -> None:
@@ -217,7 +223,7 @@ def test_degenerate_sweeps_lose_figures_and_raise_nothing() -> None:
     assert _kinds({**whole, "trials": trials.assign(**dict.fromkeys(MEASURES, np.nan))}) == [
         "speed"
     ]
-    assert sweep_figures({"trials": trials[only]}) == []
+    assert plots_of({"trials": trials[only]}) == []
     assert _kinds({"trials": trials}) == everything
     infinite = trials.assign(samples_per_s=np.inf, gpu_peak_bytes=-np.inf)
     assert "speed" in _kinds({**whole, "trials": infinite})
@@ -246,17 +252,17 @@ def test_no_table_with_gaps_stops_the_report(data: st.DataObject) -> None:
         gaps = data.draw(chosen)
         trials[column] = trials[column].astype(object)
         trials.loc[gaps, column] = None
-    figures = sweep_figures({**tables, "trials": trials})
+    figures = plots_of({**tables, "trials": trials})
     assert {figure.name.split("-")[1] for figure in figures} <= set(KINDS)
 
 
 def test_the_figures_of_the_stages_leave_the_sweep_out() -> None:
     tables = systems_tables()
-    assert training_figures(tables) == []
+    assert training_plots(tables) == []
     own = tables["steps"].iloc[:20].assign(trial_id="own")
     tables["steps"] = pd.concat([tables["steps"], own])
     tables["trials"] = pd.concat(
         [tables["trials"], pd.DataFrame([{"trial_id": "own", "stage": STAGE}])]
     )
-    names = [figure.name for figure in training_figures(tables)]
+    names = [figure.name for figure in training_plots(tables)]
     assert names == [f"loss-{STAGE}", f"throughput-{STAGE}"]

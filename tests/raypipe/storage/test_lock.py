@@ -2,55 +2,89 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
 from raypipe.storage import lock
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, Pace, writing
+from raypipe.storage.object_store import ConditionalObject
 from raypipe.storage.run_directory import RunDirectory
 
 #: as the real one, but for its speed
-FAST = Pace(beat_s=0.05, expiry_s=0.5, settling_s=0.1)
-
+FAST = Pace(beat_s=0.1, expiry_s=2)
 
 #: renewed once the test is over
-SLOW = Pace(beat_s=60, expiry_s=120, settling_s=0.3)
+SLOW = Pace(beat_s=60, expiry_s=120)
+
+PROJECT = Path(__file__).parents[3]
+
+
+def located(server: str, name: str, bucket: str = "runs") -> RunDirectory:
+    options = f"endpoint_override={server}&scheme=http&region=us-east-1"
+    return RunDirectory.at(f"s3://key:any@{bucket}/{name}?{options}")
 
 
 @pytest.fixture
-def store() -> RunDirectory:
-    """A run directory that is no local path; all who use it share its one file system."""
-    run = RunDirectory("mock://run")
-    run.__dict__["_opened"] = (arrow_fs._MockFileSystem(), "run")
-    run.fs.create_dir("run")
-    return run
+def store(server: str, request: pytest.FixtureRequest) -> RunDirectory:
+    """A run directory in the bucket of a real server."""
+    return located(server, re.sub(r"\W", "-", request.node.name))
 
 
-class Stalling(RunDirectory):
-    """The same run directory; while ``flowing`` is not set, what is written arrives late."""
+@dataclass(frozen=True)
+class Disturbed(ConditionalObject):
+    """The same object; what happens to its writes is in ``write_it``."""
 
-    def __init__(self, store: RunDirectory) -> None:
-        super().__init__(store.location)
-        self.__dict__ |= {"_opened": store._opened, "flowing": threading.Event()}
-        self.__dict__["stalled"] = threading.Event()
+    write_it: Callable = field(kw_only=True)
 
-    def write(self, path: str, content: bytes) -> None:
+    def write(self, content, expected):
+        return self.write_it(super().write, content, expected)
+
+
+@pytest.fixture
+def disturb(monkeypatch: pytest.MonkeyPatch) -> Callable[[RunDirectory, Callable], RunDirectory]:
+    """Make a second handle of a run directory whose lease is written through a function."""
+    real, disturbed = ConditionalObject.at, {}
+
+    def at(run: RunDirectory, path: str) -> ConditionalObject:
+        found = real(run, path)
+        write_it = disturbed.get(id(run))
+        return Disturbed(found.store, found.key, write_it=write_it) if write_it else found
+
+    def make(run: RunDirectory, write_it: Callable) -> RunDirectory:
+        handle = RunDirectory(run.location)
+        disturbed[id(handle)] = write_it
+        return handle
+
+    monkeypatch.setattr(ConditionalObject, "at", at)
+    return make
+
+
+class Dam:
+    """While ``flowing`` is not set, what is written arrives late."""
+
+    def __init__(self) -> None:
+        self.flowing, self.stalled = threading.Event(), threading.Event()
+
+    def __call__(self, write, content, expected):
         if not self.flowing.is_set():
             self.stalled.set()
             assert self.flowing.wait(20)
-        super().write(path, content)
+        return write(content, expected)
 
 
 def leave(run: RunDirectory, beat: int) -> None:
@@ -58,17 +92,43 @@ def leave(run: RunDirectory, beat: int) -> None:
     run.write(run.lock, json.dumps(holder).encode())
 
 
+def owner(run: RunDirectory) -> str:
+    return json.loads(run.read(run.lock))["owner"]
+
+
+def is_free(run: RunDirectory) -> bool:
+    return run.read(run.lock) == b""
+
+
 @pytest.fixture
 def said() -> list[str]:
     return []
 
 
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    """Signals that the process was sent to end by."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    yield seen
+    signal.signal(signal.SIGTERM, before)
+
+
+def wait_for(ended: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == [signal.SIGTERM]
+
+
 def test_a_lease_is_given_back(store, said):
     with writing(store, said.append, FAST) as check:
-        assert store.exists(store.lock)
-        time.sleep(0.6)  # longer than it holds without being renewed
+        assert owner(store)
+        time.sleep(2.5)  # longer than it holds without being renewed
         check()
-    assert not store.exists(store.lock)
+    assert is_free(store)
+    with writing(store, said.append, FAST):
+        pass
     assert said == []
 
 
@@ -82,12 +142,22 @@ def test_a_second_command_is_refused_while_the_first_lives(store, said):
     assert len(said) == 1
     with writing(store, said.append, FAST):  # the refused one left the lease alone
         pass
+    assert len(said) == 1
+
+
+def test_a_command_that_ends_while_another_watches_hands_over(store, said):
+    leave(store, 5)
+    release = threading.Timer(0.3, store.write, (store.lock, b""))
+    release.start()
+    with writing(store, said.append, Pace(beat_s=0.1, expiry_s=60)):
+        assert owner(store) != "other"
+    assert len(said) == 1
 
 
 def test_what_a_dead_command_left_is_taken_over_once_it_expired(store, said):
     leave(store, 5)
     with writing(store, said.append, FAST):
-        assert json.loads(store.read(store.lock))["owner"] != "other"
+        assert owner(store) != "other"
     assert "process 7 on elsewhere" in said[0]
 
 
@@ -95,19 +165,27 @@ def test_a_damaged_lease_expires_too(store, said):
     store.write(store.lock, b"{")
     with writing(store, said.append, FAST):
         pass
+    assert len(said) == 1
 
 
-def test_of_two_that_begin_at_the_same_time_one_writes(store):
-    begun, wrote = threading.Barrier(4), []
+@pytest.mark.parametrize("left", ["nothing", "released", "expired"])
+def test_of_two_that_begin_at_the_same_time_one_writes(store, left):
+    if left == "released":
+        store.write(store.lock, b"")
+    if left == "expired":
+        leave(store, 5)
+    begun, wrote, over = threading.Barrier(4), [], threading.Barrier(4)
 
     def begin() -> None:
         begun.wait()
         try:
-            with writing(store, lambda text: None, FAST):
+            with writing(store, lambda text: None, FAST) as check:
                 wrote.append(True)
-                time.sleep(1.5)
+                check()
+                over.wait(60)
         except ConfigError:
             wrote.append(False)
+            over.wait(60)
 
     threads = [threading.Thread(target=begin) for _ in range(4)]
     for thread in threads:
@@ -115,15 +193,79 @@ def test_of_two_that_begin_at_the_same_time_one_writes(store):
     for thread in threads:
         thread.join()
     assert sorted(wrote) == [False, False, False, True]
+    assert is_free(store)
+
+
+HOLD = """
+import sys
+from raypipe.errors import ConfigError
+from raypipe.storage.lock import Pace, writing
+from raypipe.storage.run_directory import RunDirectory
+run, pace = RunDirectory.at(sys.argv[1]), Pace(*map(float, sys.argv[2:]))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with writing(run, lambda text: None, pace):
+        print("held", flush=True)
+        sys.stdin.readline()
+except ConfigError as error:
+    print(error, flush=True)
+"""
 
 
 @pytest.fixture
-def ended() -> Iterator[list[int]]:
-    """Signals that the process was sent to end by."""
-    seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    yield seen
-    signal.signal(signal.SIGTERM, before)
+def command() -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start processes that hold the lock of a run directory from a line of input to the next."""
+    started: list[subprocess.Popen] = []
+
+    def start(run: RunDirectory) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD, run.location, str(FAST.beat_s), str(FAST.expiry_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=PROJECT,
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def go_on(process: subprocess.Popen) -> None:
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def test_of_processes_that_create_the_lease_at_once_one_holds_it(store, command):
+    processes = [command(store) for _ in range(3)]
+    for process in processes:
+        go_on(process)
+    answers = sorted(process.stdout.readline() for process in processes)
+    assert [text == "held\n" for text in answers].count(True) == 1
+    assert ["is writing it" in text for text in answers].count(True) == 2
+    for process in processes:
+        process.communicate("\n")
+    assert is_free(store)
+
+
+def test_a_process_that_froze_beyond_the_expiry_ends(store, said, command):
+    frozen = command(store)
+    go_on(frozen)
+    assert frozen.stdout.readline() == "held\n"
+    frozen.send_signal(signal.SIGSTOP)
+    with writing(store, said.append, FAST) as check:
+        mine = owner(store)
+        frozen.send_signal(signal.SIGCONT)
+        assert frozen.wait(60) == -signal.SIGTERM
+        check()
+        assert owner(store) == mine
+    assert is_free(store)
+    assert f"process {frozen.pid} on" in said[0]
 
 
 def test_who_stood_still_too_long_writes_nothing_any_more(store, said, ended, monkeypatch):
@@ -138,116 +280,245 @@ def test_who_stood_still_too_long_writes_nothing_any_more(store, said, ended, mo
         with pytest.raises(LostLeaseError, match=r"process 7 on elsewhere\) took over"):
             ledger.put("units", {"c": {"status": "succeeded"}})
     assert [key for key, _ in Ledger(store, writable=False).items("units")] == ["a", "b"]
-    assert json.loads(store.read(store.lock))["owner"] == "other"
+    assert owner(store) == "other"
 
 
-def wait_for(ended: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while not ended and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended == [signal.SIGTERM]
-
-
-def test_a_command_whose_lease_is_lost_ends(store, said, ended):
-    with writing(store, said.append, Pace(0.2, 60, 0.1)) as check:
-        leave(store, 1)
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_command_whose_lease_is_lost_ends(store, said, ended, deleted):
+    with writing(store, said.append, Pace(0.2, 60)) as check:
+        store.delete(store.lock) if deleted else leave(store, 1)
         wait_for(ended)
         with pytest.raises(LostLeaseError):  # soon after a renewal, too
             check()
-    assert json.loads(store.read(store.lock))["owner"] == "other"
+    if deleted:
+        assert not store.exists(store.lock)
+    else:
+        assert owner(store) == "other"
 
 
 def test_a_lease_that_is_another_s_is_not_given_back(store, said):
     with writing(store, said.append, SLOW):
         leave(store, 1)
-    assert json.loads(store.read(store.lock))["owner"] == "other"
+    assert owner(store) == "other"
 
 
-def test_a_first_write_that_arrives_once_another_has_settled_leaves_one_writer(store, said, ended):
-    late, held, over = Stalling(store), threading.Event(), threading.Event()
+def test_a_first_write_that_arrives_once_another_holds_the_lease_is_refused(store, said, disturb):
+    dam, refused = Dam(), []
+    late = disturb(store, dam)
 
     def begin() -> None:
-        with writing(late, said.append, FAST) as check:
-            check()
-            held.set()
-            assert over.wait(20)
-            check()
+        try:
+            with writing(late, said.append, FAST):
+                pass
+        except ConfigError as error:
+            refused.append(str(error))
 
     other = threading.Thread(target=begin)
     other.start()
-    assert late.stalled.wait(20)
-    with writing(store, said.append, Pace(0.3, 60, 0.1)) as check:
+    assert dam.stalled.wait(20)
+    with writing(store, said.append, SLOW) as check:
+        mine = owner(store)
+        dam.flowing.set()
+        other.join()
+        assert f"process {os.getpid()} on" in refused[0]
+        assert owner(store) == mine
         check()
-        late.flowing.set()
-        wait_for(ended)
-        with pytest.raises(LostLeaseError, match="took over"):
-            check()
-    assert held.wait(20)
-    over.set()
-    other.join()
-    assert not store.exists(store.lock)
-    assert ended == [signal.SIGTERM]
+    assert is_free(store)
 
 
-def test_who_froze_in_a_renewal_does_not_get_the_lease_back(store, said, ended):
+def test_who_froze_in_a_renewal_does_not_get_the_lease_back(store, said, ended, disturb):
     """It is on its way when another takes over, and arrives after that."""
-    frozen = Stalling(store)
-    frozen.flowing.set()
-    with writing(frozen, said.append, FAST) as check:
-        frozen.stalled.clear()
-        frozen.flowing.clear()
-        assert frozen.stalled.wait(20)
+    dam = Dam()
+    dam.flowing.set()
+    with writing(disturb(store, dam), said.append, FAST) as check:
+        dam.flowing.clear()
+        assert dam.stalled.wait(20)
         with writing(store, said.append, FAST) as check_of_next:
-            frozen.flowing.set()
+            mine = owner(store)
+            dam.flowing.set()
             wait_for(ended)
             with pytest.raises(LostLeaseError, match="took over"):
                 check()
-            time.sleep(0.3)  # as long as its holder relies on a renewal
+            time.sleep(1.1)  # as long as its holder relies on a renewal
             check_of_next()
-    assert not store.exists(store.lock)
+            assert owner(store) == mine
+    assert is_free(store)
     assert ended == [signal.SIGTERM]
 
 
-def test_a_store_that_stood_still_costs_nobody_the_lease(store, said, ended):
-    slow = Stalling(store)
-    slow.flowing.set()
-    with writing(slow, said.append, FAST) as check:
-        slow.flowing.clear()
-        assert slow.stalled.wait(20)
-        time.sleep(0.6)  # longer than a lease holds without being renewed
-        slow.flowing.set()
+def test_a_store_that_stood_still_costs_nobody_the_lease(store, said, ended, disturb):
+    dam = Dam()
+    dam.flowing.set()
+    with writing(disturb(store, dam), said.append, FAST) as check:
+        dam.flowing.clear()
+        assert dam.stalled.wait(20)
+        time.sleep(2.5)  # longer than a lease holds without being renewed
+        dam.flowing.set()
         check()
-    assert not store.exists(store.lock)
+    assert is_free(store)
     assert ended == []
 
 
-def test_a_store_that_fails_while_the_lease_is_taken_is_one_message(store, said, monkeypatch):
+def test_after_a_renewal_that_took_too_long_the_holder_renews_again(store, said, disturb):
+    """Another may have taken over between the write and its late response."""
+    written = []
+
+    def late_once(write, content, expected):
+        version = write(content, expected)
+        written.append(content)
+        if len(written) == 3:
+            time.sleep(1.1)  # longer than the holder relies on a renewal
+        return version
+
+    with writing(disturb(store, late_once), said.append, Pace(beat_s=60, expiry_s=2)) as check:
+        assert len(written) == 2
+        time.sleep(1.1)
+        check()
+        assert len(written) >= 4
+
+
+@pytest.mark.parametrize("when", ["taken", "renewed"])
+def test_a_write_whose_response_was_lost_costs_nobody_the_lease(
+    store, said, ended, disturb, caplog, when
+):
+    lost = []
+
+    def lose(write, content, expected):
+        version = write(content, expected)
+        if not lost and (when == "taken" or expected is not None):
+            lost.append(content)
+            return write(content, expected)  # as the client does where a connection breaks
+        return version
+
+    with writing(disturb(store, lose), said.append, FAST) as check:
+        check()
+        time.sleep(0.5)
+        check()
+    assert lost
+    assert is_free(store)
+    assert ended == []
+    assert not caplog.records
+
+
+def test_a_renewal_that_fails_is_made_up_for(store, said, ended, disturb, caplog):
+    failing = threading.Event()
+
+    def fail(write, content, expected):
+        version = write(content, expected)
+        if failing.is_set():
+            raise OSError("connection reset")
+        return version
+
+    with caplog.at_level(logging.WARNING), writing(disturb(store, fail), said.append, FAST):
+        failing.set()
+        while "was not renewed: connection reset" not in caplog.text:
+            time.sleep(0.01)
+        failing.clear()
+        time.sleep(0.5)
+    assert is_free(store)
+    assert ended == []
+
+
+def test_a_store_that_fails_while_the_lease_is_taken_is_one_message(store, said, disturb):
     def fail(*arguments: object) -> bytes:
         raise OSError("no route to host")
 
-    monkeypatch.setattr(RunDirectory, "read", fail)
-    with pytest.raises(ConfigError, match="no route to host"), writing(store, said.append, FAST):
+    handle = disturb(store, fail)
+    with pytest.raises(ConfigError, match="no route to host"), writing(handle, said.append, FAST):
         pass
 
 
-def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path: Path) -> None:
+def test_a_store_that_ignores_conditions_is_refused(server, said):
+    run = located(server, "run", bucket="unconditional")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="ignores the conditions"), writing(run, said.append):
+            pass
+    assert said == []
+
+
+def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path, command):
+    run = RunDirectory.at(tmp_path)
+    holder = command(run)
+    go_on(holder)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(ConfigError, match="another raypipe command"), writing(run, print):
+        pass
+    holder.kill()
+    holder.wait()
+    with writing(run, print):
+        pass
+
+
+def test_two_writers_in_one_process_exclude_each_other(tmp_path: Path) -> None:
+    run, other = RunDirectory.at(tmp_path), RunDirectory.at(tmp_path)
+    refused = []
+
+    def begin() -> None:
+        try:
+            with writing(other, print):
+                pass
+        except ConfigError as error:
+            refused.append(str(error))
+
+    with writing(run, print):
+        begin()
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+        before = Path(run.lock).stat().st_ino
+    assert ["another raypipe command is writing it" in text for text in refused] == [True, True]
+    with writing(other, print):  # the same file: those who wait for it wait for the same lock
+        assert Path(run.lock).stat().st_ino == before
+
+
+def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -> None:
     script = (
-        "import time\nfrom raypipe.storage.lock import writing\n"
+        "import os, signal, subprocess, time\nfrom raypipe.storage.lock import writing\n"
         "from raypipe.storage.run_directory import RunDirectory\n"
         f"with writing(RunDirectory.at({str(tmp_path)!r}), print):\n"
-        "    print('held', flush=True)\n    time.sleep(600)\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        time.sleep(600)\n"
+        "    other = subprocess.Popen(['sleep', '600'], close_fds=False)\n"
+        "    print(child, other.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=PROJECT
+    )
+    assert holder.stdout is not None
+    children = [int(pid) for pid in holder.stdout.readline().split()]
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        run = RunDirectory.at(tmp_path)
-        with pytest.raises(ConfigError, match="another raypipe command"), writing(run, print):
-            pass
+        assert holder.wait(60) == -signal.SIGKILL
+        with writing(RunDirectory.at(tmp_path), print):
+            for child in children:
+                os.kill(child, 0)
     finally:
-        holder.kill()
-        holder.wait()
-    with writing(run, print):
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        holder.stdout.close()
+
+
+@pytest.mark.parametrize("blocked", ["", ".lock"])
+def test_a_lock_that_cannot_be_created_is_one_message(tmp_path: Path, blocked: str) -> None:
+    run = RunDirectory.at(tmp_path / "run")
+    if blocked:
+        Path(run.lock).mkdir(parents=True)
+    else:
+        (tmp_path / "run").touch()
+    with pytest.raises(ConfigError, match="run: cannot be written: "), writing(run, print):
+        pass
+
+
+def test_a_file_system_without_file_locks_is_one_message(tmp_path: Path, monkeypatch) -> None:
+    import fcntl
+
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    run = RunDirectory.at(tmp_path)
+    with pytest.raises(ConfigError, match="Function not implemented"), writing(run, print):
         pass
 
 

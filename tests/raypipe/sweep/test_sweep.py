@@ -22,6 +22,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
 from raypipe.tracking import Target, Trackers
+from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
 
@@ -390,7 +391,7 @@ def test_the_steps_of_a_stopped_trial_are_stored_though_its_worker_was_ended(tmp
     def trials_ended_early(self, trials, settings, run):
         while (job := trials.next()) is not None:
             rows = [{"trial_id": job.trial_id, "step": n, "loss": 1.0 / n} for n in (5, 10)]
-            write_table(run, "steps", rows[:1], job.run_id, job.trial_id)
+            write_table(run, STEPS, rows[:1], job.run_id, job.trial_id)
             for row in rows:
                 trials.report(job.trial_id, row)
             trials.stopped(job.trial_id)

@@ -200,14 +200,14 @@ with open_trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
             trackers.log(TRIAL, row(step))
             trackers.log(OTHER, row(step, OTHER))
         trackers.end(OTHER, {"stage": OTHER, "status": "out_of_memory", "micro_batch": 8})
-        results.write_table(run, "steps", [row(step) for step in (1, 2, 3)], "quick-1", TRIAL)
+        results.write_table(run, STEPS, [row(step) for step in (1, 2, 3)], "quick-1", TRIAL)
         os.kill(os.getpid(), signal.SIGKILL)
     for start in (4, 8):  # from the checkpoint at step 3; once more from one at step 7
         for step in range(start, 11):
             trackers.log(TRIAL, row(step, speed=20.0))
     trackers.log(TRIAL, row(11)), trackers.log(TRIAL, row(12))
     trackers.end(TRIAL, OUTCOME)
-    results.write_table(run, "steps", [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
+    results.write_table(run, STEPS, [row(s, OTHER) for s in range(1, 7)], "quick-1", OTHER)
     for step in (7, 8):
         trackers.log(OTHER, row(step, OTHER))
     trackers.end(OTHER, {"stage": OTHER, "status": "succeeded", "micro_batch": 4, "steps": 8})
@@ -236,7 +236,9 @@ def continued(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def needs(name: TrackerName) -> pytest.MarkDecorator:
     missing = name not in HERE
-    return pytest.mark.skipif(missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'")
+    return pytest.mark.skipif(
+        missing, reason=f"needs {name}: pip install 'raypipe-runner[tracking]'"
+    )
 
 
 @needs("tensorboard")

@@ -17,6 +17,7 @@ import torch
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.training import telemetry as module
+from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.telemetry import Telemetry, combine
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -102,7 +103,7 @@ def test_a_row_is_an_nvml_sample(card: Card, run: RunDirectory) -> None:
         "trial_id": "small", "rank": 3, "attempt": 2, "warmup": True, "gpu_uuid": UUID,
         "util": 80.0, "memory_bytes": 9 * 10**9, "power_w": 250.0,
     }.items()  # fmt: skip
-    write_table(run, "gpu_samples", telemetry.rows(), "run-1")
+    write_table(run, GPU_SAMPLES, telemetry.rows(), "run-1")
     stored = read_table(run, "gpu_samples")
     assert stored["at"].dt.tz is not None
     assert stored.loc[0, "rss_bytes"] == row["rss_bytes"] > 0

@@ -1,0 +1,1 @@
+"""The documentation, and the generator of its tables."""

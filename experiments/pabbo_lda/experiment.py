@@ -1,0 +1,148 @@
+"""The main job: train PABBO, evaluate it, run the studies of all optimizers, and compare them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from experiments.pabbo_lda.figures.report_sections import sections
+from experiments.pabbo_lda.objective.objectives import load_objectives
+from experiments.pabbo_lda.optimizers import OptimizerName, model_scorer
+from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
+from experiments.pabbo_lda.pabbo.evaluation import regret_rows
+from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
+from experiments.pabbo_lda.pabbo.model import restore_model
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.pabbo_lda.settings import MainSettings
+from experiments.pabbo_lda.study.aggregation import aggregate
+from experiments.pabbo_lda.study.study_runner import run_studies, study_specs
+from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.provenance import release
+from raypipe.storage.cache import Cache
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.weights import read_verified
+
+#: stages whose model an optimizer uses
+TRAINED_BY: dict[OptimizerName, str] = {
+    "pabbo_small": "train_small",
+    "pabbo_large": "train_large",
+    "pabbo_curves": "train_curves",
+}
+
+
+def stages(settings: MainSettings) -> list[Stage]:
+    """Return the stages; ``train_curves`` only if the studies use ``pabbo_curves``.
+
+    Raises:
+        ConfigError: a corpus that cannot be used, or a range of T that does not fit it.
+
+    """
+    s = settings
+    earlier = [
+        hardware_stage(),
+        _training_stage("train_small", s.train_small, PabboTask),
+        _evaluation_stage("small", s.evaluate_small),
+        _training_stage("train_large", s.train_large, PabboTask),
+        _evaluation_stage("large", s.evaluate_large),
+    ]
+    if "pabbo_curves" in s.lda.optimizers:
+        earlier.append(_training_stage("train_curves", s.train_curves, CurvePolicyTask))
+    earlier.append(_lda_stage(s))
+    names = tuple(stage.name for stage in earlier)
+    last = Stage(
+        "aggregate",
+        run_aggregate,
+        needs=names,
+        reads=(),
+        workload="statistics and figures",
+        always_rerun=True,
+    )
+    return [*earlier, last]
+
+
+def _training_stage(
+    name: str, settings: TrainStageSettings, kind: type[PabboTask | CurvePolicyTask]
+) -> Stage:
+    return train_stage(name, settings, partial(_build_task, kind, name), reads=(name,))
+
+
+def _build_task(
+    kind: type[PabboTask | CurvePolicyTask], name: str, settings: Any, run_dir: RunDirectory | None
+) -> PabboTask | CurvePolicyTask:
+    del run_dir  # the samples are drawn
+    return kind(getattr(settings, name).pabbo)
+
+
+def _evaluation_stage(size: str, settings: EvaluationSettings) -> Stage:
+    return Stage(
+        f"evaluate_{size}",
+        run_evaluation,
+        needs=(f"train_{size}",),
+        reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
+        workload=f"{settings.functions * settings.starts} runs of {settings.steps} duels",
+        on_gpu=True,
+    )
+
+
+def run_evaluation(context: StageContext) -> None:
+    """Evaluate the model of the needed training on held-out functions."""
+    name, (train,) = context.stage.name, context.stage.needs
+    settings = getattr(context.settings, name)
+    functions = getattr(context.settings, train).pabbo.functions
+    weights = read_verified(context.run_dir, context.run_dir.model(train))
+    rows = context.call(name, regret_rows, weights, settings, functions, on_gpu=True)
+    about = {"trial_id": train, "stage": name}
+    keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
+    context.finish(name, {"regret": keyed})
+
+
+def _lda_stage(settings: MainSettings) -> Stage:
+    """Return the studies; one of an optimizer without a model does not need any training."""
+    lda = settings.lda
+    specs = study_specs(lda, load_objectives(settings.data, lda))
+    trainings = [TRAINED_BY[name] for name in lda.optimizers if name in TRAINED_BY]
+    return Stage(
+        "lda",
+        run_lda,
+        [spec.unit(lda, TRAINED_BY.get(spec.optimizer)) for spec in specs],
+        needs=("hardware", *trainings),
+        reads=("data", "lda"),
+        workload=f"{len(specs)} studies, at most {len(specs) * lda.evaluations} LDA trainings",
+    )
+
+
+def run_lda(context: StageContext) -> None:
+    """Run the studies that are not finished."""
+    data, lda = context.settings.data, context.settings.lda
+    scorers = {
+        name: model_scorer(restore_model(read_verified(context.run_dir, context.run_dir.model(of))))
+        for name, of in TRAINED_BY.items()
+        if name in lda.optimizers
+    }
+    # values of another version of this experiment or of scikit-learn are not shared
+    kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
+    with Cache(kind, enabled=lda.cache) as cache:
+        run_studies(context, lda, study_specs(lda, load_objectives(data, lda)), scorers, cache)
+
+
+def run_aggregate(context: StageContext) -> None:
+    """Derive the tables of comparisons from all finished studies."""
+    for table, rows in aggregate(context.ledger.rows("study_history")).items():
+        stale = {key for key, _ in context.ledger.items(table)} - rows.keys()
+        context.ledger.remove(table, stale)
+        context.ledger.put(table, rows)
+
+
+EXPERIMENT = Experiment(
+    "pabbo_lda",
+    version=1,
+    settings=MainSettings,
+    stages=stages,
+    report=sections,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
+)

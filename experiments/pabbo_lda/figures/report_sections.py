@@ -1,0 +1,142 @@
+"""The report sections of the topic-number studies: results, figures and statistical tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from experiments.pabbo_lda.figures.report_figures import figures
+from raypipe.report.formatting import heading, number, plus_minus, probability
+from raypipe.report.plots import rows
+from raypipe.report.sections import Fold, Heading, Part, Section, TableView
+from raypipe.stats import ALPHA
+
+Tables = Mapping[str, pd.DataFrame]
+
+_SUMMARY = (
+    "optimizer", "mean ± std", "median", "min", "max", "best_T_median", "evaluations_mean",
+    "duration_s_mean", "runs",
+)  # fmt: skip
+_PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
+
+
+def sections(tables: Tables) -> list[Section]:
+    """Return results, figures and statistics; a section whose tables are missing has no parts.
+
+    Raises ValueError if a table lacks a column that it must have.
+    """
+    return [
+        Section("Results", _results(tables)),
+        Section("Figures", figures(tables)),
+        Section("Statistics", [*_by_dataset(tables), *_across_corpora(tables)]),
+    ]
+
+
+def _results(tables: Tables) -> list[Part]:
+    """Return the final values of each data set, the lowest mean in bold."""
+    summary = rows(tables, "summary", ["dataset", "optimizer", "runs", "mean", "std"])
+    if summary is None:
+        return []
+    pairs = zip(summary["mean"].astype(float), summary["std"].astype(float), strict=True)
+    summary = summary.assign(**{"mean ± std": [plus_minus(mean, std) for mean, std in pairs]})
+    parts: list[Part] = ["Lower is better. The lowest mean of each data set is in bold."]
+    for dataset, group in summary.groupby("dataset", sort=False):
+        group = group.sort_values("mean", kind="stable")
+        means = group["mean"].to_numpy(float)
+        best = np.isfinite(means) & np.isclose(means, means.min(), rtol=1e-9)
+        parts += [
+            Heading(str(dataset)),
+            _lowest(group[best]),
+            TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
+        ]
+    return parts
+
+
+def _lowest(best: pd.DataFrame) -> str:
+    """Return the lowest mean of a data set, and the optimizers that reached it."""
+    if best.empty:
+        return "Lowest mean: no finite value."
+    runs = int(best["runs"].max())
+    names = " and ".join(map(str, best["optimizer"]))
+    return f"Lowest mean: {best['mean ± std'].iloc[0]} by {names}, {runs} run{'s' * (runs > 1)}."
+
+
+def _by_dataset(tables: Tables) -> list[Part]:
+    """Return the tests of each data set and measure."""
+    keys = ["dataset", "measure"]
+    ranking = [*keys, "optimizer", "average_rank", "chi2", "p_value", "kendalls_w", "conclusion"]
+    texts: dict[tuple[str, str], list[Part]] = {}
+    for name, columns, write in (
+        ("rankings", ranking, _ranking),
+        ("comparisons", [*keys, *_PAIRS], _pairs),
+        ("against_control", [*keys, *_PAIRS], _pairs),
+    ):
+        table = rows(tables, name, columns)
+        if table is not None:
+            for (dataset, measure), group in table.groupby(keys, sort=False):
+                texts.setdefault((str(dataset), str(measure)), []).extend(write(group))
+    parts: list[Part] = []
+    for (dataset, measure), found in sorted(texts.items(), key=lambda item: item[0][0]):
+        parts += [Heading(f"{dataset}: {heading(measure)}"), *found]
+    return parts
+
+
+def _across_corpora(tables: Tables) -> list[Part]:
+    """Return the ranks of the optimizers over all data sets."""
+    columns = ["measure", "optimizer", "corpora", "average_rank", "wins", "kendalls_w"]
+    across = rows(tables, "across_corpora", [*columns, "conclusion"])
+    if across is None:
+        return []
+    across = across.sort_values(["measure", "average_rank"], kind="stable")
+    across = across.assign(measure=[heading(str(measure)) for measure in across["measure"]])
+    words = " ".join(_sentence(str(text)) for text in across["conclusion"].unique())
+    view = TableView(across, [*columns, "p_value"], "Across corpora")
+    return [Heading("Across corpora"), words, view]
+
+
+def _ranking(ranking: pd.DataFrame) -> list[Part]:
+    """Return Friedman's test in words, and the average ranks on one line."""
+    first = ranking.iloc[0]
+    words = " ".join(_sentence(str(text)) for text in ranking["conclusion"].dropna().unique())
+    if np.isfinite(float(first["p_value"])):
+        words += f" Friedman χ² = {number(float(first['chi2']))}, "
+        words += f"p {probability(float(first['p_value']))}, "
+        words += f"Kendall's W = {number(float(first['kendalls_w']))}."
+    ranked = ranking.dropna(subset="average_rank").sort_values("average_rank", kind="stable")
+    names = zip(ranked["optimizer"], ranked["average_rank"], strict=True)
+    line = ", ".join(f"{name} {number(float(rank))}" for name, rank in names)
+    return [words, f"Average rank: {line}."] if line else [words]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def findings(pairs: pd.DataFrame) -> list[str]:
+    """Return the conclusions of the pairwise tests of one data set and measure."""
+    significant = pairs["p_holm"].astype(float) <= ALPHA
+    texts = []
+    for conclusion, group in pairs.groupby("conclusion", sort=False):
+        text = str(conclusion)
+        if significant[group.index].all():
+            couples = zip(group["first"], group["second"], strict=True)
+            others = [str(b) if text.startswith(f"{a} ") else str(a) for a, b in couples]
+            texts.append(f"{text} (against {', '.join(others)})")
+        else:
+            texts.append(f"{text} ({len(group)} {'pair' if len(group) == 1 else 'pairs'})")
+    return texts
+
+
+def _pairs(pairs: pd.DataFrame) -> Sequence[Part]:
+    """Return the conclusions of the pairwise tests, and all tests to open."""
+    control = pairs["second"].unique()
+    family = f"All {len(pairs)} pairs" if len(control) > 1 else f"Each against {control[0]}"
+    count = int((pairs["p_holm"].astype(float) <= ALPHA).sum())
+    title = f"{family}: Wilcoxon signed-rank tests with Holm's correction, {count} with p ≤ {ALPHA}"
+    conclusions = pd.DataFrame({family.partition(":")[0]: findings(pairs)})
+    return [
+        TableView(conclusions, list(conclusions.columns), family),
+        Fold(title, [TableView(pairs, _PAIRS, "Pairwise comparisons")]),
+    ]

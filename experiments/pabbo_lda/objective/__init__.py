@@ -1,0 +1,1 @@
+"""Objectives that the studies minimize over the number of topics."""

@@ -1,0 +1,163 @@
+"""Synthetic perplexity curves over the number of topics T, with the start of a study on each.
+
+The log-perplexity is a trend plus an error. The trend falls by ``gain`` for each factor e of T up
+to the best T, rises by ``rise`` for each factor beyond it, and has a cliff
+``(T / edge) ** power``: each topic costs the bound a Dirichlet over all words, so that the
+perplexity explodes. The error is normal and independent for every T: a value is deterministic,
+but unrelated to that of T + 1. All draws are keyed by ``(seed, sample)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
+
+from raypipe.config.settings import Settings
+from raypipe.training import keyed_random
+
+#: streams of the keyed draws, apart from those of the other losses
+STREAM_CURVE, STREAM_POINTS, STREAM_NOISE, STREAM_START = range(30, 34)
+
+#: largest factor by which the best T can lie below the range
+_BELOW = 4
+
+
+class CurveSettings(Settings):
+    """Distribution of the perplexity curves: every range is even in the logarithm."""
+
+    t_min: int = Field(2, ge=2, description="Smallest number of topics.")
+    t_max: tuple[PositiveInt, PositiveInt] = Field(
+        (200, 1000), description="Range of the largest number of topics."
+    )
+    gain: tuple[float, float] = Field(
+        (0.03, 0.2), description="Range of the slope below the best T, per unit of log T."
+    )
+    rise: tuple[float, float] = Field(
+        (0.03, 0.2), description="Range of the slope above the best T, per unit of log T."
+    )
+    edge: tuple[float, float] = Field(
+        (0.05, 0.5), description="Range of the position of the cliff, as a fraction of `t_max`."
+    )
+    power: tuple[float, float] = Field(
+        (1.2, 2.0), description="Range of the power of T with which the cliff rises."
+    )
+    noise: tuple[float, float] = Field(
+        (0.005, 0.03), description="Range of the standard deviation of the log-perplexity."
+    )
+    start: tuple[int, int] = Field(
+        (2, 20), description="Range of the number of values of T that are known at the start."
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> CurveSettings:
+        for name in ("t_max", "gain", "rise", "edge", "power", "noise", "start"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(f"{name} = [{low}, {high}]: must be positive and ascending")
+        if self.t_min >= self.t_max[0]:
+            raise ValueError(f"t_max = {self.t_max} must lie above t_min = {self.t_min}")
+        if self.start[0] < 2:
+            raise ValueError(f"start = {self.start}: a duel needs two values of T")
+        return self
+
+
+@dataclass(frozen=True)
+class Curves:
+    """B curves, each at the S values of T that a study starts from and N candidates."""
+
+    T: Tensor
+    """int64 [B, S + N]: the start in the order evaluated, then the others, ascending"""
+    points: Tensor
+    """[B, S + N] positions in [-1, 1] on log T of the curve's own range"""
+    trend: Tensor
+    """[B, S + N] expected log-perplexity, up to a constant of the curve"""
+    loss: Tensor
+    """[B, S + N] log-perplexity: the trend and the error"""
+    started: Tensor
+    """bool [B, S]: a shorter start has only the first of the S"""
+
+
+def trend_of(
+    T: Tensor, best: Tensor, gain: Tensor, rise: Tensor, edge: Tensor, power: Tensor
+) -> Tensor:
+    """Return the expected log-perplexity ``[...]`` at T, up to a constant."""
+    d = torch.log(T / best)
+    return gain * F.relu(-d) + rise * F.relu(d) + (T / edge) ** power
+
+
+def sample_curves(
+    seed: int,
+    samples: Tensor,
+    n: int,
+    settings: CurveSettings,
+    dtype: torch.dtype = torch.float32,
+) -> Curves:
+    """Return curve ``samples[b]`` at ``n`` values of T, for all of ``samples``, an int64 [B].
+
+    All small T are present; larger ones are random and even over log T. The value at a T does not
+    depend on the other T. The result is on the device of ``samples``.
+    """
+    with torch.autocast(samples.device.type, enabled=False):
+        return _sample(seed, samples, n, settings, dtype)
+
+
+def _sample(
+    seed: int, samples: Tensor, n: int, settings: CurveSettings, dtype: torch.dtype
+) -> Curves:
+    s, double = settings, torch.float64
+    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 7, double).unbind(1)
+    t_max = torch.floor(_log_uniform(draws[0], s.t_max))
+    gain, rise, edge, power, noise = (
+        _log_uniform(u, bounds)[:, None]
+        for u, bounds in zip(draws[2:], (s.gain, s.rise, s.edge, s.power, s.noise), strict=True)
+    )
+    edge = edge * t_max[:, None]
+    # even in the logarithm, from below the range (then its lower end is best) up to the cliff
+    lowest = s.t_min / _BELOW
+    best = lowest * torch.exp(draws[1][:, None] * F.relu(torch.log(edge / lowest)))
+    start, started = _start(seed, samples, s, t_max)
+    T = torch.cat((start, _spread(seed, samples, n, s.t_min, t_max)), 1)
+    trend = trend_of(T.to(double), best, gain, rise, edge, power)
+    error = keyed_random.normal(seed, STREAM_NOISE, samples, s.t_max[1] + 1, double)
+    loss = trend + noise * error.gather(1, T)
+    points = 2 * torch.log(T.to(double) / s.t_min) / torch.log(t_max / s.t_min)[:, None] - 1
+    return Curves(T, points.to(dtype), trend.to(dtype), loss.to(dtype), started)
+
+
+def _log_uniform(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
+    low, high = bounds
+    return low * torch.exp(uniform * math.log(high / low))
+
+
+def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Tensor:
+    """Return distinct ascending integers ``[B, n]`` of [t_min, t_max], one per n-th of log T.
+
+    Where several n-ths share an integer, they take the next ones above it.
+    """
+    place = torch.arange(n, device=samples.device)
+    within = keyed_random.uniform(seed, STREAM_POINTS, samples, n, torch.float64)
+    span = torch.log((t_max + 1) / t_min)[:, None]
+    T = torch.floor(t_min * torch.exp((place + within) / n * span)).long()
+    T = T.minimum(t_max[:, None].long())
+    T = place + (T - place).cummax(1).values
+    # the last ones cannot pass the end
+    return T.minimum(t_max[:, None].long() - (n - 1 - place))
+
+
+def _start(
+    seed: int, samples: Tensor, settings: CurveSettings, t_max: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the T of the start, even in T or in log T, and their mask: int64, bool ``[B, S]``."""
+    (fewest, most), t_min = settings.start, settings.t_min
+    u = keyed_random.uniform(seed, STREAM_START, samples, most + 2, torch.float64)
+    count = fewest + torch.floor(u[:, 0] * (most + 1 - fewest))
+    end = (t_max + 1)[:, None]
+    even = t_min + u[:, 2:] * (end - t_min)
+    even_in_log = t_min * torch.exp(u[:, 2:] * torch.log(end / t_min))
+    start = torch.floor(torch.where(u[:, 1:2] < 0.5, even, even_in_log)).long()
+    return start, torch.arange(most, device=samples.device) < count[:, None]

@@ -1,0 +1,81 @@
+"""Settings of PABBO's training: model, synthetic functions, and both losses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, check_pairs
+from experiments.pabbo_lda.pabbo.model import ModelSettings
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from raypipe.config.settings import Operational, Settings
+
+
+class PabboSettings(Settings):
+    """Training of PABBO.
+
+    The defaults are the recipe of ``benchmarks/pabbo.py`` for a CPU, with an effective batch of 32,
+    a learning rate of 3e-3 and gradients clipped at 1. Published: ``policy_gradient=published``,
+    ``policy_learning_rate=3e-5``, ``prediction_splits`` = horizon + 1, burn-in 3000 of 8000 steps,
+    16 x 20 trajectories of 64 duels, 100 points and pairs; quick: burn-in 800 of 2000 steps, 8 x 10
+    trajectories of 30 duels, 50 points and pairs.
+    """
+
+    model: ModelSettings = Field(ModelSettings(), description="Size of the transformer.")
+    functions: FunctionSettings = Field(
+        FunctionSettings(), description="Distribution of the training functions."
+    )
+    evaluation: Operational[EvaluationSettings] = Field(
+        EvaluationSettings(functions=20, starts=1, candidate_pairs=256),
+        description="Small evaluation on held-out functions during the training.",
+    )
+    burn_in: float = Field(
+        0.6, ge=0, le=1, description="Fraction of the steps before the policy phase."
+    )
+    policy_batch: PositiveInt = Field(32, description="Functions per step of the policy phase.")
+    trajectories: PositiveInt = Field(1, description="Trajectories per function.")
+    horizon: PositiveInt = Field(30, description="Duels per trajectory.")
+    query_points: PositiveInt = Field(
+        64, description="Points per function from which the trajectories choose."
+    )
+    candidate_pairs: PositiveInt = Field(
+        256, description="Pairs of the query points that a trajectory can choose as duels."
+    )
+    prediction_points: PositiveInt = Field(
+        50, description="Points per function of the duels of the prediction loss."
+    )
+    prediction_duels: PositiveInt = Field(
+        50, description="Duels per function of the prediction loss, context and targets together."
+    )
+    prediction_splits: PositiveInt = Field(
+        4, description="Random splits per function into context and targets."
+    )
+    max_context: PositiveInt = Field(
+        20, description="Maximum number of duels in the context of a split."
+    )
+    discount: float = Field(0.98, gt=0, le=1, description="Discount of the reward per step.")
+    policy_gradient: Literal["published", "expected_improvement"] = Field(
+        "expected_improvement",
+        description="Policy loss: REINFORCE with returns standardized over each trajectory, as "
+        "published, or the expected improvement over all candidates, which needs far fewer "
+        "trajectories.",
+    )
+    policy_learning_rate: PositiveFloat = Field(
+        1e-3, description="Peak learning rate of the policy phase."
+    )
+    prediction_weight: float = Field(
+        1.0, ge=0, description="Weight of the prediction loss in the policy phase."
+    )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> PabboSettings:
+        check_pairs(self, "candidate_pairs", "query_points")
+        check_pairs(self, "prediction_duels", "prediction_points")
+        if self.horizon > self.candidate_pairs:
+            raise ValueError(
+                f"horizon={self.horizon} exceeds candidate_pairs={self.candidate_pairs}"
+            )
+        if self.max_context >= self.prediction_duels:
+            raise ValueError(f"max_context={self.max_context} leaves none of the prediction_duels")
+        return self

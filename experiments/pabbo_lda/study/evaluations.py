@@ -1,0 +1,148 @@
+"""Evaluations of the objective, each computed once: stored, from another run's cache, or a task."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.optimizers import Point
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.launcher import TaskPool, TaskResult
+from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Row
+
+#: columns of an evaluation that the cache shares with other run directories
+_SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
+
+
+@dataclass(frozen=True)
+class Request:
+    """An evaluation that a study needs."""
+
+    objective: Objective
+    seed: int
+    point: Point
+
+    @cached_property
+    def key(self) -> str:
+        """The key of the evaluation, the same in every study and every run directory."""
+        return self.objective.key(self.point, self.seed)
+
+    @property
+    def name(self) -> str:
+        """The name in messages, unique within a run."""
+        return f"{self.objective.dataset}/seed {self.seed}/{self.point}"
+
+
+class Evaluations:
+    """The evaluations of a stage.
+
+    Requests wait here, the longest path first, and go to the pool as it has room: the number of
+    tasks in flight is bounded by the cluster and not by the number of requests.
+
+    Args:
+        context: the stage, whose ledger stores the values.
+        pool: the task pool.
+        cache: values from other run directories.
+        objectives: the objectives of all requests.
+        cpus: the CPUs per task; by the cost of the evaluation if None.
+
+    """
+
+    def __init__(
+        self,
+        context: StageContext,
+        pool: TaskPool,
+        cache: Cache,
+        objectives: Iterable[Objective],
+        cpus: float | None,
+    ) -> None:
+        self._context, self._pool, self._cache, self._cpus = context, pool, cache, cpus
+        # compiled here, once; the workers import it before the clock of a task starts
+        self._functions = {o.dataset: (o.function(), pool.share(o.data)) for o in objectives}
+        self._waiting: list[tuple[float, int, Request]] = []
+        self._order = count()
+        self._open: dict[str, Request] = {}
+        self._submitted: set[str] = set()
+        self.computed = self.from_cache = 0
+
+    @property
+    def open(self) -> int:
+        """The number of evaluations that are requested and not finished."""
+        return len(self._open)
+
+    def known(self, requests: Sequence[Request]) -> dict[Point, float]:
+        """Return the stored values; values in the cache are stored first."""
+        missing = {request.key: request for request in requests if self.row(request) is None}
+        cached = self._cache.get(missing)
+        self._store({key: self._row(missing[key], row, cached=True) for key, row in cached.items()})
+        self.from_cache += len(cached)
+        rows = {request.point: self.row(request) for request in requests}
+        return {point: float(row["value"]) for point, row in rows.items() if row is not None}
+
+    def row(self, request: Request) -> Row | None:
+        """Return the stored row of an evaluation."""
+        return self._context.ledger.get("evaluations", request.key)
+
+    def ask(self, request: Request, path_s: float) -> None:
+        """Compute a value that is not known, during the next calls of ``finished``.
+
+        Args:
+            request: the evaluation.
+            path_s: about the CPU seconds of the evaluation and of all that have to follow it one
+                after the other; the longest path is served first.
+
+        """
+        self._open.setdefault(request.name, request)
+        heapq.heappush(self._waiting, (-path_s, next(self._order), request))
+
+    def finished(self) -> list[tuple[Request, TaskResult]]:
+        """Wait for evaluations, store them and return them; empty if none is open."""
+        self._submit()
+        results = [
+            (self._open.pop(result.key), result) for result in self._context.finished(self._pool)
+        ]
+        self._submitted -= {result.key for _, result in results}
+        rows = {}
+        for request, result in results:
+            if result.error is not None:
+                continue
+            value = float(result.value)
+            if not math.isfinite(value):
+                message = f"the value is {value}"
+                self._context.fail(
+                    request.name, result.attempt, "invalid_value", message, "worst value"
+                )
+            measured = {name: getattr(result, name) for name in _SHARED} | {"value": value}
+            rows[request.key] = self._row(request, measured, cached=False)
+        self._store(rows)
+        self._cache.put({key: {name: row[name] for name in _SHARED} for key, row in rows.items()})
+        self.computed += len(rows)
+        return results
+
+    def _submit(self) -> None:
+        # always keep one task queued; otherwise `finished()` would return immediately
+        while self._waiting and (self._pool.has_room or not self._submitted):
+            request = heapq.heappop(self._waiting)[2]
+            if request.name in self._submitted or request.name not in self._open:
+                continue  # requested again with another path
+            self._submitted.add(request.name)
+            objective = request.objective
+            function, data = self._functions[objective.dataset]
+            cpus = self._cpus if self._cpus is not None else objective.cpus(request.point)
+            # plain values: a worker need not load the optimizers to read a point
+            arguments = (data, tuple(request.point), request.seed, *objective.arguments)
+            self._pool.submit(request.name, function, *arguments, cpus=cpus)
+
+    def _row(self, request: Request, measured: Mapping[str, Any], *, cached: bool) -> Row:
+        about = {"dataset": request.objective.dataset, "seed": request.seed}
+        return {**about, **request.point.given, **measured, "cached": cached}
+
+    def _store(self, rows: Mapping[str, Row]) -> None:
+        self._context.ledger.put("evaluations", rows)

@@ -1,0 +1,289 @@
+"""Run all studies concurrently: optimizers in the driver, every evaluation a CPU task.
+
+Equal requests, also of other optimizers, are computed once and stored as they arrive. Stored values
+are served without a task, so an interrupted study replays to where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Any
+
+from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.optimizers import (
+    OptimizerName,
+    Point,
+    Scorer,
+    deciding_libraries,
+    make_optimizer,
+)
+from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.study.evaluations import Evaluations, Request
+from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
+from raypipe.errors import FailureKind, UnitError
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Unit
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.provenance import package_version
+from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Ledger, Row
+
+#: open studies are added until this many evaluations wait, per CPU and at least
+_OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
+#: packages that can change a search, as columns of the table ``environment``
+_PACKAGES = ("optuna", "numpy", "scipy", "torch")
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """One run of an optimizer on an objective; ``seed`` is the seed of both."""
+
+    objective: Objective
+    optimizer: OptimizerName
+    run: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The key of the unit."""
+        return f"lda/{self.objective.dataset}/{self.optimizer}/{self.run}"
+
+    def unit(self, settings: LdaSettings, train: str | None) -> Unit:
+        """Return the study as a unit; it needs the stage ``train``, if its optimizer is a model."""
+        literals: dict[str, Any] = {
+            "dataset": self.objective.dataset,
+            "data": dict(self.objective.data_fingerprints),
+            "optimizer": self.optimizer,
+            "seed": self.seed,
+            "libraries": deciding_libraries(self.optimizer),
+        }
+        if self.optimizer in ("pabbo_small", "pabbo_large"):
+            literals["lda"] = {"policy": settings.policy.identity()}
+        needs = () if train is None else (train,)
+        return Unit(self.key, literals, needs, settings.evaluations, "lda.evaluations")
+
+
+def study_specs(settings: LdaSettings, objectives: Sequence[Objective]) -> list[StudySpec]:
+    """Return every optimizer on every objective, run by run."""
+    return [
+        StudySpec(objective, optimizer, run, settings.seed + run)
+        for objective in objectives
+        for run in range(settings.runs)
+        for optimizer in settings.optimizers
+    ]
+
+
+def run_studies(
+    context: StageContext,
+    settings: LdaSettings,
+    specs: Sequence[StudySpec],
+    scorers: Mapping[str, Scorer],
+    cache: Cache,
+) -> None:
+    """Run the studies that are not finished, and record each when it is.
+
+    Only as many studies are open at once as keep the CPUs busy.
+
+    Args:
+        context: the stage ``lda``.
+        settings: its settings.
+        specs: all studies of the stage.
+        scorers: the trained models, by optimizer.
+        cache: values of evaluations from other run directories.
+
+    Raises:
+        UnitError: an evaluation failed for good, or a stored history cannot be continued; the
+            other studies are finished.
+
+    """
+    unfinished = {unit.key for unit in context.todo()}
+    todo = [spec for spec in specs if spec.key in unfinished]
+    whole = settings.evaluations * len(specs)
+    stored = whole - settings.evaluations * len(todo)
+    options = PoolOptions(
+        settings.cpus or 1.0, time_limit_s=settings.time_limit_s, attempts=settings.attempts
+    )
+    with context.pool(options) as pool:
+        objectives = {spec.objective.dataset: spec.objective for spec in todo}.values()
+        evaluations = Evaluations(context, pool, cache, objectives, settings.cpus)
+        studies = _OpenStudies(context, settings, evaluations, scorers)
+        context.begin(whole, stored)
+        window = max(_OPEN_AT_LEAST, int(_OPEN_PER_CPU * pool.capacity))
+        waiting = iter(todo)
+        while True:
+            while evaluations.open < window and (spec := next(waiting, None)) is not None:
+                studies.add(spec)
+            ended = evaluations.finished()
+            if not ended:
+                break
+            for request, result in ended:
+                studies.take(request, result)
+            note = f"{evaluations.computed} evaluations"
+            if evaluations.from_cache:
+                note += f", {evaluations.from_cache} from other runs"
+            context.advance(stored + studies.progress(), note)
+    if studies.failed:
+        raise next(iter(studies.failed.values()))
+
+
+class _OpenStudies:
+    """The studies under way, and the evaluations that each one waits for."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        settings: LdaSettings,
+        evaluations: Evaluations,
+        scorers: Mapping[str, Scorer],
+    ) -> None:
+        self._context, self._settings, self._scorers = context, settings, scorers
+        self._evaluations = evaluations
+        self._open: dict[str, tuple[StudySpec, Study]] = {}
+        self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
+        self._finished = 0
+        self.failed: dict[str, UnitError] = {}
+
+    def add(self, spec: StudySpec) -> None:
+        """Start a study; it requests the values that are not stored."""
+        self._move_on(spec)
+
+    def take(self, request: Request, result: TaskResult) -> None:
+        """Continue every study that waits for an evaluation, which is stored or has failed."""
+        for key in self._waiting.pop(request.key):
+            if result.error is not None:
+                self._fail(key, result.kind or "error", result.error)
+            elif key in self._open:
+                self._move_on(self._open[key][0])
+
+    def progress(self) -> int:
+        """Return the number of evaluations of the studies so far."""
+        return self._finished + sum(len(study.history) for _, study in self._open.values())
+
+    def _move_on(self, spec: StudySpec) -> None:
+        """Begin or continue a study; end it if it departs from its stored history."""
+        try:
+            if spec.key not in self._open:
+                self._open[spec.key] = (spec, self._begin(spec))
+            self._serve(spec.key)
+        except HistoryMismatchError as error:
+            message = (
+                f"the stored history of {spec.key} cannot be continued: the optimizer {error}"
+                f"{_other_versions(self._context.ledger, spec.key)}; use the versions that "
+                "recorded it, or another --run-dir"
+            )
+            self._context.fail(spec.key, 1, "error", message, "gave up")
+            self._fail(spec.key, "error", message)
+
+    def _begin(self, spec: StudySpec) -> Study:
+        settings = self._settings
+        optimizer = make_optimizer(
+            spec.optimizer,
+            space=settings.space,
+            seed=spec.seed,
+            scorer=self._scorers.get(spec.optimizer),
+            policy=settings.policy,
+        )
+        start = settings.space.start_points(settings.start)
+        recorded = [
+            Point(row["T"], row.get("alpha"), row.get("eta"))
+            for row in _history(self._context.ledger, spec.key)
+        ]
+        return Study(optimizer, start, settings.evaluations, settings.iterations, recorded)
+
+    def _serve(self, key: str) -> None:
+        """Supply known values, request new ones, and record the study once it is done."""
+        spec, study = self._open[key]
+        while known := self._evaluations.known(new := self._new(key)):
+            for point, value in known.items():  # a batch that is wholly known opens the next one
+                study.supply(point, value)
+        if study.done:
+            del self._open[key]
+            self._finished += self._settings.evaluations
+            self._record(spec, study)
+            return
+        if not new:
+            return
+        costs = [spec.objective.cost_s(request.point) for request in new]
+        # assumes that the remaining batches, one after the other, are like this one
+        batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
+        rest = batches * sum(costs) / len(costs)
+        for request, cost in zip(new, costs, strict=True):
+            self._waiting[request.key][key] = None
+            self._evaluations.ask(request, cost + rest)
+
+    def _new(self, key: str) -> list[Request]:
+        """Return the evaluations that a study needs and does not wait for yet."""
+        spec, study = self._open[key]
+        requests = [Request(spec.objective, spec.seed, point) for point in study.request()]
+        return [r for r in requests if key not in self._waiting.get(r.key, ())]
+
+    def _fail(self, key: str, kind: FailureKind, message: str) -> None:
+        self._open.pop(key, None)
+        self.failed.setdefault(key, UnitError(key, kind, message))
+
+    def _record(self, spec: StudySpec, study: Study) -> None:
+        about = {
+            "dataset": spec.objective.dataset,
+            "optimizer": spec.optimizer,
+            "run": spec.run,
+            "seed": spec.seed,
+        }
+        elapsed, cpu = 0.0, 0.0
+        history = {}
+        for step in study.history:
+            row = self._evaluations.row(Request(spec.objective, spec.seed, step.point)) or {}
+            elapsed += row.get("duration_s", 0.0)
+            cpu += row.get("cpu_s", 0.0)
+            history[f"{spec.key}/{step.evaluation}"] = {
+                **about,
+                "evaluation": step.evaluation,
+                "batch": step.batch,
+                **_columns(step.point),
+                "value": step.value,
+                **_columns(step.best_point, "best_"),
+                "best_value": step.best_value,
+                "elapsed_s": elapsed,
+                "cpu_s": cpu,
+            }
+        best_point, best_value = study.best or (None, math.inf)
+        row = {
+            **about,
+            **_columns(best_point, "best_"),
+            "best_perplexity": best_value,
+            "evaluations": study.asked,
+            "unique_evaluations": len(study.history),
+            "batches": study.history[-1].batch,
+            "duration_s": elapsed,
+            "cpu_s": cpu,
+        }
+        self._context.finish(spec.key, {"study_history": history, "studies": {spec.key: row}})
+
+
+def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:
+    """Return T and the searched priors as columns."""
+    if point is None:
+        return {f"{prefix}T": None}
+    return {f"{prefix}{name}": value for name, value in point.given.items()}
+
+
+def _history(ledger: Ledger, key: str) -> list[Row]:
+    """Return the stored history of a study, in order."""
+    rows = (ledger.get("study_history", f"{key}/{number}") for number in count(1))
+    return [row for row in takewhile(lambda row: row is not None, rows) if row is not None]
+
+
+def _other_versions(ledger: Ledger, key: str) -> str:
+    """Return the packages that changed since a history was stored, in words; empty if none did."""
+    command = _history(ledger, key)[-1].get("command_id")
+    recorded = [row for row in ledger.rows("environment") if row.get("command_id") == command]
+    changed = {
+        f"{package} {row[package]} recorded, {package_version(package)} installed"
+        for row in recorded
+        for package in _PACKAGES
+        if row.get(package) != package_version(package)
+    }
+    return "".join(f"; {text}" for text in sorted(changed))

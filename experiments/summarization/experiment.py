@@ -1,0 +1,73 @@
+"""The stages of summarization."""
+
+from __future__ import annotations
+
+from experiments.common.pretrained import model_fingerprint
+from experiments.summarization.data import keys_read, load
+from experiments.summarization.evaluation import run_evaluate
+from experiments.summarization.export import run_export
+from experiments.summarization.figures import sections
+from experiments.summarization.presets import PRESETS
+from experiments.summarization.settings import SummarizationSettings
+from experiments.summarization.tables import STEP_METRICS, TABLES
+from experiments.summarization.tokenize_stage import run_tokenize
+from experiments.summarization.training import build_task
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.stages import hardware_stage, train_stage
+
+
+def stages(settings: SummarizationSettings) -> list[Stage]:
+    """Return the stages: tokenize, train, evaluate, and export if it is wanted.
+
+    Raises:
+        ConfigError: documents that cannot be used.
+
+    """
+    data, name = load(settings.data), settings.model.pretrained
+    pretrained = {} if name is None else {"model.pretrained": model_fingerprint(name)}
+    workload = f"{len(data.train)} documents to train on, {len(data.held_out)} held out"
+    lengths = ("data.source_length", "data.target_length")
+    encoding = ("model.vocabulary", "model.pretrained", "data.prefix", *lengths)
+    export = Stage(
+        "export", run_export, needs=("train",), reads=("model",), workload="the model's files"
+    )
+    return [
+        hardware_stage(),
+        Stage(
+            "tokenize",
+            run_tokenize,
+            [Unit("tokenize", {**data.content, **pretrained})],
+            needs=("hardware",),
+            reads=(*(f"data.{key}" for key in keys_read(settings.data)), *encoding),
+            workload=workload,
+        ),
+        train_stage(
+            "train",
+            settings.train,
+            build_task,
+            needs=("tokenize",),
+            reads=("model", "label_smoothing", "copying", "train", *lengths),
+            literals=pretrained,
+        ),
+        Stage(
+            "evaluate",
+            run_evaluate,
+            needs=("train",),
+            reads=("model", "generation"),
+            workload=workload,
+            on_gpu=settings.train.scaling.gpus_per_worker != 0,
+        ),
+        *([export] if settings.export else []),
+    ]
+
+
+EXPERIMENT = Experiment(
+    "summarization",
+    1,
+    SummarizationSettings,
+    stages,
+    sections,
+    PRESETS,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
+)

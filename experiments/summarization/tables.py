@@ -1,0 +1,60 @@
+"""Tables of summarization."""
+
+from __future__ import annotations
+
+from experiments.summarization import rouge
+from raypipe.storage.tables import Column, Table
+
+STEP_METRICS = (
+    Column(
+        "eval_loss",
+        "real",
+        "Mean cross-entropy of the held-out summaries, with label smoothing.",
+        "nats per token",
+    ),
+    Column(
+        "eval_cross_entropy",
+        "real",
+        "Mean cross-entropy of the held-out summaries without label smoothing; only where "
+        "`label_smoothing` is above 0.",
+        "nats per token",
+    ),
+)
+MEASURES = Table(
+    "measures",
+    "one row is a method on the held-out documents",
+    (
+        Column("method", "text", "`summarizer` (the trained model), or a baseline."),
+        Column("documents", "integer", "Number of held-out documents."),
+        *(
+            Column(name, "real", f"Mean F1 of {title}; with several references, of the best one.")
+            for name, title in rouge.MEASURES.items()
+        ),
+        Column("words", "real", "Mean length of a summary.", "words"),
+        *(
+            Column(f"{name}_gain{end}", "real", meaning.format(title))
+            for name, title in rouge.MEASURES.items()
+            for end, meaning in {
+                "": "Mean gain of {} over the lead sentence.",
+                "_low": "Lower end of the gain's 95 % bootstrap interval.",
+                "_high": "Upper end of the gain's 95 % bootstrap interval.",
+            }.items()
+        ),
+    ),
+)
+SUMMARIES = Table(
+    "summaries",
+    "one row is a held-out document, of the first 50",
+    (
+        Column("number", "integer", "Position of the document, from 0."),
+        Column("document", "text", "Text of the document."),
+        Column("references", "text", "Reference summaries, as a JSON list."),
+        Column("summarizer", "text", "Summary that the trained model wrote."),
+        Column("lead_sentence", "text", "First sentence of the document."),
+        *(
+            Column(name, "real", f"F1 of {title} of the model's summary.")
+            for name, title in rouge.MEASURES.items()
+        ),
+    ),
+)
+TABLES = (MEASURES, SUMMARIES)

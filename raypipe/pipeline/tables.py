@@ -1,0 +1,66 @@
+"""Tables of the pipeline: stages, failures and the environment of each command."""
+
+from __future__ import annotations
+
+from raypipe.provenance import PACKAGES
+from raypipe.storage.tables import Column, Table
+from raypipe.training.tables import TABLES as TRAINING_TABLES
+
+STAGES = Table(
+    "stages",
+    "a stage's outcome",
+    (
+        Column("stage", "text", "Name of the stage."),
+        Column("status", "text", "succeeded, failed, out_of_memory, interrupted or skipped."),
+        Column("started_at", "time", "When it started first."),
+        Column("duration_s", "real", "Time in all commands until it succeeded.", "s"),
+        Column("device", "text", "Name of the GPU it worked on, or cpu."),
+        Column("gpu_peak_bytes", "integer", "Peak memory allocated by torch on a GPU.", "B"),
+    ),
+)
+
+FAILURES = Table(
+    "failures",
+    "a failed attempt",
+    (
+        Column("stage", "text", "The stage."),
+        Column("unit", "text", "The unit or task that failed."),
+        Column("attempt", "integer", "Number of the attempt, from 1."),
+        Column(
+            "kind",
+            "text",
+            "out_of_memory, host_out_of_memory, worker_died, node_lost, timeout, invalid_value or "
+            "error.",
+        ),
+        Column("message", "text", "The error, with its traceback where there is one."),
+        Column("outcome", "text", "What happened next."),
+        Column("at", "time", "When it was recorded."),
+    ),
+)
+
+ENVIRONMENT = Table(
+    "environment",
+    "a node that took part in a command",
+    (
+        Column("hostname", "text", "Name of the node."),
+        Column("command", "text", "The command, with credentials redacted."),
+        Column("started_at", "time", "When the command started."),
+        Column("git_commit", "text", "Commit of the directory that the command ran in."),
+        Column("git_dirty", "boolean", "Whether files differed from the commit."),
+        Column("cpus", "integer", "Cores that processes may run on."),
+        Column("memory_bytes", "integer", "Memory of the node.", "B"),
+        Column("gpus", "text", "Names of the GPUs."),
+        Column("gpu_count", "integer", "Number of GPUs."),
+        Column("gpu_memory_bytes", "integer", "Memory of all GPUs.", "B"),
+        Column("gpu_driver", "text", "Version of the NVIDIA driver."),
+        Column("cuda_driver", "text", "CUDA version that the driver supports."),
+        Column("cuda", "text", "CUDA version that torch was built for."),
+        Column("platform", "text", "Operating system."),
+        Column("python", "text", "Version of Python."),
+        Column("raypipe", "text", "Version of raypipe."),
+        *(Column(name.replace("-", "_"), "text", f"Version of {name}.") for name in PACKAGES),
+    ),
+)
+
+#: the tables that every run has
+CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT)

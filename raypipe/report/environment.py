@@ -1,0 +1,46 @@
+"""The environment section: nodes, commit and package versions of each command of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from raypipe.report.formatting import cell, heading
+from raypipe.report.plots import rows
+from raypipe.report.sections import Code, Fold, Part, Section, TableView
+
+#: columns that are the same in the rows of all nodes of a command
+_OF_COMMAND = ("run_id", "command_id", "command", "started_at", "git_commit", "git_dirty")
+
+
+def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the last command of a run, and the earlier ones to open.
+
+    Rows that an earlier version of raypipe wrote name no command and count as one.
+    """
+    environment = rows(tables, "environment", ["hostname"])
+    if environment is None:
+        return Section("Environment", [])
+    known = environment.reindex(columns=list({**dict.fromkeys(_OF_COMMAND), **environment}))
+    known["started_at"] = pd.to_datetime(known["started_at"], utc=True, format="ISO8601")
+    known = known.sort_values("started_at", kind="stable")
+    groups = known.groupby("command_id", sort=False, dropna=False)
+    *earlier, last = [_command(nodes) for _, nodes in groups]
+    return Section("Environment", [last.title, *last.parts, *earlier])
+
+
+def _command(nodes: pd.DataFrame) -> Fold:
+    """Return a command, with a column per node and a row per property or package."""
+    about = nodes.iloc[0]
+    commit = "no commit" if pd.isna(about["git_commit"]) else f"commit {about['git_commit']}"
+    changes = " with uncommitted changes" if nodes["git_dirty"].eq(True).any() else ""
+    started = "" if pd.isna(about["started_at"]) else cell("started_at", about["started_at"]) + ", "
+    names = nodes.columns.drop([*_OF_COMMAND, "hostname"])
+    names = [name for name in names if nodes[name].notna().any()]
+    table = pd.DataFrame({"property": [heading(name) for name in names]})
+    for _, node in nodes.drop_duplicates("hostname").iterrows():
+        table[str(node["hostname"])] = [cell(name, node[name]) for name in names]
+    parts: list[Part] = [] if pd.isna(about["command"]) else [Code(str(about["command"]))]
+    parts.append(TableView(table, list(table.columns), "Nodes and packages"))
+    return Fold(f"{started}{commit}{changes}", parts)

@@ -1,0 +1,95 @@
+"""Sections of the report and their parts: plain values that :mod:`raypipe.report.html` renders.
+
+Every text may come from a user or from data: rendering escapes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pandas as pd
+
+from raypipe.report.plots import Plot
+
+_TONES = {"succeeded": "good", "failed": "bad", "out_of_memory": "bad", "interrupted": "warn"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled section of the page; it is left out if no part shows anything.
+
+    A text is a paragraph, and plots in sequence stand side by side. ``css`` is the class of the
+    section's element.
+    """
+
+    title: str
+    parts: Sequence[Part]
+    css: str = ""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading within a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Preformatted text in a fixed-width font: a block, or a cell of a table."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Parts that a click on the title opens."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """Columns of a table in order; the first names the row. ``label`` is for screen readers.
+
+    A cell is a :class:`Pill`, :class:`Bar` or :class:`Code`, or any value, which is formatted by
+    its column's name. ``emphasized`` says which rows are bold.
+    """
+
+    rows: pd.DataFrame
+    columns: Sequence[str]
+    label: str
+    emphasized: Sequence[bool] = ()
+
+    @property
+    def visible_columns(self) -> list[str]:
+        """The columns that the rows have and that hold a value."""
+        present = (name for name in self.columns if name in self.rows.columns)
+        return [name for name in present if self.rows[name].notna().any()]
+
+
+@dataclass(frozen=True)
+class Pill:
+    """A word on a colored background. Tones: good, warn, bad, or empty."""
+
+    text: str
+    tone: str = ""
+
+    @classmethod
+    def of_status(cls, status: str) -> Pill:
+        """Return the pill of a stage's or trial's status."""
+        return cls(status.replace("_", " "), _TONES.get(status, ""))
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar on a timeline; start and length in percent of its width."""
+
+    start: float
+    length: float
+
+
+Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot

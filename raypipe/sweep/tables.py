@@ -1,0 +1,69 @@
+"""Tables of a sweep: its points, memory models, Pareto front and recommendation."""
+
+from __future__ import annotations
+
+from raypipe.storage.tables import Column, Table
+
+#: its further columns are the axes of the sweep, each named by its dotted key
+SWEEP_POINTS = Table(
+    "sweep_points",
+    "a trial of a sweep, with the value of every axis in a column named by its dotted key",
+    (
+        Column("trial_id", "text", "The trial."),
+        Column("trained_stage", "text", "The stage that it trains."),
+        Column("kind", "text", "Kind of the sweep: systems or quality."),
+        Column("reference", "boolean", "Whether it is the fp32 reference."),
+    ),
+)
+
+MEMORY_FITS = Table(
+    "memory_fits",
+    "a memory model: peak bytes = static_bytes + bytes_per_sample x micro-batch",
+    (
+        Column("group", "text", "The trials that share all settings but the micro-batch."),
+        Column("trained_stage", "text", "The stage that they train."),
+        Column("device", "text", "Name of the GPU."),
+        Column("precision", "text", "Arithmetic."),
+        Column("gradient_checkpointing", "boolean", "Whether activations were recomputed."),
+        Column("compile", "boolean", "Whether the model was compiled."),
+        Column("strategy", "text", "Data parallelism."),
+        Column("workers", "integer", "Workers."),
+        Column("accumulates", "boolean", "Whether gradients are accumulated."),
+        Column("static_bytes", "integer", "Memory without any sample.", "B"),
+        Column("bytes_per_sample", "integer", "Memory per sample of the micro-batch.", "B"),
+        Column("trials", "integer", "Trials that the model is fitted to."),
+        Column("largest_error", "real", "Largest relative error at one of them."),
+        Column("capacity_bytes", "integer", "Memory of the GPU.", "B"),
+        Column("largest_micro_batch", "integer", "Largest micro-batch that is predicted to fit."),
+        Column("failed_micro_batch", "integer", "Smallest micro-batch that ran out of memory."),
+    ),
+)
+
+PARETO = Table(
+    "pareto",
+    "a trial on the Pareto front of speed, memory and energy",
+    (
+        Column("trained_stage", "text", "The stage that it trains."),
+        Column("trial_id", "text", "The trial."),
+        Column("samples_per_s", "real", "Samples per second.", "1/s"),
+        Column("energy_j_per_sample", "real", "Energy per sample.", "J"),
+        Column("peak_bytes", "integer", "Peak memory of the device.", "B"),
+    ),
+)
+
+RECOMMENDATIONS = Table(
+    "recommendations",
+    "the recommended point of a sweep",
+    (
+        Column("trained_stage", "text", "The stage that was swept."),
+        Column("trial_id", "text", "The trial nearest to the recommended point's mean."),
+        Column("metric", "text", "The metric that is compared."),
+        Column("mode", "text", "Whether the metric is minimized or maximized."),
+        Column("value", "real", "Mean of the metric."),
+        Column("reason", "text", "Why this point."),
+        Column("snippet", "text", "The settings as YAML."),
+    ),
+    internal=("settings",),
+)
+
+TABLES = (SWEEP_POINTS, MEMORY_FITS, PARETO, RECOMMENDATIONS)

@@ -1,0 +1,146 @@
+"""Tables of training runs: trials, logged steps and samples of the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raypipe.storage.tables import Column, Table
+
+if TYPE_CHECKING:
+    from raypipe.training.job import TrainingJob
+
+_SETTINGS = (
+    Column("micro_batch", "integer", "Samples per worker per forward pass."),
+    Column("accumulation", "integer", "Forward passes per worker per optimizer step."),
+    Column("effective_batch", "integer", "Samples per optimizer step, over all workers."),
+    Column("workers", "integer", "Workers of the last attempt."),
+    Column("strategy", "text", "Data parallelism: ddp or fsdp."),
+    Column("precision", "text", "Arithmetic: fp32, tf32, bf16 or fp16."),
+    Column("gradient_checkpointing", "boolean", "Whether activations were recomputed."),
+    Column("compile", "boolean", "Whether the model was compiled."),
+    Column("optimizer", "text", "Optimizer."),
+    Column("learning_rate", "real", "Peak learning rate."),
+    Column("schedule", "text", "Learning-rate schedule after warm-up."),
+    Column("warmup_steps", "real", "Warm-up in steps; below 1, a fraction of all steps."),
+    Column("min_lr_ratio", "real", "Final learning rate as a fraction of the peak."),
+    Column("weight_decay", "real", "Weight decay."),
+    Column("clip_norm", "real", "Maximum norm of the gradient."),
+    Column("seed", "integer", "Seed of the training."),
+)
+
+TRIALS = Table(
+    "trials",
+    "a training run: a stage's, or a trial of a sweep; shows its last attempt",
+    (
+        Column("trial_id", "text", "Key of the unit; the same in every attempt."),
+        Column("stage", "text", "The stage that ran it."),
+        Column("status", "text", "succeeded, failed, out_of_memory, interrupted or skipped."),
+        *_SETTINGS,
+        Column("device", "text", "Name of the GPU, or cpu."),
+        Column("steps", "integer", "Optimizer steps that were done."),
+        Column("attempts", "integer", "Attempts, the last one included."),
+        Column("samples_per_s", "real", "Samples per second, over all workers.", "1/s"),
+        Column("tokens_per_s", "real", "Tokens per second, over all workers.", "1/s"),
+        Column("speed_spread", "real", "Range of the speed over logged intervals, relative."),
+        Column("step_time_s", "real", "Mean time of an optimizer step.", "s"),
+        Column("loader_wait_share", "real", "Fraction of the time spent waiting for the loader."),
+        Column("bound", "text", "Bottleneck that `loader: auto` found."),
+        Column("flops_per_s", "real", "Model FLOPs per second, over all workers.", "1/s"),
+        Column("mfu", "real", "Model FLOPs utilization: fraction of the devices' peak."),
+        Column("gpu_util_mean", "real", "Mean utilization of the GPUs after warm-up.", "%"),
+        Column("gpu_peak_bytes", "integer", "Peak memory allocated by torch on a GPU.", "B"),
+        Column("gpu_memory_used_peak_bytes", "integer", "Peak memory in use on a GPU.", "B"),
+        Column("gpu_shared", "boolean", "Whether other processes used a GPU."),
+        Column("cpu_util_mean", "real", "Mean CPU use per worker, of one core.", "%"),
+        Column("host_peak_bytes", "integer", "Peak resident memory of a worker.", "B"),
+        Column("energy_j", "real", "Energy of the GPUs.", "J"),
+        Column("energy_j_per_sample", "real", "Energy per sample.", "J"),
+        Column("loss_final", "real", "Training loss of the last logged step."),
+        Column("skipped_steps", "integer", "Steps skipped because fp16 gradients overflowed."),
+        Column("parameters", "integer", "Parameters of the model."),
+        Column("trained_stage", "text", "The stage that a sweep's trial trains."),
+        Column("kind", "text", "Kind of the sweep: systems or quality."),
+        Column("reference", "boolean", "Whether it is the fp32 reference of a sweep."),
+        Column("search", "text", "The search that proposed the trial."),
+        Column("number", "integer", "Number of the trial within its search."),
+        Column("generation", "integer", "Generation of a population."),
+        Column("member", "integer", "Member of a population."),
+        Column("parent", "text", "The trial whose checkpoint a member continues."),
+        Column("until", "integer", "Step at which a member's generation ends."),
+        Column("predicted_peak_bytes", "integer", "Peak memory predicted for the trial.", "B"),
+        Column("parity", "real", "Relative difference of its losses to the fp32 reference."),
+        Column("reason", "text", "Why it was skipped, stopped or failed."),
+    ),
+    internal=("point",),
+)
+
+STEPS = Table(
+    "steps",
+    "a logged step of a training run",
+    (
+        Column("trial_id", "text", "The training run."),
+        Column("step", "integer", "Optimizer steps done."),
+        Column("loss", "real", "Training loss of the step."),
+        Column("lr", "real", "Learning rate."),
+        Column("samples_per_s", "real", "Samples per second since the last logged step.", "1/s"),
+        Column("tokens_per_s", "real", "Tokens per second since the last logged step.", "1/s"),
+        Column("grad_norm", "real", "Norm of the gradient before clipping."),
+        Column("phase", "text", "Phase of the training."),
+    ),
+    partitioned=True,
+)
+
+GPU_SAMPLES = Table(
+    "gpu_samples",
+    "a sample of a worker's GPU and processes, every half second, of every attempt",
+    (
+        Column("trial_id", "text", "The training run."),
+        Column("gpu_uuid", "text", "UUID of the GPU."),
+        Column("at", "time", "When the sample was taken."),
+        Column("util", "real", "Utilization of the GPU in its last sampling period.", "%"),
+        Column("memory_bytes", "integer", "Memory in use on the GPU.", "B"),
+        Column("power_w", "real", "Power of the GPU.", "W"),
+        Column("rank", "integer", "Rank of the worker."),
+        Column("attempt", "integer", "Attempt of the training run."),
+        Column("cpu_util", "real", "CPU use of the worker and its children, of one core.", "%"),
+        Column("rss_bytes", "integer", "Resident memory of the worker and its children.", "B"),
+    ),
+    partitioned=True,
+)
+
+TABLES = (TRIALS, STEPS, GPU_SAMPLES)
+
+
+def with_metrics(tables: Sequence[Table], metrics: Sequence[Column]) -> tuple[Table, ...]:
+    """Return the tables; trials and steps also have the metrics of an experiment's evaluations."""
+    extended = {TRIALS.name, STEPS.name}
+    return tuple(table.extended(metrics) if table.name in extended else table for table in tables)
+
+
+def trial_row(
+    job: TrainingJob, stage: str, status: str, device: str, outcome: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the row of a trial: its settings, then what the run and the sweep report.
+
+    Args:
+        job: the last attempt.
+        stage: the stage that ran it.
+        status: its status.
+        device: the device that it was meant for; the outcome knows the real one.
+        outcome: measured columns, metrics of the last evaluation, columns of a sweep.
+
+    """
+    training = job.settings.training
+    row: dict[str, Any] = {
+        "trial_id": job.trial_id,
+        "stage": stage,
+        "status": status,
+        "device": device,
+        "attempts": job.attempt,
+        "strategy": job.settings.scaling.strategy,
+    }
+    for column in _SETTINGS:
+        owner = job.plan if hasattr(job.plan, column.name) else training
+        row.setdefault(column.name, getattr(owner, column.name, None))
+    return {**row, **outcome}

@@ -1,0 +1,104 @@
+"""The parts that several experiments share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments.common.blocks import Block, map_blocks
+from experiments.common.pretrained import model_fingerprint
+from experiments.common.tokenizer import evenly_spread, read_tokenizer, tokenizer_path
+from raypipe.errors import ConfigError
+from raypipe.storage.run_directory import RunDirectory
+
+
+@given(number=st.integers(0, 500), most=st.integers(1, 40))
+def test_a_spread_sample_reaches_both_ends(number: int, most: int) -> None:
+    rows = evenly_spread(range(number), most)
+    assert len(rows) <= most
+    assert len(rows) > min(number, most) // 2 or not number
+    gaps = {after - before for before, after in pairwise(rows)}
+    assert len(gaps) <= 1
+    assert not number or (rows[0] == 0 and number - 1 - rows[-1] < max(gaps, default=number))
+
+
+class Context:
+    """The calls of a stage, answered at once, with its progress."""
+
+    def __init__(self) -> None:
+        self.stage = self
+        self.name = "a_stage"
+        self.progress: list[int] = []
+
+    def begin(self, total: int) -> None:
+        self.progress.append(total)
+
+    def advance(self, done: int) -> None:
+        self.progress.append(done)
+
+    def pool(self, options: object) -> Context:
+        return self
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def map(self, pool: object, calls: Iterator[tuple[object, ...]]) -> Iterator[object]:
+        assert pool is self
+        for key, function, *arguments in calls:
+            yield key, function(*arguments)
+
+
+def test_blocks_cover_every_row_once_in_order() -> None:
+    context = Context()
+    blocks = map_blocks(
+        context, {"train": 5, "empty": 0, "held_out": 2}, 2, lambda b: (range, b.start, b.end)
+    )
+    found = [(block.split, [*rows]) for block, rows in blocks]
+    assert found == [
+        ("train", [0, 1]),
+        ("train", [2, 3]),
+        ("train", [4]),
+        ("held_out", [0, 1]),
+    ]
+    assert context.progress == [7, 2, 4, 5, 7]
+    assert str(Block("a_stage", "train", 4, 5)) == "a_stage/train/4"
+
+
+def test_a_missing_tokenizer_is_one_message(tmp_path: Path) -> None:
+    run_dir = RunDirectory.at(tmp_path)
+    with pytest.raises(ConfigError, match=r"tokenizer.json: the result of the tokenize stage is"):
+        read_tokenizer(run_dir)
+    run_dir.write(tokenizer_path(run_dir), "é".encode())
+    assert read_tokenizer(run_dir) == "é"
+
+
+def test_a_saved_model_is_identified_by_its_content(tmp_path: Path) -> None:
+    for name, weights in (("a", "1"), ("same", "1"), ("other", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "model.safetensors").write_text(weights)
+        (tmp_path / name / "notes.md").write_text(name)
+    one, same, other = (model_fingerprint(str(tmp_path / n)) for n in ("a", "same", "other"))
+    assert one == same != other
+    assert model_fingerprint("google-t5/t5-base") == "google-t5/t5-base"
+
+
+@pytest.mark.parametrize("experiment", ["lm_pretrain", "summarization"])
+def test_tasks_that_tokenize_do_not_load_torch(experiment: str) -> None:
+    heavy = ["torch", "ray", "transformers"]
+    code = (
+        f"import sys, experiments.{experiment}.tokenize_stage; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

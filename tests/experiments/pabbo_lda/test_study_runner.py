@@ -1,0 +1,377 @@
+"""Concurrent studies, on recorded values and a pool that ends its tasks in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.pabbo_lda.objective.objectives import Objective
+from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
+from experiments.pabbo_lda.optimizers import Optimizer, OptimizerName, Point, make_optimizer
+from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.study import study_runner
+from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
+from raypipe.errors import UnitError
+from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.progress import Display
+from raypipe.provenance import package_version
+from raypipe.storage.cache import Cache
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.tracking import Target, Trackers
+from tests.raypipe.composed import composed
+
+OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")
+DATASETS = ("hills", "slope")
+
+
+class ShuffledPool:
+    """Runs what waits in any order, some at a time; ``fate`` may end a task before it runs."""
+
+    def __init__(self, random: Random, fate: Callable[[str], TaskResult | None]) -> None:
+        self.random, self.fate = random, fate
+        self.capacity = random.choice([1.0, 2.0, 7.0])
+        self.in_flight: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+        self.most = 0
+        self.submitted: list[str] = []
+        self.ran: list[str] = []
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.in_flight) < 2 * self.capacity
+
+    def share(self, value):
+        return value
+
+    def submit(self, key, function, *arguments, cpus=None):
+        assert self.has_room or not self.in_flight
+        self.submitted.append(key)
+        self.in_flight.append((key, function, arguments))
+        self.most = max(self.most, len(self.in_flight))
+
+    def finished(self) -> list[TaskResult]:
+        self.random.shuffle(self.in_flight)
+        ending = self.random.randint(1, 4)
+        ended, self.in_flight = self.in_flight[:ending], self.in_flight[ending:]
+        results = []
+        for key, function, arguments in ended:
+            result = self.fate(key)
+            if result is None:
+                self.ran.append(key)
+                result = TaskResult(key, function(*arguments), duration_s=1.0, cpu_s=0.5)
+            results.append(result)
+        return results
+
+
+class ShuffledLauncher(InlineLauncher):
+    def __init__(self, random: Random, fate: Callable[[str], TaskResult | None]) -> None:
+        super().__init__()
+        self.made = ShuffledPool(random, fate)
+
+    @contextmanager
+    def pool(
+        self, options: PoolOptions, say: Callable[[str], None] = print
+    ) -> Iterator[ShuffledPool]:
+        yield self.made
+
+
+def table() -> TabularObjective:
+    points = np.arange(2, 201)
+    rng = np.random.default_rng(3)
+    frames = [
+        pd.DataFrame(
+            {
+                "dataset": dataset,
+                "seed": seed,
+                "T": points,
+                "perplexity": np.exp(
+                    (np.log(points / best)) ** 2 + rng.normal(0, 0.05, len(points))
+                ),
+            }
+        )
+        for dataset, best in zip(DATASETS, (12, 2), strict=True)
+        for seed in range(3)
+    ]
+    return TabularObjective(pd.concat(frames))
+
+
+TABLE = table()
+
+
+def objective(dataset: str) -> Objective:
+    return Objective(dataset, "tabular", {"corpus": dataset}, TABLE)
+
+
+def study_settings(**changed) -> LdaSettings:
+    usual = {"datasets": DATASETS, "optimizers": OPTIMIZERS, "runs": 2, "seed": 0, "t_max": 200}
+    return LdaSettings(**{**usual, "start": (150, 90, 190), "evaluations": 12, **changed})
+
+
+def specs_of(lda: LdaSettings, cost: int) -> list[StudySpec]:
+    return [
+        StudySpec(replace(objective(dataset), counts=cost), name, run, run)
+        for dataset in lda.datasets
+        for run in range(lda.runs)
+        for name in lda.optimizers
+    ]
+
+
+def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0):
+    """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
+    directory = RunDirectory.at(folder)
+    launcher = ShuffledLauncher(Random(seed), fate)
+    ledger = Ledger(directory)
+    trackers = Trackers((), Target(directory, "id", "example", {}))
+    session = Session(directory, "id", ledger, launcher, Display(), [], trackers)
+    specs = specs_of(lda, cost)
+    units = [spec.unit(lda, None) for spec in specs]
+    (stage,) = composed([Stage("lda", lambda context: None, units)])
+    error = None
+    try:
+        with Cache("evaluations", enabled=lda.cache) as cache:
+            run_studies(StageContext(stage, session), lda, specs, {}, cache)
+    except (KeyboardInterrupt, UnitError) as caught:
+        error = caught
+    return ledger, launcher.made, error
+
+
+def outcome(ledger: Ledger) -> dict[str, Any]:
+    """All that a continuation must not change."""
+    values = {key: row["value"] for key, row in ledger.items("evaluations")}
+    return {
+        "values": dict(sorted(values.items())),
+        **{name: dict(sorted(ledger.items(name))) for name in ("studies", "study_history")},
+    }
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[str, Any]:
+    lda = study_settings(cache=False)
+    return outcome(run(tmp_path_factory.mktemp("undisturbed"), lda)[0])
+
+
+def test_every_study_has_its_budget_and_equal_requests_are_one_task(undisturbed, tmp_path):
+    ledger, pool, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert len(pool.ran) == len(set(pool.ran)) == len(ledger.rows("evaluations"))
+    studies = ledger.rows("studies")
+    assert len(studies) == len(DATASETS) * 2 * len(OPTIMIZERS)
+    whole = [row for row in studies if row["optimizer"] != "golden_section"]
+    assert all(row["unique_evaluations"] == 12 for row in whole)
+    for row in ledger.rows("study_history"):
+        expected = tabular_value(TABLE, Point(row["T"]), row["seed"], row["dataset"])
+        assert row["value"] == expected
+        assert row["cpu_s"] == pytest.approx(row["elapsed_s"] / 2)
+    assert pool.most <= 2 * pool.capacity
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), kills=st.lists(st.integers(0, 120), max_size=3))
+def test_any_order_and_any_kill_give_the_same_studies(seed, kills, undisturbed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    lda = study_settings(cache=False)
+    ran: list[str] = []
+    for number, kill in enumerate([*kills, math.inf]):
+        left = kill
+
+        def fate(key: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+
+        ledger, pool, _ = run(folder, lda, seed + number, fate)
+        ran += pool.ran
+    assert outcome(ledger) == undisturbed
+    # what ended together with the killed one may not have been stored
+    assert len(ran) <= len(ledger.rows("evaluations")) + 3 * len(kills)
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**32), budget=st.integers(1, 12))
+def test_a_larger_budget_continues_a_smaller_one(seed, budget, undisturbed, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run(folder, study_settings(cache=False, evaluations=budget), seed)
+    ledger, _, _ = run(folder, study_settings(cache=False), seed + 1)
+    assert outcome(ledger) == undisturbed
+
+
+def test_another_run_directory_takes_over_what_is_known(undisturbed, tmp_path):
+    lda = study_settings()
+    run(tmp_path / "first", replace_runs(lda, 1))
+    ledger, pool, _ = run(tmp_path / "second", lda)
+    again, idle, _ = run(tmp_path / "third", lda)
+    assert outcome(ledger) == outcome(again) == undisturbed
+    assert not idle.ran
+    assert 0 < len(pool.ran) < len(ledger.rows("evaluations"))
+    assert all(row["cached"] for row in again.rows("evaluations"))
+    assert {row["cached"] for row in ledger.rows("evaluations")} == {True, False}
+
+
+def replace_runs(lda: LdaSettings, runs: int) -> LdaSettings:
+    return lda.model_copy(update={"runs": runs})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_is_a_failure_and_the_worst_of_all(value, tmp_path):
+    def fate(key: str) -> TaskResult | None:
+        odd = key.startswith("hills/seed 0/") and int(key.rpartition("/")[2].strip("T=")) % 2
+        return TaskResult(key, value, duration_s=1.0, cpu_s=0.5) if odd else None
+
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False), fate=fate)
+    assert error is None
+    odd = [row for row in ledger.rows("evaluations") if not math.isfinite(row["value"])]
+    failures = ledger.rows("failures")
+    assert len(odd) == len(failures) > 0
+    assert {row["kind"] for row in failures} == {"invalid_value"}
+    assert {row["message"] for row in failures} == {f"the value is {value}"}
+    best = [row for row in ledger.rows("studies") if row["dataset"] == "hills" and row["seed"] == 0]
+    assert best
+    assert all(row["best_T"] % 2 == 0 and math.isfinite(row["best_perplexity"]) for row in best)
+
+
+def test_an_evaluation_that_fails_for_good_breaks_its_studies_alone(undisturbed, tmp_path):
+    def fate(key: str) -> TaskResult | None:
+        if key == "hills/seed 0/T=150":  # every study of that corpus and seed starts with it
+            return TaskResult(key, error="took too long", kind="timeout")
+        return None
+
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False), fate=fate)
+    assert isinstance(error, UnitError)
+    assert error.kind == "timeout"
+    done = {row["optimizer"] for row in ledger.rows("studies") if row["dataset"] == "hills"}
+    assert done == set(OPTIMIZERS)  # of the other run
+    assert len(ledger.rows("studies")) == len(undisturbed["studies"]) - len(OPTIMIZERS)
+    assert [row["kind"] for row in ledger.rows("failures")] == ["timeout"]
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert outcome(ledger) == undisturbed
+
+
+def test_only_some_studies_are_open_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_AT_LEAST", 4)
+    monkeypatch.setattr("experiments.pabbo_lda.study.study_runner._OPEN_PER_CPU", 1)
+    made, most = [], [0]
+
+    class Counted(study_runner.Study):
+        def __init__(self, *arguments, **named) -> None:
+            super().__init__(*arguments, **named)
+            made.append(self)
+            most[0] = max(most[0], sum(not study.done for study in made))
+
+    monkeypatch.setattr(study_runner, "Study", Counted)
+    run(tmp_path / "run", study_settings(cache=False, optimizers=("tpe", "random"), runs=3))
+    assert len(made) == 12
+    assert most[0] < 12
+
+
+def test_where_others_hold_all_cpus_the_studies_wait_and_do_not_end(
+    undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ShuffledPool, "has_room", property(lambda self: False))
+    ledger, pool, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert pool.most == 1
+    assert outcome(ledger) == undisturbed
+
+
+def test_the_longest_path_is_served_first(tmp_path):
+    lda = study_settings(cache=False, optimizers=("random",), datasets=("hills",), runs=1)
+    _, pool, _ = run(tmp_path / "run", lda, cost=10**6)  # the more topics, the longer
+    assert pool.submitted[:3] == [f"hills/seed 0/T={T}" for T in (190, 150, 90)]
+
+
+class Shifted:
+    """An optimizer as another release of its library might be: it proposes other points."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def ask(self) -> list[Point]:
+        return [Point(min(200, point.T + 1)) for point in self.optimizer.ask()]
+
+    def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
+        self.optimizer.tell(points, values)
+
+
+def run_with_another_tpe(folder: Path, lda: LdaSettings):
+    def make(name: OptimizerName, **options: Any) -> Optimizer:
+        made = make_optimizer(name, **options)
+        return Shifted(made) if name == "tpe" else made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study_runner, "make_optimizer", make)
+        return run(folder, lda)
+
+
+def of_tpe(rows: dict[str, Any]) -> dict[str, Any]:
+    return {key: row for key, row in rows.items() if "/tpe/" in key}
+
+
+def test_a_stored_history_that_the_optimizer_does_not_repeat_is_refused(undisturbed, tmp_path):
+    ledger, _, _ = run(tmp_path / "run", study_settings(cache=False, evaluations=7))
+    before = outcome(ledger)
+    ledger, _, error = run_with_another_tpe(tmp_path / "run", study_settings(cache=False))
+    after = outcome(ledger)
+    assert isinstance(error, UnitError)
+    assert after["values"].items() >= before["values"].items()
+    for table in ("studies", "study_history"):
+        assert of_tpe(after[table]) == of_tpe(before[table])
+        finished = {key: row for key, row in after[table].items() if "/tpe/" not in key}
+        assert finished.items() <= undisturbed[table].items()
+        assert len(finished) == len(undisturbed[table]) - len(of_tpe(undisturbed[table]))
+    first = before["study_history"][f"{error.unit}/4"]["T"]  # after the start
+    assert error.message == (
+        f"the stored history of {error.unit} cannot be continued: the optimizer proposed "
+        f"T={first + 1}, stored T={first} at evaluation 4; use the versions that recorded it, or "
+        "another --run-dir"
+    )
+    failures = ledger.rows("failures")
+    assert {row["unit"] for row in failures} == of_tpe(before["studies"]).keys()
+    assert error.message in {row["message"] for row in failures}
+    ledger, _, error = run(tmp_path / "run", study_settings(cache=False))
+    assert error is None
+    assert outcome(ledger) == undisturbed
+
+
+def test_the_refusal_names_the_versions_that_differ(tmp_path):
+    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
+    ledger, _, _ = run(tmp_path / "run", lda.model_copy(update={"evaluations": 7}))
+    installed = {name: package_version(name) for name in ("numpy", "scipy", "torch")}
+    ledger.put("environment", {"node": {**installed, "optuna": "4.8.0"}})
+    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
+    assert isinstance(error, UnitError)
+    assert f"; optuna 4.8.0 recorded, {package_version('optuna')} installed; use" in error.message
+
+
+def test_an_interrupted_study_has_no_history_and_begins_again(tmp_path):
+    """Values are stored as they arrive, the history when a study has finished."""
+
+    def fate(key: str) -> None:
+        if "T=90" in key:
+            raise KeyboardInterrupt
+
+    lda = study_settings(cache=False, optimizers=("tpe",), datasets=("hills",), runs=1)
+    run(tmp_path / "run", lda, fate=fate)
+    _, _, error = run_with_another_tpe(tmp_path / "run", lda)
+    assert error is None

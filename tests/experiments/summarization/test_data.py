@@ -1,0 +1,169 @@
+"""Documents and summaries, from files and of the standard library, and every refusal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments.summarization import data as pairs
+from experiments.summarization.data import Data, load
+from experiments.summarization.settings import DataSettings
+from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.docstrings import DocstringRecord
+
+ROWS = [{"document": f"text {i} of some words.", "summary": f"text {i}"} for i in range(60)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.name.removesuffix(".gz").endswith(".csv"):
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def of_files(*files: Path, **given: Any) -> Data:
+    return load(DataSettings.model_validate({"source": "files", "files": files, **given}))
+
+
+def everything(data: Data) -> dict[str, tuple[str, ...]]:
+    return {
+        document: tuple(summaries)
+        for part in (data.train, data.held_out)
+        for document, summaries in zip(part.documents, part.summaries, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.csv.gz", "a.parquet"])
+def test_each_format_holds_the_same_pairs(tmp_path: Path, name: str) -> None:
+    data = of_files(write(tmp_path / name, ROWS))
+    assert everything(data) == {row["document"]: (row["summary"],) for row in ROWS}
+    assert not set(data.train.documents) & set(data.held_out.documents)
+    assert 0 < len(data.held_out) < 20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_list_of_documents_is_joined_and_one_of_summaries_is_references(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [{"source": ["One.", f"Two {i}.", " "], "refs": ["a", f"b{i}"]} for i in range(60)]
+    data = of_files(write(tmp_path / name, rows), document="source", summary="refs")
+    assert everything(data) == {f"One. Two {i}.": ("a", f"b{i}") for i in range(60)}
+
+
+def test_each_file_is_read_by_the_first_of_the_names_it_has(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", ROWS)
+    other = write(tmp_path / "b.csv", [{"dialogue": f"x {i}", "gist": "y"} for i in range(60)])
+    names = {"document": ["dialogue", "document"], "summary": ["gist", "summary"]}
+    found = everything(of_files(first, other, **names))
+    assert len(found) == 120
+    assert found["x 7"] == ("y",)
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", ROWS)
+    data = of_files(first, held_out_files=[write(tmp_path / "b.jsonl", ROWS[:5])])
+    assert len(data.held_out) == 5
+    assert sorted(data.train.documents) == sorted(row["document"] for row in ROWS[5:])
+    assert data.notes == ("5 held-out documents are left out of training",)
+    with pytest.raises(CorpusError, match=r"every document is also in data.held_out_files"):
+        of_files(first, held_out_files=[first])
+    twice = of_files(write(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
+    assert not set(twice.train.documents) & set(twice.held_out.documents)
+
+
+def test_the_identity_is_the_content(tmp_path: Path) -> None:
+    one, same = (write(tmp_path / name, ROWS) for name in ("a.jsonl", "b.jsonl"))
+    other = write(tmp_path / "c.jsonl", ROWS[:-1])
+    assert of_files(one).content == of_files(same).content != of_files(other).content
+
+
+@pytest.mark.parametrize(
+    ("rows", "given", "message"),
+    [
+        (ROWS, {"document": "body"}, "no column 'body'; there are: document, summary"),
+        (ROWS, {"summary": ["gist", "tldr"]}, "no column 'gist'"),
+        ([{"document": 3, "summary": "a"}], {}, "column 'document' is int64; data.document must"),
+        ([*ROWS[:2], {"document": " ", "summary": "a"}], {}, "'document' in row 2, .* is empty"),
+        ([ROWS[0], {"document": "a", "summary": None}], {}, "'summary' in row 1, .* is empty"),
+        ([{"document": "a", "summary": []}, {"document": "a", "summary": ["b"]}], {}, "row 0"),
+        (ROWS[:1], {}, "1 rows [01] are held out; .* data.held_out_share"),
+        ([], {}, "a.jsonl"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_refused(tmp_path: Path, rows, given, message) -> None:
+    with pytest.raises(CorpusError, match=message) as error:
+        of_files(write(tmp_path / "a.jsonl", rows), **given)
+    assert "a.jsonl" in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="suffix says nothing"):
+        of_files(write(tmp_path / "a.txt", ROWS))
+    (tmp_path / "b.parquet").write_bytes(b"none")
+    with pytest.raises(CorpusError, match=r"b.parquet: .* damaged"):
+        of_files(tmp_path / "b.parquet")
+    with pytest.raises(CorpusError, match=r"no-one.csv"):
+        of_files(tmp_path / "no-one.csv")
+    with pytest.raises(ValueError, match="only source = files reads files"):
+        DataSettings(files=(tmp_path / "a.txt",))
+    with pytest.raises(ValueError, match="source = files with 0 files"):
+        DataSettings(source="files")
+
+
+def test_a_docstring_s_first_line_is_the_summary_of_its_body(monkeypatch) -> None:
+    body = "It has five words here"
+    texts = [
+        f"Do it.\n\n{body}.",
+        f"Do it again.\n\n{body}.",  # the same body: once
+        f"A sentence that goes\non.\n\n{body} too.",  # not one line
+        "Do it.\n\nToo short.",
+        "Alone.",
+        *(f"Do it {i}.\n  \n{body}, {i}.\n\nAnd more." for i in range(60)),
+    ]
+    records = [DocstringRecord("m", f"f{i}", "function", text) for i, text in enumerate(texts)]
+    monkeypatch.setattr(pairs, "docstring_records", lambda: iter(records))
+    data = load(DataSettings(min_words=5))
+    found = everything(data)
+    expected = {f"{body}, {i}.\n\nAnd more.": (f"Do it {i}.",) for i in range(60)}
+    assert found == {**expected, f"{body}.": ("Do it.",)}
+    assert load(DataSettings(min_words=2)).content != data.content
+    with pytest.raises(CorpusError, match=r"data.min_words = 500"):
+        load(DataSettings(min_words=500))
+
+
+def test_the_standard_library_has_thousands_of_pairs_of_which_no_body_is_on_both_sides() -> None:
+    data = load(DataSettings())
+    assert len(data.train) > 1500
+    assert len(data.held_out) > 100
+    assert not set(data.train.documents) & set(data.held_out.documents)
+    assert all(
+        len(summaries) == 1 and "\n" not in summaries[0] for summaries in data.train.summaries
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "sizes"),
+    [
+        ("dialogsum", "dialogue", (601, 500, 1500)),
+        ("scitldr", "source", (1990, 618, 1967)),
+    ],  # two are in both files
+)
+def test_real_corpora_are_read_as_they_are(data_dir: Path, name, column, sizes) -> None:
+    folder = data_dir / name
+    data = of_files(
+        folder / "train.jsonl.gz",
+        held_out_files=[folder / "test.jsonl.gz"],
+        document=column,
+        summary="summaries",
+    )
+    references = sum(len(each) for each in data.held_out.summaries)
+    assert (len(data.train), len(data.held_out), references) == sizes
