@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import load_objectives
-from experiments.pabbo_lda.optimizers import OptimizerName, model_scorer
+from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import regret_rows
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
@@ -118,7 +118,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
 def run_lda(context: StageContext) -> None:
     """Run the studies that are not finished."""
     data, lda = context.settings.data, context.settings.lda
-    scorers = {
+    scorers: dict[str, Scorer] = {
         name: model_scorer(restore_model(read_verified(context.run_dir, context.run_dir.model(of))))
         for name, of in TRAINED_BY.items()
         if name in lda.optimizers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def run_evaluate(context: StageContext) -> None:
         str(number): {
             "number": number,
             "document": texts[number],
-            "references": references[number],
+            "references": json.dumps(references[number]),
             "summarizer": summaries[MODEL][number],
             "lead_sentence": summaries[LEAD][number],
             **dict(zip(MEASURES, scores[MODEL][number].tolist(), strict=True)),

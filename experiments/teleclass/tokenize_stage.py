@@ -62,10 +62,10 @@ def run_tokenize(corpus: Corpus, context: StageContext) -> None:
         arguments = ("tokenize/vectors", encoder.encode, generated.to_pylist())
         encoded = context.call(*arguments, on_gpu=on_gpu)
 
-    def part_of(block: Block) -> pa.Table:
+    def part_of(block: Block[Any]) -> pa.Table:
         return table.slice(block.start, block.end - block.start)
 
-    def call(block: Block) -> tuple[Any, ...]:
+    def call(block: Block[Any]) -> tuple[Any, ...]:
         return token_lists, tokenizer, texts(part_of(block))
 
     for block, tokens in map_blocks(context, {"train": len(table)}, BLOCK, call):

@@ -39,7 +39,7 @@ def run_prepare(data: Data, context: StageContext) -> None:
         tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
     sizes = {split: len(data.split(split).target) for split in SPLITS}
 
-    def call(block: Block) -> tuple[Any, ...]:
+    def call(block: Block[Any]) -> tuple[Any, ...]:
         part = data.split(block.split).inputs.slice(block.start, block.end - block.start)
         return encode, data.columns, tokenizer, length, part.combine_chunks()
 

@@ -36,8 +36,8 @@ def _command(nodes: pd.DataFrame) -> Fold:
     commit = "no commit" if pd.isna(about["git_commit"]) else f"commit {about['git_commit']}"
     changes = " with uncommitted changes" if nodes["git_dirty"].eq(True).any() else ""
     started = "" if pd.isna(about["started_at"]) else cell("started_at", about["started_at"]) + ", "
-    names = nodes.columns.drop([*_OF_COMMAND, "hostname"])
-    names = [name for name in names if nodes[name].notna().any()]
+    columns = nodes.columns.drop([*_OF_COMMAND, "hostname"])
+    names = [str(name) for name in columns if nodes[name].notna().any()]
     table = pd.DataFrame({"property": [heading(name) for name in names]})
     for _, node in nodes.drop_duplicates("hostname").iterrows():
         table[str(node["hostname"])] = [cell(name, node[name]) for name in names]

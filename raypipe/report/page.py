@@ -10,7 +10,16 @@ import pandas as pd
 from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
-from raypipe.report.sections import Bar, Code, Fold, Part, Pill, Section, TableView
+from raypipe.report.sections import (
+    Bar,
+    Code,
+    Fold,
+    Part,
+    Pill,
+    Section,
+    TableView,
+    cells,
+)
 from raypipe.report.sweep_section import sweep_section
 from raypipe.report.sweep_trials import SWEEP
 from raypipe.report.training import training_plots
@@ -84,8 +93,8 @@ def _failures(tables: Tables, *, recovered: bool) -> Section:
     attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
     end = " Every stage succeeded in the end." if recovered else ""
     failures = failures.assign(
-        kind=[Pill(kind, "bad") for kind in kinds],
-        message=[Code(text) for text in failures["message"].fillna("").astype(str)],
+        kind=cells(Pill(kind, "bad") for kind in kinds),
+        message=cells(Code(text) for text in failures["message"].fillna("").astype(str)),
     )
     columns = ["kind", "message", "unit", "stage", "attempt"]
     return Section(
@@ -109,8 +118,8 @@ def _stages(tables: Tables) -> Section:
     end = float(np.max(np.nan_to_num(starts + durations))) or 1.0
     shares = 100 * np.column_stack([starts, durations]) / end
     stages = stages.assign(
-        status=[Pill.of_status(str(status)) for status in stages["status"]],
-        timeline=[Bar(*share) if np.isfinite(share).all() else "" for share in shares],
+        status=cells(Pill.of_status(str(status)) for status in stages["status"]),
+        timeline=cells(Bar(*share) if np.isfinite(share).all() else "" for share in shares),
     )
     columns = ["stage", "status", "duration_s", "timeline", "started_at", "device"]
     return Section("Stages", [TableView(stages, [*columns, "gpu_peak_bytes"], "Stages")])
@@ -122,7 +131,8 @@ def _training(tables: Tables) -> Section:
     trials = rows(tables, "trials", ["trial_id", "stage", "status"])
     if trials is not None:
         trials = trials[trials["stage"] != SWEEP]
-        trials = trials.assign(status=[Pill.of_status(str(status)) for status in trials["status"]])
+        statuses = cells(Pill.of_status(str(status)) for status in trials["status"])
+        trials = trials.assign(status=statuses)
         parts.append(TableView(trials, _TRIAL_COLUMNS, "Training runs"))
     return Section("Training runs", parts)
 

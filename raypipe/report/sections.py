@@ -5,9 +5,9 @@ Every text may come from a user or from data: rendering escapes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 
@@ -93,3 +93,8 @@ class Bar:
 
 
 Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot
+
+
+def cells(values: Iterable[Any]) -> Any:
+    """Return the cells of a column, which need not be plain values, for ``DataFrame.assign``."""
+    return list(values)

@@ -84,7 +84,7 @@ def _draw_curves(
         else:
             alpha = 0.45 if len(curves) < 60 else 0.2
         axes.plot(curve.index, curve, alpha=alpha, **look)
-        end = {"marker": mark, "markeredgewidth": 0}
+        end: dict[str, Any] = {"marker": mark, "markeredgewidth": 0}
         if mark:
             marks += 1
             axes.plot(curve.index[-1:], curve.iloc[-1:], markersize=3.6, **end, **look)

@@ -8,7 +8,16 @@ from typing import Any
 import pandas as pd
 
 from raypipe.report.plots import Plot, rows, style
-from raypipe.report.sections import Code, Fold, Heading, Part, Pill, Section, TableView
+from raypipe.report.sections import (
+    Code,
+    Fold,
+    Heading,
+    Part,
+    Pill,
+    Section,
+    TableView,
+    cells,
+)
 from raypipe.report.sweep_curves import curves_plot
 from raypipe.report.sweep_memory import memory_plots
 from raypipe.report.sweep_pareto import pareto_plot
@@ -87,7 +96,7 @@ def _fits(tables: Tables, sweep: Sweep) -> list[Part]:
         return []
     table = table.rename(columns={"bytes_per_sample": "per_sample_bytes"})
     if "largest_error" in table.columns:
-        table = table.assign(largest_error=_percents(table["largest_error"]))
+        table = table.assign(largest_error=cells(_percents(table["largest_error"])))
     same = {name for name in _SETTINGS if name in table.columns and table[name].nunique() < 2}
     columns = ["precision", *(name for name in _SETTINGS if name not in same), *_FITS]
     columns += ["largest_error", "trials", "capacity_bytes"]
@@ -104,8 +113,8 @@ def _trials(sweep: Sweep) -> Fold:
     trials = trials.sort_values(order, ascending=[False, False, True], kind="stable")
     counts = trials["status"].str.replace("_", " ").value_counts()
     trials = trials.assign(
-        parity=_percents(trials["parity"]),
-        status=[Pill.of_status(status) for status in trials["status"]],
+        parity=cells(_percents(trials["parity"])),
+        status=cells(Pill.of_status(status) for status in trials["status"]),
     )
     trials, names = _with_axes(trials, list(trials["point"]), sweep)
     if "accumulation" not in names and trials["accumulation"].nunique() > 1:
@@ -127,7 +136,7 @@ def _with_axes(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the table with a column per axis of the sweep, and the names of these columns."""
     keys = sweep.axes or list(points[0] if points else {})
-    axes = {short(key, sweep.stage): [point.get(key) for point in points] for key in keys}
+    axes = {short(key, sweep.stage): cells(point.get(key) for point in points) for key in keys}
     table = table.rename(columns={"energy_j_per_sample": "energy_per_sample_j"})
     return table.assign(**axes), list(axes)
 

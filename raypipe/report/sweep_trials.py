@@ -12,6 +12,7 @@ import pandas as pd
 
 from raypipe.report.formatting import cell
 from raypipe.report.plots import Stroke, rows, strokes
+from raypipe.report.sections import cells
 
 #: the stage of a trial of a sweep; ``trained_stage`` is the stage that it trained
 SWEEP = "sweep"
@@ -27,6 +28,9 @@ _NUMBERS = (
 )  # fmt: skip
 _FLAGS = ("gradient_checkpointing", "compile", "reference", "accumulates")
 _TEXTS = ("trial_id", "precision", "strategy", "status", "kind")
+
+#: columns of ``sweep_points`` that are not axes
+_NOT_AXES = ["run_id", "command_id", "trained_stage", "kind", "reference"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.Da
 
 
 def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> Sweep:
-    trials = _clean(table).assign(point=points_of(table))
+    trials = _clean(table).assign(point=cells(points_of(table, tables)))
     on_gpu = bool(np.isfinite(trials["gpu_peak_bytes"]).any())
     measured = trials["status"].isin(["succeeded", "interrupted"])
     trials["samples_per_s"] = trials["samples_per_s"].where(measured)
@@ -120,17 +124,22 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
     )
 
 
-def points_of(trials: pd.DataFrame) -> list[dict[str, Any]]:
+def points_of(trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """Return the settings that each trial of a swept stage varies, by dotted key.
 
-    They are columns with dotted names, or JSON texts in the column ``point`` that earlier versions
-    of raypipe wrote.
+    They are the axes of the table ``sweep_points``, or JSON texts in the column ``point`` that
+    raypipe 0.1 wrote.
     """
     if "point" in trials.columns:
         return [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
-    keys = [name for name in trials.columns if "." in name and trials[name].notna().any()]
-    values = trials[keys].astype(object)
-    return values.where(values.notna(), None).to_dict("records")
+    points = tables.get("sweep_points")
+    if points is None:
+        return [{} for _ in trials.index]
+    points = points[points["trial_id"].isin(trials["trial_id"])].set_index("trial_id")
+    keys = list(points.columns.drop(_NOT_AXES, errors="ignore"))
+    values = points[[key for key in keys if points[key].notna().any()]].astype(object)
+    rows = values.where(values.notna(), None).to_dict("index")
+    return [{str(k): v for k, v in rows.get(trial, {}).items()} for trial in trials["trial_id"]]
 
 
 def _clean(table: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def training_plots(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
 def _by_stage(
     table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the plots.rows of each stage; a table without the column ``stage`` has it from ``trials``."""
+    """Yield the rows of each stage, which a table without that column has from ``trials``."""
     if "stage" not in table.columns:
         trials = plots.rows(tables, "trials", ["trial_id", "stage"])
         stages = {} if trials is None else trials.set_index("trial_id")["stage"].to_dict()

@@ -107,6 +107,10 @@ def _open_s3(bucket: str, region: str, uri: SplitResult) -> S3Store:
     )
 
 
+def _no_credentials() -> dict[str, str | None]:
+    return {"token": "", "expires_at": None}
+
+
 def _open_gcs(bucket: str, uri: SplitResult) -> GCSStore:
     config: GCSConfig = {}
     if endpoint := _endpoint(uri):
@@ -117,7 +121,7 @@ def _open_gcs(bucket: str, uri: SplitResult) -> GCSStore:
         config=config,
         client_options=_client_options(uri),
         retry_config=_RETRY,
-        credential_provider=(lambda: {"token": "", "expires_at": None}) if anonymous else None,
+        credential_provider=_no_credentials if anonymous else None,  # type: ignore[arg-type]
     )
 
 

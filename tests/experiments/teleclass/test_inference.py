@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from experiments.teleclass.artifacts import tokenizer_path
+from experiments.common.tokenizer import tokenizer_path
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.evaluation import count, summarize

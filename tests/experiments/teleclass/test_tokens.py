@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from experiments.common.tokenizer import tokenizer_path
 from experiments.teleclass import tokenize_stage
 from experiments.teleclass.encoders import LsaEncoder
 from experiments.teleclass.phases.encode import embeddings_of, run_encode
@@ -20,7 +21,6 @@ from experiments.teleclass.tokenize_stage import (
     make_tokenizer,
     read_tokens,
     run_tokenize,
-    tokenizer_path,
 )
 from raypipe.datasets.bpe import token_lists
 from raypipe.errors import ConfigError

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from tests.raypipe.test_lanes import GPU_NODE
 
 from raypipe.launch.capacity import Shared, of_a_group
 from raypipe.launch.cluster import RayLauncher
@@ -28,6 +27,7 @@ from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
 from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_train import Regression, ignore, job
+from tests.raypipe.pipeline.test_scheduler import GPU_NODE
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
 
 WAIT_S = 400
