@@ -9,7 +9,7 @@ STEP_METRICS = (
 )
 MEASURES = Table(
     "measures",
-    "one row is a method on the held-out text",
+    "a method on the held-out text",
     (
         Column("method", "text", "`language model`, or the baseline `unigram`."),
         Column("tokens", "integer", "Number of held-out tokens that are predicted."),
@@ -25,7 +25,7 @@ MEASURES = Table(
 )
 SAMPLES = Table(
     "samples",
-    "one row is a text that the trained model wrote",
+    "a text that the trained model wrote",
     (
         Column("prompt", "text", "Text that the model continued."),
         Column("tokens", "integer", "Maximum number of tokens."),

@@ -22,7 +22,7 @@ STEP_METRICS = (
 )
 MEASURES = Table(
     "measures",
-    "one row is a method on the held-out documents",
+    "a method on the held-out documents",
     (
         Column("method", "text", "`summarizer` (the trained model), or a baseline."),
         Column("documents", "integer", "Number of held-out documents."),
@@ -44,7 +44,7 @@ MEASURES = Table(
 )
 SUMMARIES = Table(
     "summaries",
-    "one row is a held-out document, of the first 50",
+    "a held-out document, of the first 50",
     (
         Column("number", "integer", "Position of the document, from 0."),
         Column("document", "text", "Text of the document."),

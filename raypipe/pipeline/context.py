@@ -22,7 +22,7 @@ from raypipe.provenance import now
 from raypipe.redaction import without_credentials
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import Table, by_name, conform
+from raypipe.storage.tables import Table, by_name
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
@@ -271,7 +271,6 @@ class StageContext:
             )
             job = replace(tried, measured=False, until=None)
         job, outcome = train_to_the_end(job, launch, on_failure)
-        conform(self.run_dir, job.steps_table)
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)

@@ -136,6 +136,8 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
         session.display.end(stage.name, status, seconds)
+        if stage.training is not None or stage.name == "sweep":
+            tables.conform(session.run_dir, session.tables["steps"])
         _write_tables(session)
     return message
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from raypipe.errors import ConfigError
 from raypipe.storage import parquet
@@ -63,6 +64,7 @@ class Table:
         columns: the columns that every file of the table has, whatever its rows.
         partitioned: whether each training run writes a file of its own.
         internal: keys of its rows in the ledger that are not columns.
+        optional: whether it is written only when it has rows.
 
     """
 
@@ -71,6 +73,7 @@ class Table:
     columns: tuple[Column, ...] = ()
     partitioned: bool = False
     internal: tuple[str, ...] = ()
+    optional: bool = False
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -85,8 +88,18 @@ class Table:
 
 
 def by_name(tables: Iterable[Table]) -> dict[str, Table]:
-    """Return declarations by the names of their tables."""
-    return {table.name: table for table in tables}
+    """Return declarations by the names of their tables.
+
+    Raises:
+        ValueError: a table is declared twice.
+
+    """
+    found: dict[str, Table] = {}
+    for table in tables:
+        if table.name in found:
+            raise ValueError(f"the table {table.name!r} is declared twice; choose another name")
+        found[table.name] = table
+    return found
 
 
 def write_table(
@@ -104,7 +117,11 @@ def write_table(
 
 def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
     """Return the tables that are one file: those declared, and undeclared ones with rows."""
-    tables = [table for table in declared.values() if not table.partitioned]
+    tables = [
+        table
+        for table in declared.values()
+        if not table.partitioned and (not table.optional or ledger.count(table.name))
+    ]
     others = [name for name in ledger.tables() if name not in declared and name not in INTERNAL]
     return [*tables, *(Table(name, "") for name in others)]
 
@@ -121,10 +138,10 @@ def conform(run_dir: RunDirectory, table: Table) -> None:
     """Give all files of a table the same columns, where a training run wrote undeclared ones."""
     folder = run_dir.table(table.name)
     files = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
-    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
-    schemas = [part.schema for part in parts.values()]
+    schemas = [pq.read_schema(run_dir.fs.open_input_file(f"{folder}/{name}")) for name in files]
     if all(schema.equals(schemas[0]) for schema in schemas):
         return
+    parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
     unified = pa.unify_schemas(schemas, promote_options="permissive")
     for name, part in parts.items():
         missing = [field for field in unified if field.name not in part.column_names]

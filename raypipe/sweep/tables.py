@@ -14,6 +14,7 @@ SWEEP_POINTS = Table(
         Column("kind", "text", "Kind of the sweep: systems or quality."),
         Column("reference", "boolean", "Whether it is the fp32 reference."),
     ),
+    optional=True,
 )
 
 MEMORY_FITS = Table(
@@ -37,6 +38,7 @@ MEMORY_FITS = Table(
         Column("largest_micro_batch", "integer", "Largest micro-batch that is predicted to fit."),
         Column("failed_micro_batch", "integer", "Smallest micro-batch that ran out of memory."),
     ),
+    optional=True,
 )
 
 PARETO = Table(
@@ -49,6 +51,7 @@ PARETO = Table(
         Column("energy_j_per_sample", "real", "Energy per sample.", "J"),
         Column("peak_bytes", "integer", "Peak memory of the device.", "B"),
     ),
+    optional=True,
 )
 
 RECOMMENDATIONS = Table(
@@ -64,6 +67,7 @@ RECOMMENDATIONS = Table(
         Column("snippet", "text", "The settings as YAML."),
     ),
     internal=("settings",),
+    optional=True,
 )
 
 TABLES = (SWEEP_POINTS, MEMORY_FITS, PARETO, RECOMMENDATIONS)

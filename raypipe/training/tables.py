@@ -103,6 +103,7 @@ GPU_SAMPLES = Table(
         Column("power_w", "real", "Power of the GPU.", "W"),
         Column("rank", "integer", "Rank of the worker."),
         Column("attempt", "integer", "Attempt of the training run."),
+        Column("warmup", "boolean", "Whether it was taken during warm-up."),
         Column("cpu_util", "real", "CPU use of the worker and its children, of one core.", "%"),
         Column("rss_bytes", "integer", "Resident memory of the worker and its children.", "B"),
     ),

@@ -12,8 +12,8 @@ import pandas as pd
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from experiments.pabbo_lda.experiment import EXPERIMENT
 
+from experiments.pabbo_lda.experiment import EXPERIMENT
 from raypipe.commands.declarations import declared
 from raypipe.errors import ConfigError
 from raypipe.storage.ledger import Ledger
