@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 import yaml
 
+import raypipe
 from raypipe.commands import configuration as config
 from raypipe.hardware import Gpu, Hardware
 
 PROJECT = Path(__file__).resolve().parents[1]
+METADATA = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
 CPU = Hardware("a", 2, 2**34)
 GPU = Hardware("b", 16, 2**37, (Gpu(0, "GPU-0", "card", 24 * 2**30, "8.6"),))
 
@@ -56,3 +62,56 @@ def test_the_main_configuration_has_the_published_sizes(monkeypatch):
             *(large.training.steps, large.training.effective_batch),
             *(large.pabbo.max_context, settings.evaluate_large.query_points),
         )
+
+
+def test_no_text_names_the_distribution_of_another_project():
+    """``raypipe`` on PyPI belongs to another project; ours is ``raypipe-runner``."""
+    wrong = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?raypipe(?!-runner\b)|\braypipe\[[a-z]")
+    assert wrong.search("pip install 'raypipe[nlp]'")
+    assert not wrong.search("pip install 'raypipe-runner[nlp]'; pip install -e .")
+    places = []
+    for name in _tracked():
+        try:
+            text = (PROJECT / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # a picture
+            continue
+        if wrong.search(text):
+            places.append(name)
+    # these two look for the wrong name, or give it to a schema as an invalid value
+    assert set(places) <= {"tests/test_project.py", "tests/clusters/test_manifests.py"}
+
+
+def test_the_version_is_the_same_everywhere():
+    try:
+        installed = version(METADATA["name"])
+    except PackageNotFoundError:
+        pytest.skip("raypipe-runner is not installed")
+    assert METADATA["version"] == installed == raypipe.__version__
+    citation = yaml.safe_load((PROJECT / "CITATION.cff").read_text())
+    assert str(citation["version"]) == installed
+    for name in ("kubernetes/Dockerfile", "kubernetes/rayjob.yaml", "docs/clusters.md"):
+        tags = re.findall(r"REGISTRY/raypipe:(\S+)", (PROJECT / name).read_text())
+        assert set(tags) == {installed}, name
+    assert f"\n## {installed}\n" in (PROJECT / "CHANGELOG.md").read_text()
+
+
+def test_every_private_import_is_documented():
+    page = (PROJECT / "docs/private_apis.md").read_text()
+    private = re.compile(
+        r"^from ((?:ray|torch|sklearn)(?:\.\w+)*) import (?:\(([^)]*)\)|([^#\n]*))", re.MULTILINE
+    )
+    found = []
+    for name in _tracked():
+        if name.endswith(".py") and name.startswith(("raypipe/", "experiments/")):
+            for module, several, one in private.findall((PROJECT / name).read_text()):
+                names = [each.split()[0] for each in (several or one).split(",") if each.strip()]
+                found += [each for each in names if each.startswith("_") or "._" in module]
+    assert found
+    assert [name for name in found if name not in page] == []
+
+
+def _tracked():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    return [name for name in listed.stdout.split("\0") if name]

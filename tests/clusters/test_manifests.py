@@ -20,6 +20,7 @@ from raypipe import cli
 from raypipe.launch.capacity import TASKS
 
 PROJECT = Path(__file__).resolve().parents[2]
+VERSION = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
 #: what Ray calls the instance profile it makes
 PROFILE = "ray-autoscaler-v1"
 
@@ -126,7 +127,7 @@ def test_every_pod_has_the_image_with_the_pinned_ray(manifest, pins):
     cluster = manifest["RayJob"]["spec"]["rayClusterSpec"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     images = {group["template"]["spec"]["containers"][0]["image"] for group in groups}
-    assert images == {f"REGISTRY/raypipe:{version('raypipe')}"}
+    assert images == {f"REGISTRY/raypipe:{VERSION}"}
     assert cluster["rayVersion"] == pins["ray"]
     recipe = (PROJECT / "kubernetes/Dockerfile").read_text()
     base = re.search(r"^FROM rayproject/ray:(\S+)-py311$", recipe, re.MULTILINE)

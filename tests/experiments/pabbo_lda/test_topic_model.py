@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,30 @@ def test_values_are_scikit_learns_for_any_prior(T, alpha, eta, seed):
     found, expected = (model.fit(counts).bound_ for model in models)
     assert np.isfinite(found)
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_scikit_learn_calls_every_overridden_method(monkeypatch):
+    """Without this a renamed method would only be slow: scikit-learn's own gives equal values."""
+    overridden = {
+        name: method
+        for name, method in vars(CompiledLatentDirichletAllocation).items()
+        if isfunction(method)
+    }
+    assert overridden.keys() <= vars(LatentDirichletAllocation).keys()
+    called = set()
+
+    def record(name, method):
+        def recorded(*arguments, **options):
+            called.add((name, sys._getframe(1).f_globals["__name__"].partition(".")[0]))
+            return method(*arguments, **options)
+
+        return recorded
+
+    for name, method in overridden.items():
+        monkeypatch.setattr(CompiledLatentDirichletAllocation, name, record(name, method))
+    compiled, _ = pair()
+    compiled.fit(corpus().astype(float)).perplexity(corpus(20).astype(float))
+    assert {name for name, caller in called if caller == "sklearn"} == overridden.keys()
 
 
 def test_words_whose_probability_underflows():

@@ -304,6 +304,16 @@ def test_recomputing_activations_changes_no_gradient(tmp_path: Path) -> None:
     assert_close(stored, trained, 1e-12)  # and the names of the weights stay
 
 
+def test_a_run_with_recomputed_activations_resumes_with_its_optimizer_state(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"checkpoint_every": 2, "gradient_checkpointing": True}
+    expected, trained, _ = run(job(Regression(), tmp_path / "whole", **given))
+    with pytest.raises(ConnectionError):
+        run(job(Regression(fail_at=5), tmp_path / "cut", **given))
+    found, stored, _ = run(job(Regression(fail_at=3), tmp_path / "cut", **given))
+    assert found == expected
+    assert_equal(stored, trained)
+
+
 class Unnamed(Regression):
     blocks = TrainTask.blocks
 

@@ -1,0 +1,81 @@
+"""Undocumented parts of Ray that raypipe relies on, listed in ``docs/private_apis.md``."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import worker as ray_worker
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal import exceptions
+from ray.train.v2.api.exceptions import ControllerError
+
+from raypipe.errors import UnitError
+from raypipe.launch import QUIET, group
+from raypipe.launch.failures import group_failure
+
+RAY = Path(ray.__file__).parent
+#: variables that raypipe reads or sets elsewhere than in QUIET
+OTHERS = ("RAY_OVERRIDE_JOB_RUNTIME_ENV", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S")
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    """Ray's Python sources without tests and RLlib."""
+    folders = ("_private", "train", "tune", "dashboard/modules/job")
+    files = [file for folder in folders for file in (RAY / folder).rglob("*.py")]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@pytest.mark.parametrize("name", [*QUIET, *OTHERS])
+def test_ray_reads_the_variable(name: str, source: str) -> None:
+    if name.startswith("RAY_grpc"):  # a setting of the compiled core, which drops the prefix
+        compiled = (RAY / "_raylet.so").read_bytes()
+        assert name.removeprefix("RAY_").encode() in compiled
+    else:
+        assert f'"{name}"' in source
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_switch_silences_the_logs_of_workers(
+    enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_worker, "_worker_logs_enabled", enabled)
+    printed = io.StringIO()
+    log = {"ip": "10.0.0.1", "pid": "1", "lines": ["killed"], "is_err": True, "job": "1"}
+    ray_worker.print_worker_logs(log, printed)
+    assert ("killed" in printed.getvalue()) is enabled
+
+
+def test_two_of_the_default_callbacks_are_left_out() -> None:
+    scaling = ScalingConfig(num_workers=1)
+    by_ray = TorchTrainer(_nothing, scaling_config=scaling)._create_default_callbacks()
+    ours = group._Trainer(_nothing, scaling_config=scaling)._create_default_callbacks()
+    names = [type(callback).__name__ for callback in by_ray]
+    assert set(group._NEEDLESS) < set(names)
+    assert [type(callback).__name__ for callback in ours] == [
+        name for name in names if name not in group._NEEDLESS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (exceptions.WorkerGroupStartupTimeoutError(2), "timeout"),
+        (ControllerError(exceptions.WorkerGroupStartupTimeoutError(2)), "timeout"),
+        (exceptions.WorkerHealthCheckTimeoutError("no answer"), "timeout"),
+        (
+            exceptions.WorkerHealthCheckFailedError("failed", UnitError("fit", "invalid_value", "")),
+            "invalid_value",
+        ),
+    ],
+)
+def test_failures_are_recognized_by_the_names_that_ray_gives(error: Exception, kind: str) -> None:
+    assert group_failure("fit", error, set()).kind == kind
+
+
+def _nothing(config: dict[str, object]) -> None:
+    del config
