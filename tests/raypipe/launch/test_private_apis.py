@@ -68,7 +68,7 @@ def test_two_of_the_default_callbacks_are_left_out() -> None:
         (ControllerError(exceptions.WorkerGroupStartupTimeoutError(2)), "timeout"),
         (exceptions.WorkerHealthCheckTimeoutError("no answer"), "timeout"),
         (
-            exceptions.WorkerHealthCheckFailedError("failed", UnitError("fit", "invalid_value", "")),
+            exceptions.WorkerHealthCheckFailedError("x", UnitError("fit", "invalid_value", "")),
             "invalid_value",
         ),
     ],
