@@ -72,7 +72,7 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
     run_tokenize(corpus, with_sections(context, encode=ENCODING, train=train_with(settings)))
     blocks = [read_tokens(run, number) for number in range(-(-len(expected) // 4))]
     assert [len(block) for block in blocks] == ([4, 4, 1] if written else [4, 2])
-    tokenizer = run.read(tokenizer_path(run)).decode()
+    tokenizer = run.read(tokenizer_path(run, context.stage.name)).decode()
     found = [ids for block in blocks for ids in block.column("tokens").to_pylist()]
     assert found == token_lists(tokenizer, [text for text, _ in expected]).to_pylist()
     labels = [set(each) for block in blocks for each in block.column("labels").to_pylist()]

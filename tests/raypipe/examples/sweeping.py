@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
@@ -14,6 +16,7 @@ from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import refuse_changes, run_stages
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
 from raypipe.sweep.stage import with_sweep
 from raypipe.tracking import Target, Trackers
 
@@ -37,3 +40,12 @@ def sweep(
     tables = declared(config.load_experiment("example_sweep", text))
     session = Session(run, "r", ledger, InlineLauncher(), Display(), [node], none, tables=tables)
     return run_stages(stages, session)
+
+
+def with_points(run_dir: RunDirectory) -> pd.DataFrame:
+    """The table of trials with a column ``point``: the axes of each, as JSON."""
+    trials, points = read_table(run_dir, "trials"), read_table(run_dir, "sweep_points")
+    other = ["run_id", "command_id", "trained_stage", "kind", "reference"]
+    axes = points.drop(columns=other).set_index("trial_id")
+    texts = {name: row.to_json() for name, row in axes.iterrows()}
+    return trials.assign(point=trials["trial_id"].map(texts))

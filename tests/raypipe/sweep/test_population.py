@@ -52,7 +52,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parts(folder: Path) -> pd.DataFrame:
-    table = read_table(RunDirectory.at(folder), "trials")
+    table = sweeping.with_points(RunDirectory.at(folder))
     table = table[table["stage"] == "sweep"].set_index("trial_id")
     return table.sort_values(["generation", "member"])
 

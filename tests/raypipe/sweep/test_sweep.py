@@ -324,7 +324,7 @@ SEARCH = (
 
 
 def searched(folder: Path) -> pd.DataFrame:
-    table = read_table(RunDirectory.at(folder), "trials").query("stage == 'sweep'")
+    table = sweeping.with_points(RunDirectory.at(folder)).query("stage == 'sweep'")
     return table.sort_values("number").set_index("number")[["point", "eval_loss", "status"]]
 
 

@@ -23,6 +23,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from tests import command
 from tests.command import EXAMPLES, Ended
+from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import HELD
 
 CONFIG = """
@@ -76,7 +77,8 @@ def table(folder: Path, name: str) -> pd.DataFrame:
 def trials(folder: Path) -> pd.DataFrame:
     """What a disturbed sweep must share with an undisturbed one."""
     columns = ["trial_id", "status", "steps", "loss_final", "parity", "attempts", "point"]
-    return table(folder, "trials")[columns].sort_values("trial_id").reset_index(drop=True)
+    rows = sweeping.with_points(RunDirectory.at(folder / "run"))
+    return rows[columns].sort_values("trial_id").reset_index(drop=True)
 
 
 def curves(folder: Path) -> pd.DataFrame:
@@ -198,7 +200,7 @@ def test_a_failed_trial_is_exit_status_1_and_the_rest_is_done(launcher, tmp_path
     assert "failed: sweep: sweep/train/" in ended.output
     assert "the machine went away" in ended.output
     assert "continue with: raypipe sweep c.yaml" in ended.output
-    rows = table(tmp_path, "trials")
+    rows = sweeping.with_points(RunDirectory.at(tmp_path / "run"))
     fails = rows["point"].map(lambda point: json.loads(point)["fail"])
     assert list(rows[fails]["status"]) == ["failed"] * 3
     assert rows[~fails].set_index("micro_batch")["status"].to_dict() == {

@@ -192,6 +192,7 @@ from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers
+from raypipe.training.tables import STEPS
 
 run = RunDirectory.at(sys.argv[3])
 with open_trackers(HERE, run, "quick-1", "quick", CONFIGURATION) as trackers:
