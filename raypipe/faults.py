@@ -33,7 +33,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class Faults:
-    """What is to go wrong; nothing by default."""
+    """The faults to inject; none by default."""
 
     oom_above: int | None = None
     kill_worker_at: int | None = None

@@ -234,7 +234,7 @@ def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, fl
 
 
 def _p_value(difference: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
-    """What ``scipy.stats.wilcoxon`` gives, without its Python loop over all signs for few ties."""
+    """Return the p-value of ``scipy.stats.wilcoxon``, without its Python loop over all signs for few ties."""
     if difference.size > 13 or np.unique(ranks).size == ranks.size:
         return float(stats.wilcoxon(difference).pvalue)
     test = stats.permutation_test(
@@ -248,7 +248,7 @@ def _p_value(difference: NDArray[np.float64], ranks: NDArray[np.float64]) -> flo
 
 
 def _conclusion(pair: pd.Series, needed: int) -> str:
-    """What a row of :func:`paired_comparisons` says, in words."""
+    """Return the conclusion of a row of :func:`paired_comparisons`, in words."""
     differing = pair["n"] - pair["equal"]
     if pair["p_holm"] <= ALPHA:
         return f"{pair['first'] if pair['effect'] < 0 else pair['second']} is lower"

@@ -44,7 +44,7 @@ def validate(
 def _explain(
     detail: ErrorDetails, levels: Sequence[Level], model: type[BaseModel]
 ) -> tuple[str, str]:
-    """Where the mistake is, and what it is."""
+    """Return the place of an error and its description."""
     location = _location(detail["loc"], model)
     key = shorten(".".join(location))
     origin = _origin(location, levels)

@@ -112,7 +112,7 @@ def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _offer(name: str, known: Sequence[str], what: str) -> str:
-    """What there is instead: the names and the nearest one."""
+    """Return the names that exist instead, and the nearest one."""
     if not known:
         return f"no {what} found at all"
     nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]

@@ -120,7 +120,7 @@ class KeptPool(RayPool):
 
 
 def _kind(error: Exception, node: str | None = None) -> FailureKind:
-    """What ended a process, on the node it was on as far as that is known."""
+    """Return the kind of failure that ended a process, with its node if that is known."""
     if isinstance(error, OutOfMemoryError):
         return "host_out_of_memory"
     if node is None:

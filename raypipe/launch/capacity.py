@@ -1,7 +1,7 @@
 """Cluster capacity, and how concurrent stages share it.
 
-Ray waits for ever for what no node holds; and of what is free it gives the next task its share,
-though a training group waits for more.
+Ray waits forever for resources that no node has, and gives free resources to the next task even
+while a training group waits for more.
 """
 
 from __future__ import annotations

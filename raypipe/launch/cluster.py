@@ -129,7 +129,7 @@ class RayLauncher:
 
 @contextmanager
 def _terminated_as_before() -> Iterator[None]:
-    """What SIGTERM does afterwards is what it did; ``ray.init`` sets a handler of its own."""
+    """Keep the handler of SIGTERM; ``ray.init`` sets a handler of its own."""
     if current_thread() is not main_thread():  # there it does not
         yield
         return

@@ -41,7 +41,7 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
 
 
 def worker_failure(unit: str, error: Exception) -> UnitError:
-    """What ended this worker, in the worker itself."""
+    """Return the failure of this worker, called in the worker itself."""
     failure = unit_error(unit, error)
     if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
         # Ray ends the group, and so this sleep, when it knows which worker died of what

@@ -191,7 +191,7 @@ def follow(
 
 
 def _worker(config: dict[Any, Any]) -> None:
-    """What each worker runs: one job after the other, of which rank 0 tells."""
+    """Run jobs in sequence in a worker; rank 0 reports."""
     relay = config["relay"]
     rank = ray.train.get_context().get_world_rank()
     ray.get(relay.join.remote(get_current_placement_group()))

@@ -14,7 +14,7 @@ _POLL_S = 0.02
 
 
 class Told(NamedTuple):
-    """What the workers told of the job with a name, since the last time."""
+    """Progress of a named job since the last request."""
 
     job: str | None
     rows: list[dict[str, Any] | str]
@@ -63,7 +63,7 @@ class Relay:
         self._failure = failure
 
     async def drain(self, seconds: float) -> Told:
-        """What was told since the last time, after waiting some time for it."""
+        """Return the progress since the last request, after waiting some time for it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not (self._rows or self._outcome or self._failure) and loop.time() < until:

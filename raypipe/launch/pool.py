@@ -224,7 +224,7 @@ class RayPool:
         return call
 
     def _collect(self, reference: Any) -> TaskResult | None:
-        """What became of a reference that is ready; None where that ends no attempt."""
+        """Return the outcome of a ready reference; None if it ends no attempt."""
         call = self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)

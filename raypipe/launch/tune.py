@@ -280,7 +280,7 @@ def _train(config: dict[str, Any]) -> None:
 
 
 def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
-    """What Tune's actor of a trial holds; a worker group holds its own beside it."""
+    """Return the resources of Tune's actor for a trial; a worker group holds its own beside it."""
     job: TrainingJob = config["job"]
     if job.settings.scaling.most_workers > 1:
         return PlacementGroupFactory([{"CPU": 0, "memory": 1}])
@@ -343,5 +343,5 @@ class _Earlier:
 
 
 def _name(trial: Trial) -> str:
-    """What Tune calls a trial, and its folder."""
+    """Return the name that Tune gives a trial and its folder."""
     return trial.trial_id

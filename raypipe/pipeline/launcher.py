@@ -38,18 +38,18 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """What the tasks of a pool have in common.
+    """Options that all tasks of a pool share.
 
     Args:
         cpus: the share of a CPU, or CPUs, that a task takes at most.
-        gpus: GPUs a task.
+        gpus: GPUs per task.
         time_limit_s: the seconds after which an attempt is ended; None for no limit.
         attempts: how often a task is tried whose process died or took too long.
         keep_processes: tasks run in processes of this pool's own, which live as long as the pool
             does: what one task loads (a model of several GB, kept with ``functools.cache`` in
             the experiment's code) the next one in that process finds. They end with the pool,
             and with them the GPU memory they hold. All tasks take the same share then.
-        most_tasks: so many at the same time at most; None for as many as have room.
+        most_tasks: most tasks at the same time; None for as many as fit.
 
     """
 
@@ -103,7 +103,7 @@ class Trials(Protocol):
     """The trials of a sweep, one after the other, decided while they run."""
 
     def next(self) -> TrainingJob | None:
-        """The next trial to start; None as long as that hangs on those that run."""
+        """Return the next trial to start, or None while it depends on running trials."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class Trials(Protocol):
         ...
 
     def history(self) -> Iterable[tuple[str, dict[str, Any]]]:
-        """The logged steps of earlier trials by their id, for a scheduler that is made anew."""
+        """Return the logged steps of earlier trials by their id, for a new scheduler."""
         ...
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
@@ -120,16 +120,16 @@ class Trials(Protocol):
         ...
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
-        """A trial came to its end, or failed."""
+        """Record that a trial finished or failed."""
         ...
 
     def stopped(self, trial_id: str) -> None:
-        """The scheduler ended a trial before its end."""
+        """Record that the scheduler stopped a trial early."""
         ...
 
 
 class Launcher(Protocol):
-    """Where stages run: a Ray cluster, or this process."""
+    """The place where stages run: a Ray cluster, or this process."""
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function once on each node."""

@@ -195,7 +195,7 @@ class Fit:
 def fitting(
     configuration: Configuration, stage: str | None, nodes: Sequence[Hardware]
 ) -> list[TrialMaker]:
-    """What makes the trials of each training stage, or of one.
+    """Return the trial makers of every training stage, or of one.
 
     Raises:
         ConfigError: there is no such training stage, or none at all.

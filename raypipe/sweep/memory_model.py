@@ -20,7 +20,7 @@ _GRANULARITY = 400 * 2**20
 
 @dataclass(frozen=True)
 class Measurements:
-    """What trials of one group found: peak bytes by micro-batch, micro-batches that ran out."""
+    """Measurements of one group of trials: peak bytes, and micro-batches that ran out."""
 
     peaks: Mapping[int, int] = field(default_factory=dict)
     failed: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class Verdict:
 
 
 class MemoryModel:
-    """What is known of a group's memory on a device of ``capacity_bytes``; None: no limit known.
+    """Memory model of a group on a device of ``capacity_bytes``; None if no limit is known.
 
     Within ``margin`` (a share) of the capacity a prediction decides nothing: such a micro-batch
     is worth a trial. ``preset`` is what earlier runs found; it gives way to what this one finds,

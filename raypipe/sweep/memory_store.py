@@ -32,9 +32,9 @@ class _Record(Settings):
 
 
 def load(device: str, group: str) -> Measurements:
-    """What earlier runs measured of a group on a device, as a model's preset; nothing if none did.
+    """Return the measurements of earlier runs for a group on a device, possibly none.
 
-    A file that cannot be read is reported and left alone until it is written anew.
+    A file that cannot be read is reported and kept until it is rewritten.
     """
     path = _path(device, group)
     try:

@@ -68,13 +68,13 @@ class Population:
         return not self._due and (self._is_last or (self._is_told and not self._ranked()))
 
     def ask(self) -> Trial | None:
-        """The next trial; None while it hangs on those of this generation, and at the end."""
+        """Return the next trial; None while it depends on this generation, and at the end."""
         if not self._due and self._is_told and not self.is_over:
             self._breed()
         return self._due.popleft() if self._due else None
 
     def tell(self, trial: Trial, row: Row | None) -> None:
-        """What became of a trial."""
+        """Record the outcome of a trial."""
         self._rows[trial.unit.key] = row
 
     def about(self, trial: Trial) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Population:
         return self._about[trial.unit.key]
 
     def spent(self, trial: Trial) -> list[str]:
-        """The trials whose checkpoints nobody needs any more, now that this one is told."""
+        """Return the trials whose checkpoints are no longer needed after this outcome."""
         del trial
         if any(self._rows.get(member.unit.key) is None for member in self._members):
             return []  # one that is not told, or that the next command tries again

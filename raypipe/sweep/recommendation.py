@@ -37,7 +37,7 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Point:
-    """What the trials of a point, which differ in the seed, found; infinite: not known."""
+    """Results of a point's trials, which differ in the seed; infinite if not known."""
 
     settings: dict[str, Any]
     trial: Row  # the one nearest to the mean
@@ -176,7 +176,7 @@ def _parity(row: Row) -> float:
 
 
 def _lowest(points: Sequence[_Point], cost: Callable[[_Point], float]) -> list[_Point]:
-    """Those within 2 % of the lowest; all where it is not known for any."""
+    """Return the points within 2 % of the lowest; all if it is not known for any."""
     least = min(cost(point) for point in points)
     if math.isinf(least):
         return list(points)
@@ -184,7 +184,7 @@ def _lowest(points: Sequence[_Point], cost: Callable[[_Point], float]) -> list[_
 
 
 def _settings(point: _Point) -> dict[str, Any]:
-    """What was swept but the seed, and all sizes of the batch where one of them was."""
+    """Return the swept settings except the seed, with all batch sizes if one was swept."""
     keys = {f"{point.trial['trained_stage']}.training.{key}": key for key in KEYS}
     if not keys.keys() & point.settings.keys():
         return point.settings
@@ -275,7 +275,7 @@ class _Words:
         )
 
     def caution(self, winner: _Point, points: Sequence[_Point]) -> str:
-        """What makes a comparison of speeds weak."""
+        """Return the reasons to doubt a comparison of speeds."""
         if self.metric != "samples_per_s":
             return ""
         doubts = []

@@ -22,7 +22,7 @@ from raypipe.sweep.trials import Trial, TrialMaker
 
 
 class Search(Protocol):
-    """Where the trials of a sweep come from that are not known before it starts."""
+    """Source of trials that are not known before a sweep starts."""
 
     @property
     def total(self) -> int:
@@ -39,7 +39,7 @@ class Search(Protocol):
         ...
 
     def tell(self, trial: Trial, row: Row | None) -> None:
-        """What became of a trial; None where it failed, and the next command tries it again."""
+        """Record the outcome of a trial; None if it failed and the next command retries it."""
         ...
 
     def about(self, trial: Trial) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Search(Protocol):
         ...
 
     def spent(self, trial: Trial) -> list[str]:
-        """The trials whose checkpoints nobody needs any more, now that this one is told."""
+        """Return the trials whose checkpoints are no longer needed after this outcome."""
         ...
 
 
@@ -116,7 +116,7 @@ class OptunaSearch:
         return trial
 
     def tell(self, trial: Trial, row: Row | None) -> None:
-        """What became of a trial."""
+        """Record the outcome of a trial."""
         value = None if row is None else self._value(row)
         number = self._numbers[trial.unit.key]
         # one that an earlier command told is known by what that one said

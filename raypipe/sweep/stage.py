@@ -149,7 +149,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
 def _summarise(
     context: StageContext, maker: TrialMaker, trials: Sequence[Trial], memory: Memory
 ) -> None:
-    """What follows from the trials: parity, memory fits, Pareto front, recommendation."""
+    """Write what follows from the trials: parity, memory fits, Pareto front, recommendation."""
     settings = maker.sweep
     rows = {
         trial.unit.key: row

@@ -56,11 +56,11 @@ class Sweep:
 
     @property
     def trials(self) -> list[Trial]:
-        """Those that were given, and those of the search so far."""
+        """The given trials, and those of the search so far."""
         return list(self._all.values())
 
     def next(self) -> TrainingJob | None:
-        """The next trial that may fit; None while that hangs on those that run."""
+        """Return the next trial that may fit; None while it depends on running trials."""
         for trial in list(self._waiting):
             if trial.lacks is not None:
                 self._skip(trial, trial.lacks)
