@@ -234,7 +234,7 @@ def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, fl
 
 
 def _p_value(difference: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
-    """Return the p-value of ``scipy.stats.wilcoxon``, without its Python loop over all signs for few ties."""
+    """Return the p-value of ``scipy.stats.wilcoxon``, without its slow loop for few ties."""
     if difference.size > 13 or np.unique(ranks).size == ranks.size:
         return float(stats.wilcoxon(difference).pvalue)
     test = stats.permutation_test(
