@@ -34,7 +34,9 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
 
 
 def _measures(found: pd.DataFrame) -> Plot:
-    names = next(names for names in _SCALES if names[0] in found.columns)
+    names = next(
+        names for names in _SCALES if names[0] in found.columns and found[names[0]].notna().any()
+    )
     canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     colours = strokes(list(found["method"]))
