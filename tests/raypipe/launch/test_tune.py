@@ -21,12 +21,13 @@ from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.tracking import Target, Trackers
-from tests.raypipe.composed import run_stages
+from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
 
@@ -64,8 +65,7 @@ class NotedSettings(SweptSettings):
 
 
 def stages(settings: NotedSettings) -> Sequence[Stage]:
-    identity = settings.model_dump(mode="json", include={"width", "fail", "exhaust"})
-    return [train_stage("train", settings.train, lambda _: Noted(settings), identity)]
+    return [train_stage("train", settings.train, lambda _, run_dir: Noted(settings))]
 
 
 EXPERIMENT = Experiment("noted", 1, NotedSettings, stages)
@@ -91,7 +91,7 @@ def table(folder: Path, name: str) -> pd.DataFrame:
 
 def by_point(folder: Path, *axes: str) -> pd.DataFrame:
     """The trials by their values of these axes."""
-    rows = table(folder, "trials")
+    rows = sweeping.with_points(RunDirectory.at(folder))
     points = [json.loads(point) for point in rows["point"]]
     rows.index = pd.MultiIndex.from_tuples([tuple(p[axis] for axis in axes) for p in points])
     return rows.sort_index()
@@ -120,7 +120,7 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
     assert sweep(tuned, launcher) is None
     same = [
         *("trial_id", "status", "steps", "loss_final", "parity", "reference", "device"),
-        *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "point"),
+        *("effective_batch", "workers", "attempts", "parameters", "reason", "kind", "seed"),
     ]
     assert len(trials(tuned)) == 12
     pd.testing.assert_frame_equal(trials(tuned)[same], trials(inline)[same])
