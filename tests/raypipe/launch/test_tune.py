@@ -58,10 +58,10 @@ class Noted(Line):
 
 
 class NotedSettings(SweptSettings):
-    notes: Path
-    together: int = 1
+    notes: Operational[Path]
+    together: Operational[int] = 1
     exhaust: bool = False
-    pause_s: float = 0.0
+    pause_s: Operational[float] = 0.0
 
 
 def stages(settings: NotedSettings) -> Sequence[Stage]:
