@@ -15,6 +15,7 @@ import ray
 import torch
 from torch import nn
 
+from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session
