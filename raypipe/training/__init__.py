@@ -1,1 +1,1 @@
-"""The GPU training core: a plain PyTorch loop and its parts, free of Ray."""
+"""GPU training core: a plain PyTorch training loop and its parts, independent of Ray."""

@@ -14,16 +14,17 @@ from raypipe.training import parallel
 
 
 class ShardedAdafactor(torch.optim.Adafactor):
-    """The step of ``torch.optim.Adafactor`` with every parameter a ``DTensor``, as of FSDP.
+    """``torch.optim.Adafactor`` for parameters that are all ``DTensor``, as with FSDP.
 
     Means and norms are those of the whole weights (Shazeer and Stern 2018, Adafactor: adaptive
-    learning rates with sublinear memory cost, algorithms 4 and 5), so the workers change no
-    result. Of an ``[n, m]`` matrix every worker holds the ``n + m`` means: next to nothing.
+    learning rates with sublinear memory cost, algorithms 4 and 5), so the result does not depend
+    on the number of workers. For an ``[n, m]`` matrix every worker holds all ``n + m`` means,
+    whose memory is negligible.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take a step; there is no closure to call."""
+        """Take an optimizer step; ``closure`` is ignored."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -51,7 +52,7 @@ class ShardedAdafactor(torch.optim.Adafactor):
 
 
 def _variance(state: dict[str, Any], gradient: DTensor, share: float, tiny: float) -> Tensor:
-    """The second moment of each entry that this worker holds, after this gradient."""
+    """Update the second moment and return it for the entries that this worker holds."""
     squares, mesh = gradient.square(), gradient.device_mesh
     if "variance" in state:
         moment: Tensor = state["variance"].lerp_(squares, share).to_local()
@@ -59,7 +60,7 @@ def _variance(state: dict[str, Any], gradient: DTensor, share: float, tiny: floa
     row_var, col_var = state["row_var"], state["col_var"]
     row_sums = parallel.whole(squares.sum(-1, keepdim=True))
     col_sums = parallel.whole(squares.sum(-2, keepdim=True))
-    # divided here: workers may hold parts of different sizes
+    # divide the whole sums: workers may hold parts of different sizes
     row_var.lerp_(row_sums / gradient.shape[-1], share)
     col_var.lerp_(col_sums / gradient.shape[-2], share)
     rows = row_var / row_var.mean(dim=-2, keepdim=True).clamp(min=tiny)
@@ -68,6 +69,6 @@ def _variance(state: dict[str, Any], gradient: DTensor, share: float, tiny: floa
 
 
 def _rms(part: Tensor, size: int, mesh: DeviceMesh) -> float:
-    """The root of the mean square of a tensor of ``size`` entries, of which this is a part."""
+    """Return the root mean square of a sharded tensor of ``size`` entries from the local part."""
     total = parallel.whole(DTensor.from_local(part.square().sum(), mesh, [Partial()]))
     return math.sqrt(total.item() / size)

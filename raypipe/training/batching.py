@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from raypipe.errors import ConfigError
 
 KEYS = ("micro_batch", "accumulation", "effective_batch")
-# where one level gives more than fits, what the result depends on stays
+# if a level gives conflicting sizes, keep those that the result depends on
 _PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a step's samples are spread over forwards and workers."""
+    """Split of a step's samples into micro-batches and workers."""
 
     micro_batch: int
     accumulation: int
@@ -22,7 +22,10 @@ class BatchPlan:
     workers: int
 
     def halved(self) -> BatchPlan | None:
-        """The same effective batch with the next lower divisor as micro-batch; None at 1."""
+        """Return the plan with the next smaller micro-batch and the same effective batch.
+
+        The micro-batch becomes the next lower divisor, at most half. None at 1.
+        """
         if self.micro_batch == 1:
             return None
         product = self.micro_batch * self.accumulation
@@ -30,10 +33,12 @@ class BatchPlan:
         return replace(self, micro_batch=micro, accumulation=-(-self.largest_share // micro))
 
     def for_workers(self, workers: int) -> BatchPlan:
-        """The same effective batch on another number of workers, by the accumulation.
+        """Return the plan with the same effective batch for another number of workers.
+
+        The accumulation steps make up for the difference.
 
         Raises:
-            ValueError: more workers than samples a step.
+            ValueError: there are more workers than samples per step.
 
         """
         if workers > self.effective_batch:
@@ -47,12 +52,12 @@ class BatchPlan:
 
     @property
     def largest_share(self) -> int:
-        """The most samples a worker takes in a step."""
+        """Largest number of samples per worker per step."""
         return -(-self.effective_batch // self.workers)
 
 
-class BatchConflict(ConfigError):  # noqa: N818 - it is one, and the name says so
-    """Sizes of one level that no plan has; ``level`` is its index."""
+class BatchConflict(ConfigError):  # noqa: N818 - the name says that it is an error
+    """Contradictory batch sizes within one configuration level; ``level`` is its index."""
 
     def __init__(self, level: int, message: str) -> None:
         super().__init__(message)
@@ -60,19 +65,20 @@ class BatchConflict(ConfigError):  # noqa: N818 - it is one, and the name says s
 
 
 def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: int = 0) -> BatchPlan:
-    """The plan from what each level of the configuration gives, the highest level first.
+    """Return the batch plan from the sizes of each configuration level, highest level first.
 
-    Any two of the three sizes give the third. Where levels disagree the higher one wins and
-    the conflicting lower value is dropped; values of one level that contradict each other are
-    an error. A worker whose share the micro-batch does not divide has a shorter last one.
+    Any two of the three sizes determine the third. If levels disagree, the higher one wins and
+    the conflicting lower value is dropped. Contradictory values within one level are an error.
+    If the micro-batch does not divide a worker's share, some of its micro-batches are
+    shorter.
 
     Args:
         levels: the sizes given at each level.
         workers: the number of workers.
-        workers_level: the index of the level that gives it.
+        workers_level: the index of the level that sets ``workers``.
 
     Raises:
-        BatchConflict: a contradiction inside a level, or fewer samples a step than workers.
+        BatchConflict: a level contradicts itself, or has fewer samples per step than workers.
 
     """
     known: dict[str, int] = {}
@@ -95,7 +101,7 @@ def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: in
 
 
 def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
-    """Whether some plan has these sizes; each worker takes a sample of a step at least."""
+    """Whether a plan with these sizes exists; each worker takes at least one sample per step."""
     if "effective_batch" not in sizes:
         return True
     effective = sizes["effective_batch"]
@@ -121,17 +127,18 @@ def _complete(sizes: Mapping[str, int], workers: int) -> BatchPlan:
 
 
 def share(samples: int, workers: int, rank: int) -> range:
-    """The positions of a step's samples that a worker takes: shares differ by one at most."""
+    """Return the positions of a worker's samples within a step; shares differ by at most one."""
     size, larger = divmod(samples, workers)
     first = rank * size + min(rank, larger)
     return range(first, first + size + (rank < larger))
 
 
 def micro_batches(samples: int, workers: int, rank: int, micro_batch: int) -> list[range]:
-    """A worker's positions of a step, cut into runs of at most ``micro_batch``, of even lengths.
+    """Return a worker's positions in a step as micro-batches of at most ``micro_batch`` samples.
 
-    Every worker has as many runs, since with FSDP all take part in each forward. The last one of
-    a smaller share is empty where runs are of one sample.
+    Their lengths differ by at most one. Every worker has the same number of micro-batches, since
+    with FSDP all workers take part in each forward pass. At a micro-batch of 1, the last
+    micro-batch of a smaller share is empty.
     """
     mine = share(samples, workers, rank)
     largest = -(-samples // workers)

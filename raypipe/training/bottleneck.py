@@ -1,7 +1,7 @@
-"""Bottleneck of a training's speed: the loader, the computation or the gradient exchange.
+"""Bottleneck analysis of training: data loader, computation or gradient exchange.
 
-``loader: auto`` measures it before the run, with the run's own forward and backward passes whose
-gradients are thrown away, and takes the fewest loader processes that keep up.
+``loader: auto`` measures the bottleneck before the run with the run's own forward and backward
+passes, discards their gradients, and chooses the fewest loader processes that keep up.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from typing import Any, Literal
 from raypipe.training import parallel
 from raypipe.training.job import Worker
 
-#: forward and backward of one micro-batch; whether the workers exchange gradients; waits for it
+#: runs forward and backward of a micro-batch and waits for the device; the flag: whether the
+#: workers exchange gradients
 Pass = Callable[[Any, bool], None]
-#: real micro-batches, loaded by so many processes
+#: yields real micro-batches, loaded by the given number of processes
 Load = Callable[[int], Generator[Any, None, None]]
 
 _WARM_UP, _MEASURED = 3, 8
-#: a loader this much slower than computing alone keeps up
+#: relative slowdown over computation alone up to which a loader keeps up
 _TOLERANCE = 0.05
-#: shares of a step from which the loader, or the exchange, is what to work on
+#: shares of the step time from which the loader, or the gradient exchange, is the bottleneck
 _LOADER_BOUND, _COMMUNICATION_BOUND = 0.1, 0.2
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Seconds of a step by what they go to, with the number of loader processes chosen."""
+    """Seconds per step by cause, and the chosen number of loader processes."""
 
     loader_workers: int
     compute_s: float
@@ -40,7 +41,7 @@ class Diagnosis:
 
     @property
     def bound(self) -> Literal["loader", "communication", "compute"]:
-        """What a step waits for."""
+        """Bottleneck of a step."""
         whole = self.compute_s + self.communication_s + self.loader_s
         if self.loader_s >= _LOADER_BOUND * whole:
             return "loader"
@@ -57,28 +58,31 @@ class Diagnosis:
 
 
 def candidates(cores: int, workers_on_node: int) -> list[int]:
-    """The numbers of loader processes to try: 0 and the powers of two that there are cores for."""
+    """Return the numbers of loader processes to try: 0 and powers of two up to 8.
+
+    They are limited to the cores per worker, but include 1 in any case.
+    """
     most = max(1, cores // workers_on_node)
     return [0, *(2**n for n in range(4) if 2**n <= most)]
 
 
 def needed(numbers: Sequence[int], prefetch: int) -> int:
-    """How many micro-batches of the run each worker has to have for ``diagnose``."""
+    """Return the number of micro-batches per worker that ``diagnose`` needs."""
     return max(numbers) * prefetch + _WARM_UP + _MEASURED
 
 
 def diagnose(
     load: Load, run: Pass, numbers: Sequence[int], prefetch: int, accumulation: int, worker: Worker
 ) -> Diagnosis:
-    """Measure with one batch again and again, without exchange, and with real batches.
+    """Measure a repeated batch with and without gradient exchange, and then real batches.
 
-    Every worker calls this, and they agree on the slowest one's times. ``numbers`` are the
-    numbers of loader processes to try, in rising order; the first that keeps up is taken, else
-    the fastest. It is for ``accumulation`` micro-batches a step.
+    Every worker must call this; all of them use the times of the slowest worker. ``numbers`` are
+    the numbers of loader processes to try, in rising order. The first that keeps up is chosen,
+    otherwise the fastest. The times are for ``accumulation`` micro-batches per step.
     """
 
     def seconds(batches: Iterable[Any], exchange: bool) -> float:
-        """Of a micro-batch, after the first ones, on the slowest worker."""
+        """Return the seconds per micro-batch after the warm-up, on the slowest worker."""
         marks = []
         for batch in batches:
             run(batch, exchange)
@@ -92,11 +96,11 @@ def diagnose(
     exchanged = computed = seconds(same, True)
     if worker.workers > 1:
         computed = min(exchanged, seconds(same, False))
-        run(same[0], True)  # FSDP keeps what was not exchanged until the next exchange
+        run(same[0], True)  # FSDP keeps unexchanged gradients until the next exchange
     real: dict[int, float] = {}
     for number in numbers:
         with closing(load(number)) as loaded:
-            # what was loaded ahead while the processes started is no measure of their speed
+            # skip batches prefetched during startup: they do not reflect the loader's speed
             deque(islice(loaded, number * prefetch), maxlen=0)
             real[number] = seconds(islice(loaded, _WARM_UP + _MEASURED), True)
         if real[number] <= (1 + _TOLERANCE) * exchanged:

@@ -1,8 +1,9 @@
-"""Checkpoints: written atomically, verified on reading; the newest and the best are kept.
+"""Checkpoints: written atomically and verified on reading. The newest and the best are kept.
 
-``step_00000120/`` holds the weights (safetensors), the optimiser's and scaler's state and the
-step; ``manifest.json``, written last, holds every file's SHA-256. A folder without a manifest,
-or with a file that does not match it, counts as not there, and the one before is taken.
+``step_00000120/`` holds the weights (safetensors) and the states of the optimizer and the
+gradient scaler. ``manifest.json``, written last, holds the step and the SHA-256 of every file.
+A checkpoint without a manifest, or with a file that does not match it, is skipped in favor of
+the one before it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after ``step`` steps."""
+    """Training state after ``step`` steps."""
 
     step: int
     model: dict[str, Tensor]
@@ -39,14 +40,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one training run in its run directory."""
+    """Checkpoints of one training run in its run directory."""
 
     run: RunDirectory
     trial_id: str
     keep: int = 2
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint and drop the oldest beyond ``keep``; rank 0 alone calls this."""
+        """Write a checkpoint and delete the oldest beyond ``keep``; only rank 0 calls this."""
         current = _name(checkpoint.step)
         folder = f"{self._folder}/{current}"
         files = {
@@ -61,14 +62,14 @@ class CheckpointStore:
         self.run.write(f"{folder}/manifest.json", json.dumps(manifest).encode())
         names = self._names()
         earlier = [name for name in names if name <= current]
-        # what lies beyond this step was passed over as damaged when the run resumed
+        # later checkpoints were skipped as damaged when the run resumed
         for name in {*names} - {*earlier[-self.keep :]}:
             self.run.delete(f"{self._folder}/{name}")
 
     def newest(self, warn: Callable[[str], None] = log.warning) -> Checkpoint | None:
-        """The newest checkpoint that is whole, on the CPU; None where there is none.
+        """Return the newest complete checkpoint, on the CPU, or None.
 
-        ``warn`` is told of each that is not.
+        ``warn`` receives a message for each incomplete or corrupt checkpoint.
         """
         for name in reversed(self._names()):
             try:
@@ -81,11 +82,16 @@ class CheckpointStore:
         return None
 
     def save_best(self, model: Mapping[str, Tensor], step: int) -> None:
-        """Keep the best model so far; rank 0 alone calls this."""
+        """Write the best model so far; only rank 0 calls this."""
         write_weights(self.run, self._best, on_cpu(model), {"step": str(step)})
 
     def best(self) -> dict[str, Tensor]:
-        """The best model, on the CPU. Raises ConfigError: none was kept, or it is damaged."""
+        """Return the best model, on the CPU.
+
+        Raises:
+            ConfigError: no best model was kept, or it is damaged.
+
+        """
         return read_weights(self.run, self._best)[0]
 
     @property
@@ -100,7 +106,12 @@ class CheckpointStore:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
     def _read(self, name: str) -> Checkpoint:
-        """Raises OSError, ValueError: it is not whole."""
+        """Read a checkpoint.
+
+        Raises:
+            OSError, ValueError: the checkpoint is incomplete or corrupt.
+
+        """
         folder = f"{self._folder}/{name}"
         try:
             manifest = _Manifest.model_validate_json(self.run.read(f"{folder}/manifest.json"))
@@ -115,13 +126,16 @@ class CheckpointStore:
                 raise ValueError(f"{file} is damaged")
         try:
             model, optimizer, scaler = (load(files[file]) for file, load in _FILES.items())
-        except Exception as error:  # the parsers raise anything on what raypipe did not write
+        except Exception as error:  # the parsers raise arbitrary errors on foreign files
             raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
         return Checkpoint(manifest.step, model, optimizer, scaler)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of each tensor: safetensors refuses memory that two share, as tied weights do."""
+    """Return a copy of each tensor on the CPU.
+
+    safetensors rejects tensors that share memory, such as tied weights.
+    """
     return {
         name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()
     }

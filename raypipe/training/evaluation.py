@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: the task's loss and its own metrics."""
+"""Evaluation on held-out data: the loss and the metrics of the task."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ def evaluate(
     batch_size: int,
     context: StepContext,
 ) -> dict[str, float]:
-    """Mean loss and metrics over the whole evaluation set, shared by the workers, and the rest.
+    """Return the mean loss and metrics over the held-out data, and the task's own measures.
+
+    The workers share the held-out samples.
 
     Raises:
-        DoesNotFit: a batch of the evaluation is too large for the device.
+        DoesNotFit: an evaluation batch exceeds the memory of the device.
 
     """
     measures: dict[str, float] = {}
@@ -58,13 +60,13 @@ def _sums(
     with closing(batches):
         for batch, counted in batches:
             loss: Loss = call(job.task.loss, batch, context)
-            # a worker that has run out of samples still takes part, for the weights of FSDP
+            # a worker without samples left still takes part: FSDP gathers weights from all
             add(sums, loss, worker.device, counted=counted)
     return sums
 
 
 def add(sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True) -> None:
-    """Add a loss to the sums ``loss``, ``weight`` and those of its metrics, in float64."""
+    """Add a loss, its weight and its metrics to ``sums``, in float64."""
     for name, value in {"loss": loss.total, **loss.metrics}.items():
         _add(sums, name, value.detach().double(), counted=counted)
     add_weight(sums, loss, device, counted=counted)
@@ -73,9 +75,9 @@ def add(sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: b
 def add_weight(
     sums: dict[str, Tensor], loss: Loss, device: torch.device, *, counted: bool = True
 ) -> None:
-    """Add what a loss is a sum over to the sum ``weight``, in float64."""
+    """Add the weight of a loss to the sum ``weight``, in float64."""
     weight = loss.weight
-    if not isinstance(weight, Tensor):  # filled on the device: no copy to wait for
+    if not isinstance(weight, Tensor):  # filled on the device, which avoids a blocking copy
         weight = torch.full((), weight, device=device, dtype=torch.float64)
     _add(sums, "weight", weight.detach().double(), counted=counted)
 

@@ -1,7 +1,7 @@
-"""History of logged steps: read from the device late, stored at checkpoints.
+"""History of logged steps: copied from the device asynchronously, stored at checkpoints.
 
-The values of a logged step are copied to the host while training goes on and become a row at the
-next logged step, checkpoint or evaluation: logging does not make the device wait.
+The values of a logged step are copied to the host while training continues. They become a row at
+the next logged step, checkpoint or evaluation, so logging does not stall the device.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from raypipe.training.settings import MonitorSettings
 from raypipe.training.throughput import Interval
 
 Row = dict[str, Any]
-#: so many logged losses in a row that are no numbers end a training in fp16
+#: number of consecutive non-finite logged losses that end an fp16 training
 _OVERFLOWS = 10
 
 
 @dataclass
 class _Pending:
-    """A row whose values may still be on their way from the device."""
+    """Row whose values may still be in transfer from the device."""
 
     row: Row
     names: list[str]
@@ -36,7 +36,7 @@ class _Pending:
 
 
 class History:
-    """The rows of ``steps`` of one run; the sums are the same on every worker."""
+    """Rows of the table ``steps`` of one run; the sums are the same on every worker."""
 
     def __init__(self, job: TrainingJob, report: Report, *, tolerate_overflow: bool) -> None:
         self.rows: list[Row] = []
@@ -45,10 +45,10 @@ class History:
         self._pending: _Pending | None = None
 
     def note(self, row: Row, sums: Mapping[str, Tensor], interval: Interval) -> None:
-        """A logged step: ``sums`` over the step, of which ``weight`` divides the others.
+        """Record a logged step with its ``sums``, which are divided by the sum ``weight``.
 
-        ``interval_weight`` (the weight since the last logged step) and ``grad_norm`` are values
-        of their own.
+        ``interval_weight`` (the weight since the last logged step) and ``grad_norm`` are not
+        divided.
         """
         self.settle()
         names = sorted(sums)
@@ -61,10 +61,10 @@ class History:
         self._pending = _Pending(row, names, packed, arrived, interval)
 
     def settle(self, measures: Mapping[str, float] | None = None) -> None:
-        """Make the noted step a row, with what its evaluation measured, and report it.
+        """Turn the recorded step into a row, with its evaluation measures, and report it.
 
         Raises:
-            FloatingPointError: its loss is not finite.
+            FloatingPointError: the loss is not finite.
 
         """
         if self._pending is None:
@@ -77,7 +77,7 @@ class History:
         weight, seen = values.pop("weight"), values.pop("interval_weight")
         row["grad_norm"] = values.pop("grad_norm")
         row |= {name: value / weight for name, value in values.items()}
-        # fp16 skips steps that overflow
+        # fp16 skips steps whose gradients overflow
         if not math.isfinite(row["loss"]) and (
             not self._tolerate_overflow or self._overflows_for_good(row)
         ):
@@ -94,7 +94,7 @@ class History:
         self._report(row)
 
     def _overflows_for_good(self, row: Row) -> bool:
-        """Whether no smaller scale helps: the last logged losses, or all, are no numbers."""
+        """Whether a smaller scale cannot help: the last logged losses, or all, are not finite."""
         if self._job.measured:
             return False
         losses = [each["loss"] for each in (*self.rows, row)][-_OVERFLOWS:]
@@ -102,21 +102,21 @@ class History:
         return enough and not any(map(math.isfinite, losses))
 
     def store(self) -> None:
-        """Write the rows to the table ``steps``; rank 0 alone calls this."""
+        """Write the rows to the table ``steps``; only rank 0 calls this."""
         job = self._job
         results.write_table(job.run_dir, job.steps_table, self.rows, job.run_id, job.trial_id)
 
     def restore(self, step: int) -> None:
-        """The stored rows up to a step."""
+        """Read the stored rows up to and including a step."""
         stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
 
     def is_best(self, monitor: MonitorSettings) -> bool:
-        """Whether the last row's evaluation is the best so far."""
+        """Whether the last evaluation is the best so far."""
         return _since_best(self._measures(monitor), monitor) == 0
 
     def is_over(self, monitor: MonitorSettings) -> bool:
-        """Whether ``patience`` evaluations went by without a better one."""
+        """Whether the last ``patience`` evaluations brought no improvement."""
         measures = self._measures(monitor)
         patience = monitor.patience
         return patience is not None and _since_best(measures, monitor) >= patience
@@ -134,7 +134,10 @@ class History:
 
 
 def _since_best(measures: list[float], monitor: MonitorSettings) -> int:
-    """How many measures came after the best one, a change below min_delta being none."""
+    """Return the number of measures after the best one.
+
+    A change of at most ``min_delta`` is not an improvement.
+    """
     best, since = math.inf, 0
     for number, measure in enumerate(measures):
         value = measure if monitor.mode == "min" else -measure

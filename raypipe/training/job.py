@@ -15,18 +15,18 @@ from raypipe.training.settings import TrainStageSettings
 from raypipe.training.tables import STEPS
 from raypipe.training.task import TrainTask
 
-#: what becomes of a logged step (a row) or a remark to the user (a text) while the run goes on;
-#: never called per step
+#: receives logged steps (rows) and messages to the user (text) during the run; not called for
+#: every step
 Report = Callable[[dict[str, Any] | str], None]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training run as its workers receive it.
+    """Description of a training run for its workers.
 
-    ``plan`` is for the largest number of workers; a smaller group raises the accumulation.
-    ``eval_batch`` is how many samples a worker evaluates at a time. A ``measured`` run is there
-    for its figures: it neither evaluates nor keeps a checkpoint or a model.
+    ``plan`` is for the largest number of workers; a smaller group uses more accumulation steps.
+    ``eval_batch`` is the number of samples per worker per forward pass of an evaluation. A
+    ``measured`` run is a benchmark: it does not evaluate and keeps no checkpoint or model.
     """
 
     trial_id: str
@@ -44,19 +44,19 @@ class TrainingJob:
 
     @property
     def whole(self) -> int:
-        """The optimiser steps of the training."""
+        """Number of optimizer steps of the whole training."""
         phases = self.task.phases(self.settings.training, self.plan.effective_batch)
         return sum(phase.steps for phase in phases)
 
     @property
     def steps(self) -> int:
-        """The step after which this run ends."""
+        """Step after which this run ends."""
         return self.whole if self.until is None else min(self.until, self.whole)
 
 
 @dataclass(frozen=True)
 class Worker:
-    """Which worker of the group this process is, and the device it trains on."""
+    """Rank of a worker in its group, and the device it trains on."""
 
     rank: int
     device: torch.device

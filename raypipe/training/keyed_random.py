@@ -1,9 +1,9 @@
-"""Random numbers keyed by their purpose, independent of the worker that draws them.
+"""Counter-based random numbers, independent of the worker that draws them.
 
 Draws are keyed by ``(seed, stream, sample, position)`` with the counter-based generator
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3. SC 2011).
-Sample ``i`` gets the same numbers on any device, in any worker and in any micro-batch; on a CPU
-and on a GPU they agree up to the rounding of the logarithm and the sine.
+Sample ``i`` gets the same numbers on any device, in any worker and in any micro-batch. Between
+CPU and GPU they agree up to the rounding of the logarithm and the sine.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _ROUNDS = 10
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_MANTISSA = 23  # so that the largest uniform is below one in single precision
+_MANTISSA = 23  # keeps the largest uniform draw below one in single precision
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> Tensor:
-    """The Philox4x32-10 block function: four 32-bit words a counter.
+    """Return four 32-bit words per counter: the Philox4x32-10 block function.
 
-    The counter's words are int64 tensors of one shape that hold values below ``2**32``; the words
-    come back likewise, in a new last dimension of four. The product of two words wraps around in
-    int64 with the right bits, so that a shift and a mask give its upper half.
+    The counter's words are int64 tensors of one shape with values below ``2**32``. The result has
+    the same type and range, with a new last dimension of four. The product of two words wraps
+    around in int64 with the correct bits, so a shift and a mask extract its upper half.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -39,13 +39,13 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
 
 
 def words(seed: int, stream: int, samples: Tensor, n: int) -> Tensor:
-    """``n`` uniform 32-bit words for each sample, as int64: ``[len(samples), n]``.
+    """Return ``n`` uniform 32-bit words per sample, as int64 ``[len(samples), n]``.
 
-    ``samples`` are int64 numbers of at least 0; the result is on their device. ``stream``
+    ``samples`` are non-negative int64 indices; the result is on their device. ``stream``
     separates draws for different purposes.
 
     Raises:
-        ValueError: a seed outside [0, 2**64) or a stream outside [0, 2**32).
+        ValueError: the seed is outside [0, 2**64) or the stream is outside [0, 2**32).
 
     """
     if not 0 <= seed < 2**64:
@@ -62,7 +62,7 @@ def words(seed: int, stream: int, samples: Tensor, n: int) -> Tensor:
 def uniform(
     seed: int, stream: int, samples: Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Uniform draws in the open interval (0, 1), multiples of 2**-24: ``[len(samples), n]``."""
+    """Return uniform draws ``[len(samples), n]`` in (0, 1), which are multiples of 2**-24."""
     bits = words(seed, stream, samples, n) >> (32 - _MANTISSA)
     return (bits.to(dtype) + 0.5) * 2.0**-_MANTISSA
 
@@ -70,7 +70,7 @@ def uniform(
 def normal(
     seed: int, stream: int, samples: Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard normal draws (Box and Muller 1958): ``[len(samples), n]``."""
+    """Return standard normal draws ``[len(samples), n]`` (Box and Muller 1958)."""
     pairs = uniform(seed, stream, samples, n + n % 2, dtype).view(len(samples), -1, 2)
     radius = torch.sqrt(-2 * torch.log(pairs[..., 0]))
     angle = 2 * math.pi * pairs[..., 1]
@@ -81,5 +81,8 @@ def normal(
 def gumbel(
     seed: int, stream: int, samples: Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard Gumbel draws ``[len(samples), n]``: argmax(logits + draws) is a categorical draw."""
+    """Return standard Gumbel draws ``[len(samples), n]``.
+
+    ``argmax(logits + draws)`` is a categorical draw.
+    """
     return -torch.log(-torch.log(uniform(seed, stream, samples, n, dtype)))

@@ -1,12 +1,12 @@
-"""Data loader with a fixed order: the samples of a step depend on seed and step alone.
+"""Deterministic data loader: the samples of a step depend on seed and step alone.
 
-Whatever the workers, the micro-batch and the loader processes, the run walks through the data
-without a gap. A dataset that draws at random has to key its draws by the sample: a generator of
-its own seeded with the index, not the global one.
+The run traverses the data without gaps for any number of workers and loader processes and any
+micro-batch. A dataset with random draws must key them by the sample: use a separate generator
+seeded with the index, not the global one.
 
-On a GPU batches are copied from page-locked memory without waiting. The host runs ahead of the
-device, so the copy is queued behind the forward and backward of the micro-batch before it and
-loading overlaps with computing; a stream of its own would save the copy alone, which is short.
+On a GPU, batches are copied from page-locked memory without blocking. The host runs ahead of the
+device: the copy is queued behind the forward and backward pass of the previous micro-batch, so
+loading overlaps with computation. A separate CUDA stream would hide only the copy, which is short.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from raypipe.training.task import Phase, SampleIds, TrainTask
 
 @dataclass(frozen=True)
 class Walk:
-    """The positions in the data that one worker takes: a range a micro-batch, from a step on.
+    """Positions in the data that one worker takes: one range per micro-batch, from a step on.
 
-    Positions count on over steps, phases and epochs. Each belongs to one micro-batch of one
-    worker.
+    Positions continue across steps, phases and epochs. Each belongs to exactly one micro-batch
+    of one worker.
     """
 
     phases: Sequence[Phase]
@@ -64,7 +64,7 @@ class Walk:
 
 
 def sample_indices(walk: Iterable[range], length: int, chosen: Order) -> Iterator[list[int]]:
-    """The indices at a walk's positions in a dataset of ``length`` samples, epoch after epoch."""
+    """Yield the indices of each micro-batch of a walk, in a dataset of ``length`` samples."""
     known, found = 0, chosen(0)
     for positions in walk:
         indices: list[int] = []
@@ -80,10 +80,10 @@ def sample_indices(walk: Iterable[range], length: int, chosen: Order) -> Iterato
 
 
 class _StreamReader(IterableDataset[list[Any]]):
-    """The samples of a walk's micro-batches, read from a stream.
+    """Micro-batches of a walk, read from a stream.
 
-    Each loader process reads the whole stream and keeps the micro-batches k, k + n, ...: the
-    DataLoader asks its n processes in turn, which puts them into order again.
+    Each loader process reads the whole stream and keeps the micro-batches k, k + n, ... The
+    DataLoader polls its n processes in turn, which restores the order.
     """
 
     def __init__(self, stream: IterableDataset[Any], walk: Walk) -> None:
@@ -93,7 +93,7 @@ class _StreamReader(IterableDataset[list[Any]]):
     def __iter__(self) -> Iterator[list[Any]]:
         info = get_worker_info()
         process, processes = (0, 1) if info is None else (info.id, info.num_workers)
-        # many streams take their part by this process's number; here that would lose samples
+        # many streams shard themselves by the worker info, which would lose samples here
         data_worker._worker_info = None
         samples, read = _repeat(self._stream), 0
         for positions in islice(self._walk, process, None, processes):
@@ -125,20 +125,20 @@ def batches(
     *,
     measured: bool = False,
 ) -> Generator[Any, None, None]:
-    """A worker's micro-batches from a step on, on its device; close it to end its processes.
+    """Yield a worker's micro-batches from a step on, on its device.
 
-    Where the task knows its samples' lengths, those of a step are similar; a run that is there to
-    be ``measured`` begins with the longest.
+    Close the generator to end its loader processes. If the task knows the lengths of its samples,
+    those of a step are similar; a ``measured`` run begins with the longest.
 
-    A stream (``IterableDataset``) gives the same samples in the same order to whoever reads it:
-    one that draws seeds its own generator, by ``set_epoch(epoch)`` if it has that. It must not
-    divide itself among workers or by ``get_worker_info()``, which is None while it is read.
-    ``task.shuffle`` does not apply to it. A run that is resumed reads what comes before
-    ``first_step`` again, and every loader process reads all of the stream: dear work on a sample
-    belongs into ``task.collate``.
+    A stream (``IterableDataset``) must give every reader the same samples in the same order. If
+    it draws at random, it must seed its own generator, in ``set_epoch(epoch)`` if it has that
+    method. It must not shard itself among workers or by ``get_worker_info()``, which is None
+    while it is read. ``task.shuffle`` does not apply to it. A resumed run reads the samples
+    before ``first_step`` again, and every loader process reads the whole stream, so put expensive
+    per-sample work in ``task.collate``.
 
     Raises:
-        ValueError: a dataset without samples.
+        ValueError: the dataset has no samples.
 
     """
     dataset, seed = task.build_dataset(), settings.training.seed
@@ -176,18 +176,18 @@ def eval_batches(
     worker: Worker,
     settings: LoaderSettings,
 ) -> Generator[tuple[Any, bool], None, None]:
-    """A worker's share of a map-style dataset, in order: ``(batch, whether it counts)``.
+    """Yield a worker's share of a map-style dataset, in order: ``(batch, whether it counts)``.
 
-    The counted batches of all workers hold each sample once. Every worker gets as many batches,
-    since with FSDP all of them take part in each forward: one that has run out of samples gets
-    a batch of the first sample, which does not count.
+    The counted batches of all workers hold each sample once. Every worker gets the same number
+    of batches, since with FSDP all workers take part in each forward pass. A worker without
+    samples left gets a batch of the first sample, which does not count.
 
     Raises:
-        ValueError: a dataset that is a stream or has no samples.
+        ValueError: the dataset is a stream or has no samples.
 
     """
     if isinstance(dataset, IterableDataset):
-        raise ValueError(  # noqa: TRY004 - as for any setting
+        raise ValueError(  # noqa: TRY004 - ValueError, as for any setting
             "the evaluation dataset is an IterableDataset: give a map-style one, with len()"
         )
     length, workers = _length(dataset), worker.workers
@@ -208,10 +208,11 @@ def loader_workers(
     cores: int,
     workers_on_node: int,
 ) -> int:
-    """How many loader processes a worker has: as the settings say, or by the cores of its node.
+    """Return the number of loader processes per worker, from the settings or the node's cores.
 
-    By default 60 % of the cores, shared by the workers of the node, from 1 to 8 each. None where
-    the model itself needs the cores (on a CPU), or where there is nothing to load (`SampleIds`).
+    The default is 60 % of the cores, shared by the workers of the node, from 1 to 8 per worker.
+    It is 0 if the model itself needs the cores (on a CPU) or there is nothing to load
+    (``SampleIds``).
     """
     if isinstance(settings.workers, int):
         return settings.workers
@@ -221,7 +222,7 @@ def loader_workers(
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """A batch with every tensor on the device, copied without waiting where it can be."""
+    """Return a batch with every tensor on the device, copied without blocking if possible."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
@@ -241,13 +242,12 @@ def _load(
     processes: int,
     draws: int,
 ) -> Generator[Any, None, None]:
-    """Batches on the device: of these indices, or of the lists of samples that a stream gives.
+    """Yield batches on the device, from the given indices or from a stream's lists of samples.
 
-    The indices are one pass for the whole run, so loader processes live as long as the run.
-    They are forked: a dataset in memory is shared, not copied, and one that is defined in a
-    script or a notebook need not be importable. What a fork cannot do is use CUDA, and it
-    inherits locks of threads that it does not have; a dataset makes CPU tensors and does not
-    call Ray.
+    The indices cover the whole run in one pass, so loader processes live as long as the run.
+    The processes are forked: a dataset in memory is shared, not copied, and a dataset defined in
+    a script or a notebook need not be importable. A forked process cannot use CUDA and inherits
+    locks of threads that it lacks, so a dataset must create CPU tensors and must not call Ray.
     """
     batching: dict[str, Any] = {"batch_size": None}
     if indices is not None:
@@ -261,7 +261,7 @@ def _load(
         collate_fn=task.collate() or default_collate,
         worker_init_fn=_in_loader_process,
         multiprocessing_context="fork" if processes and sys.platform == "linux" else None,
-        # its own: the model's draws must not depend on when the loader starts
+        # separate generator: the model's draws must not depend on when the loader starts
         generator=torch.Generator().manual_seed(draws),
     )
     iterator: Any = iter(loader)
@@ -269,15 +269,15 @@ def _load(
         for batch in iterator:
             yield to_device(batch, device)
     finally:
-        # left to itself it ends them when it is collected: not while an exception refers to it
+        # end the processes now: garbage collection is delayed while an exception refers to them
         if processes:
             iterator._shutdown_workers()
 
 
 def _in_loader_process(process: int) -> None:
     del process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the worker ends these
-    # a worker that is killed takes them along: they hold its GPU memory and its connections
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the worker ends its loaders
+    # end with a killed worker: loader processes hold its GPU memory and connections
     _prctl_pr_set_pdeathsig(signal.SIGKILL)
     threadpool_limits(limits=1)
 
@@ -290,7 +290,7 @@ def _length(dataset: Dataset[Any]) -> int:
 
 
 def cores() -> int:
-    """The cores that this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,9 +1,9 @@
-"""The training loop: one function for one CPU, one GPU or many.
+"""Training loop for one CPU, one GPU or many GPUs.
 
-A step takes the same samples and gives the same gradient however it is cut into micro-batches
-and workers: losses are sums, gradients are added up over micro-batches, exchanged between the
-workers on the last one only, and divided by the weight of the whole step. Random numbers of the
-model (dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
+A step has the same samples and the same gradient for any micro-batch and number of workers.
+Losses are sums. Gradients are accumulated over micro-batches, exchanged between the workers on
+the last one only, and divided by the weight of the whole step. Random numbers of the model
+(dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from raypipe.training.weights import write_weights
 
 
 def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
-    """Train to the end, from the newest checkpoint if there is one.
+    """Train to completion, from the newest checkpoint if there is one.
 
-    With several workers the process group is expected to be initialised, and every worker calls
-    this. Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model.
+    With several workers, the process group must be initialized and every worker must call this.
+    Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model.
 
     Returns:
-        The columns of the ``trials`` table that the run itself knows.
+        The columns of the ``trials`` table that the run itself determines.
 
     Raises:
-        ValueError: a setting that the device or the task lacks.
+        ValueError: the device or the task does not support a setting.
         FloatingPointError: the loss is no longer finite.
-        torch.OutOfMemoryError: a batch does not fit.
+        torch.OutOfMemoryError: a batch exceeds the memory.
 
     """
     if worker.device.type == "cuda":
@@ -132,11 +132,14 @@ class _Loop:
     def _step(
         self, step: int, phase: Phase, rate: float, batches: Iterator[Any], *, log: bool
     ) -> dict[str, Tensor]:
-        """One optimiser step; the sums over all workers of the weight, or of all to be logged."""
+        """Run one optimizer step.
+
+        Return the sums over all workers: the weight and, with ``log``, all logged values.
+        """
         workers, rank = self.plan.workers, self.worker.rank
-        # each phase keeps the micro-batch; a smaller phase takes fewer of them
+        # every phase uses the same micro-batch; a phase with fewer samples has fewer of them
         runs = micro_batches(phase.samples, workers, rank, self.plan.micro_batch)
-        # with FSDP all take part in each forward: an empty run repeats a sample that does not count
+        # FSDP needs all workers in each forward pass: an empty one repeats an uncounted batch
         parts = runs if self.sharded else [run for run in runs if run]
         _seed((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
         context = StepContext(step, phase, self.training.seed)
@@ -166,8 +169,8 @@ class _Loop:
         with parallel.gradient_sync(self.module, exchange):
             with precision.autocast(self.training.precision, self.worker.device):
                 loss: Loss = self.module(self.loss, batch, context)
-            # a constant divisor keeps fp16 in range (the exchange is a mean over the workers);
-            # the true weight follows when it is known
+            # a constant divisor keeps fp16 in range (the exchange averages over the workers);
+            # the update applies the true weight once it is known
             self.update.backward(loss.total * (counted * self.plan.workers / context.phase.samples))
         return loss
 
@@ -180,7 +183,7 @@ class _Loop:
         self.interval_weight = torch.zeros_like(self.interval_weight)
 
     def _evaluate(self, step: int, phase: Phase) -> bool:
-        """Measure on held-out data, keep the best model; whether the run is to end here."""
+        """Evaluate on held-out data and keep the best model. Return whether the run should end."""
         self.throughput.pause()
         size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
         context = StepContext(step, phase, self.training.seed)
@@ -207,7 +210,7 @@ class _Loop:
         return over
 
     def _is_over(self) -> bool:
-        """Whether the run had ended early before it was resumed."""
+        """Whether the resumed run had already stopped early."""
         monitor = self.training.monitor
         if monitor is None:
             return False
@@ -215,10 +218,10 @@ class _Loop:
 
     def _save(self, step: int) -> None:
         self.throughput.pause()
-        self.history.settle()  # a loss that is no number ends the run before it is saved
+        self.history.settle()  # a non-finite loss ends the run before the checkpoint
         weights = parallel.model_state(self.model)
         optimizer = parallel.optimizer_state(self.model, self.update.optimizer)
-        self.store_rows()  # before the checkpoint: a run that resumes there has them
+        self.store_rows()  # before the checkpoint, so that a resumed run has them
         if self.worker.rank == 0:
             state = self.update.scaler_state()
             self.store.save(Checkpoint(step, weights, optimizer, state))
@@ -245,7 +248,7 @@ class _Loop:
         return checkpoint.step
 
     def _batches(self, processes: int | None = None) -> Generator[Any, None, None]:
-        """The micro-batches of this worker from the first step on."""
+        """Return the micro-batches of this worker from the first step on."""
         settings = self.settings
         if processes is not None:
             settings = settings.with_loader_workers(processes)
@@ -260,7 +263,10 @@ class _Loop:
         )
 
     def _choose_loader_workers(self) -> None:
-        """``loader: auto``: measure before the run what bounds its speed."""
+        """Measure the bottleneck before the run and choose the loader processes.
+
+        For ``loader: auto``.
+        """
         numbers = bottleneck.candidates(loader.cores(), self.worker.workers_on_node)
         prefetch, phase = self.settings.loader.prefetch, self.phases[0]
         left = self.job.steps - self.start
@@ -312,7 +318,7 @@ class _Loop:
             write_weights(self.job.run_dir, path, on_cpu(weights), self.job.task.metadata())
 
     def speed(self) -> dict[str, Any]:
-        """Throughput, and what part of the devices' peak arithmetic it is."""
+        """Return throughput, FLOPs utilization and the bottleneck."""
         summary: dict[str, Any] = self.throughput.summary()
         rows = self.history.rows[1:] or self.history.rows
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
@@ -330,7 +336,7 @@ class _Loop:
         }
 
     def store_rows(self) -> None:
-        """Write the logged steps, and what the sampler of this worker saw."""
+        """Write the logged steps and the telemetry of this worker."""
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
@@ -348,7 +354,7 @@ class _Loop:
 
 
 def _seed(seed: int, device: torch.device) -> None:
-    """As torch.manual_seed, which formats a stack trace for each kind of device there is not."""
+    """Seed like ``torch.manual_seed``, which formats a stack trace per absent device type."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Out-of-memory detection, and peak memory."""
+"""Out-of-memory detection and peak memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError
 
-# what CUDA's libraries say when it is not torch.OutOfMemoryError
+# messages of CUDA's libraries that are not raised as torch.OutOfMemoryError
 _GPU_SIGNS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -25,16 +25,17 @@ _GPU_SIGNS = (
 _HOST_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
-    # of a loader process: by the kernel, and where /dev/shm is full
+    # a loader process killed by the kernel, and a full /dev/shm
     "is killed by signal: Killed",
     "is killed by signal: Bus error",
 )
 
 
 def failure_kind(error: BaseException) -> FailureKind:
-    """``out_of_memory`` for the GPU's, ``host_out_of_memory`` for the host's.
+    """Return the kind of a failure.
 
-    A loss that is no number is an ``invalid_value``; all else is an ``error``.
+    ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's. A
+    non-finite loss is an ``invalid_value``. Everything else is an ``error``.
     """
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _GPU_SIGNS):
@@ -47,7 +48,7 @@ def failure_kind(error: BaseException) -> FailureKind:
 
 
 class DoesNotFit(torch.OutOfMemoryError):
-    """A forward, or its backward, ran out of GPU memory; ``limit`` says with how many samples."""
+    """Out of GPU memory in a forward or backward pass; ``limit`` holds the number of samples."""
 
     def __init__(self, limit: BatchLimit, message: str) -> None:
         super().__init__(message)
@@ -56,7 +57,7 @@ class DoesNotFit(torch.OutOfMemoryError):
 
 @contextmanager
 def fitting(limit: BatchLimit) -> Iterator[None]:
-    """Raises DoesNotFit where the work inside runs out of GPU memory."""
+    """Raise DoesNotFit if the body runs out of GPU memory."""
     try:
         yield
     except Exception as error:
@@ -66,29 +67,29 @@ def fitting(limit: BatchLimit) -> Iterator[None]:
 
 
 def unit_error(unit: str, error: Exception) -> UnitError:
-    """The failure of a unit as it travels between processes.
+    """Return the failure of a unit in a form that can be sent between processes.
 
-    The kind travels beside the text: the exception's own type may not unpickle elsewhere.
+    The kind is sent along with the text, since the exception's type may not unpickle elsewhere.
     """
     limit = error.limit if isinstance(error, DoesNotFit) else None
     return UnitError(unit, failure_kind(error), str(error), limit)
 
 
 def gpu_peak_bytes(device: torch.device) -> int | None:
-    """The most memory this process held on its GPU; None on a CPU."""
+    """Return the peak GPU memory that this process reserved; None on a CPU."""
     return torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
 
 
 def forget_peaks(device: torch.device) -> None:
-    """Begin to measure peaks anew: a process may have trained something else before."""
+    """Reset the peak-memory counters: the process may have run another training before."""
     if device.type == "cuda" and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(device)
     gc.collect()
-    with suppress(OSError, AttributeError):  # Linux alone can; elsewhere the peak is the process's
+    with suppress(OSError, AttributeError):  # Linux only; elsewhere the peak is the process's
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def host_peak_bytes() -> int:
-    """The most resident memory this process had since ``forget_peaks``."""
+    """Return the peak resident memory of this process since ``forget_peaks``."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,41 +7,41 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: the indices of an epoch's samples, by the number of the epoch
+#: returns the sample indices of an epoch, given its number
 Order = Callable[[int], Tensor | range]
 
-#: steps whose samples are sorted by length together
+#: number of steps whose samples are sorted by length together
 _WINDOW = 50
 
 
 def stored(samples: int) -> Order:
-    """The order of the dataset."""
+    """Return the order of the dataset."""
     return lambda _: range(samples)
 
 
 def longest_first(lengths: Tensor) -> Order:
-    """What takes most memory before all else."""
+    """Return the order by falling length, so that peak memory is reached at the start."""
     return lambda _: lengths.argsort(descending=True, stable=True)
 
 
 def shuffled(samples: int, seed: int) -> Order:
-    """A permutation for each epoch, keyed by (seed, epoch)."""
+    """Return a random permutation per epoch, keyed by (seed, epoch)."""
     return lambda epoch: torch.randperm(samples, generator=_generator(seed, epoch))
 
 
 def similar_lengths(lengths: Tensor, step: int, seed: int) -> Order:
-    """A permutation for each epoch with samples of similar lengths in each step of ``step``.
+    """Return a permutation per epoch that groups ``step`` samples of similar lengths per step.
 
-    Shuffled, sorted by length within windows of 50 steps, and the steps shuffled again, so that
-    lengths come in no order. A step that takes the end of one epoch and the beginning of the next
-    has random ones. Padding is what it saves.
+    Grouping by length reduces padding. Samples are shuffled and sorted by length within windows
+    of 50 steps. The steps are then shuffled, so that lengths follow no order. A step that spans
+    the end of one epoch and the beginning of the next has samples of random lengths.
     """
     samples = len(lengths)
 
     def order(epoch: int) -> Tensor:
         generator = _generator(seed, epoch)
         found = torch.randperm(samples, generator=generator)
-        begun = min(-epoch * samples % step, samples)  # they end a step of the epoch before
+        begun = min(-epoch * samples % step, samples)  # they complete a step of the previous epoch
         steps = (samples - begun) // step
         whole = found[begun : begun + steps * step]
         windows = [part[lengths[part].argsort(stable=True)] for part in whole.split(_WINDOW * step)]

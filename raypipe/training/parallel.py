@@ -1,4 +1,4 @@
-"""Data parallelism: replicated (DDP) or sharded (FSDP2) models, and their whole state."""
+"""Data parallelism: replicated (DDP) or sharded (FSDP2) models, and their full state."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from raypipe.training.job import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 
-# the second name is that of torch before 2.13
+# torch before 2.13 uses the second name
 _SYNC_BUFFERS = next(
     name
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in signature(DistributedDataParallel).parameters
 )
-# the whole state, on rank 0's CPU, by parameter name: it fits any number of workers
+# full state by parameter name on rank 0's CPU: independent of the number of workers
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ModelCall(nn.Module):
-    """``forward(function, *arguments)`` is ``function(model, *arguments)``.
+    """Wrapper whose ``forward(function, *arguments)`` is ``function(model, *arguments)``.
 
-    So DDP and FSDP see one forward, whichever of the model's methods a loss or an evaluation
-    calls.
+    DDP and FSDP thus see a single forward pass, whichever methods of the model a loss or an
+    evaluation calls.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -52,24 +52,24 @@ class ModelCall(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What the function returns; hooks of FSDP look for tensors in tuples and mappings."""
+        """Return the function's result; FSDP's hooks find tensors in tuples and mappings."""
         return function(self.model, *arguments)
 
 
 def is_sharded(settings: TrainStageSettings, worker: Worker) -> bool:
-    """Whether the workers hold parts of the model; one worker alone holds it all."""
+    """Whether each worker holds a shard of the model; a single worker holds the full model."""
     return settings.scaling.strategy == "fsdp" and worker.workers > 1
 
 
 def wrap(
     model: nn.Module, task: TrainTask, settings: TrainStageSettings, worker: Worker
 ) -> ModelCall | DistributedDataParallel:
-    """The model on its device, as the loop calls it: recomputing, compiled, replicated, sharded.
+    """Return the model on its device with recomputation, compilation and data parallelism.
 
-    A model to be sharded moves block by block: it need not fit on one device.
+    A sharded model moves to the device block by block and need not fit on one device.
 
     Raises:
-        ValueError: a setting needs blocks and the task names none.
+        ValueError: a setting needs blocks and the task defines none.
 
     """
     training = settings.training
@@ -99,7 +99,7 @@ def wrap(
         return call
     options: dict[str, Any] = {
         _SYNC_BUFFERS: False
-    }  # each worker keeps its own; rank 0's are saved
+    }  # each worker keeps its own buffers; rank 0's are saved
     return DistributedDataParallel(
         call,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
@@ -110,7 +110,7 @@ def wrap(
 
 @contextmanager
 def gradient_sync(module: ModelCall | DistributedDataParallel, wanted: bool) -> Iterator[None]:
-    """Whether backward passes inside exchange gradients between the workers."""
+    """Enable or disable the gradient exchange of backward passes in the body."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
     if isinstance(module, DistributedDataParallel) and not wanted:
@@ -122,7 +122,7 @@ def gradient_sync(module: ModelCall | DistributedDataParallel, wanted: bool) -> 
 
 @contextmanager
 def evaluating(module: ModelCall | DistributedDataParallel) -> Iterator[ModelCall]:
-    """The model to evaluate with: no gradient, no exchange but FSDP's weights, in eval mode."""
+    """Yield the model in eval mode, without gradients; only FSDP's weights are exchanged."""
     call: ModelCall = module.module if isinstance(module, DistributedDataParallel) else module
     call.eval()
     try:
@@ -135,17 +135,17 @@ def evaluating(module: ModelCall | DistributedDataParallel) -> Iterator[ModelCal
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """What this worker holds of each tensor."""
+    """Return the local part of each tensor on this worker."""
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The same value on every worker."""
+    """Return the full tensor, on every worker."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def all_reduce(sums: Mapping[str, Tensor], workers: int) -> dict[str, Tensor]:
-    """The sums over all workers, in one exchange."""
+    """Return the sums over all workers, in one exchange."""
     if workers == 1:
         return dict(sums)
     names = sorted(sums)
@@ -155,7 +155,7 @@ def all_reduce(sums: Mapping[str, Tensor], workers: int) -> dict[str, Tensor]:
 
 
 def from_rank_0(flags: Sequence[bool], worker: Worker) -> list[bool]:
-    """What rank 0 decided, on every worker."""
+    """Return the flags of rank 0, on every worker."""
     if worker.workers == 1:
         return list(flags)
     packed = torch.tensor(flags, dtype=torch.int32, device=worker.device)
@@ -164,7 +164,7 @@ def from_rank_0(flags: Sequence[bool], worker: Worker) -> list[bool]:
 
 
 def gather(value: Any, workers: int) -> list[Any]:
-    """Each worker's value, on every worker."""
+    """Return the values of all workers, on every worker."""
     if workers == 1:
         return [value]
     values: list[Any] = [None] * workers
@@ -173,12 +173,12 @@ def gather(value: Any, workers: int) -> list[Any]:
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """The whole model on rank 0, empty elsewhere; every worker has to call it."""
+    """Return the full model state on rank 0, empty elsewhere; every worker must call this."""
     return get_model_state_dict(model, options=_WHOLE)
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The whole optimiser on rank 0, empty elsewhere; every worker has to call it."""
+    """Return the full optimizer state on rank 0, empty elsewhere; every worker must call this."""
     return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
 
 
@@ -188,9 +188,9 @@ def load_state(
     weights: dict[str, Any],
     state: dict[str, Any],
 ) -> None:
-    """Put a whole state back, each worker its part."""
+    """Restore the full state; each worker loads its part."""
     set_model_state_dict(model, weights, options=_WHOLE)
-    # torch's own setter asks for the state of every parameter; one that had no gradient has none
+    # torch's setter requires state for every parameter; one without gradients has none
     stored, states = state["state"], {}
     for index, (name, parameter) in enumerate(model.named_parameters()):
         found = stored.get(name.replace(_CHECKPOINT_PREFIX, ""))
@@ -201,10 +201,10 @@ def load_state(
 
 
 def _part(key: str, value: Any, parameter: Tensor) -> Any:
-    """A value of the optimiser's state as this worker holds it: Adafactor's means whole."""
+    """Return this worker's part of an optimizer state value; Adafactor's means stay whole."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value
-    if key in ("row_var", "col_var"):  # of a matrix with one column or row
+    if key in ("row_var", "col_var"):  # for a matrix with one column or row
         return value
     return distribute_tensor(
         value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None

@@ -1,4 +1,4 @@
-"""Peak arithmetic of GPUs: the denominator of model FLOPs utilization (MFU)."""
+"""Peak FLOP/s of GPUs: the denominator of model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from raypipe.hardware import Precision
 
-#: TFLOP/s in fp32, tf32, bf16, fp16; None where the card lacks the arithmetic
+#: TFLOP/s in fp32, tf32, bf16, fp16; None where the card does not support the precision
 _TFLOPS: dict[str, tuple[float, float | None, float | None, float]] = {
     # Volta, Turing
     "v100 pcie": (14.0, None, None, 112.0),
@@ -35,7 +35,7 @@ _TFLOPS: dict[str, tuple[float, float | None, float | None, float]] = {
     # Hopper
     "h100 pcie": (51.2, 378.0, 756.0, 756.0),
     "h100 nvl": (60.0, 417.5, 835.5, 835.5),
-    "h100 80gb hbm3": (66.9, 494.7, 989.4, 989.4),  # how the SXM card calls itself
+    "h100 80gb hbm3": (66.9, 494.7, 989.4, 989.4),  # name reported by the SXM card
     "h200": (66.9, 494.7, 989.4, 989.4),
     "h200 nvl": (60.0, 417.5, 835.5, 835.5),
     "gh200": (66.9, 494.7, 989.4, 989.4),
@@ -44,8 +44,8 @@ _TFLOPS: dict[str, tuple[float, float | None, float | None, float]] = {
     "gb200": (80.0, 1250.0, 2500.0, 2500.0),
 }
 
-#: TFLOP/s in fp32 of the GeForce cards since Ampere: tf32 is as fast, and 16 bits with the sum
-#: in fp32 twice as fast
+#: TFLOP/s in fp32 of the GeForce cards since Ampere: tf32 is equally fast; 16-bit precisions with
+#: sums in fp32 are twice as fast
 _GEFORCE_TFLOPS = {
     "rtx 3060": 12.7, "rtx 3060 ti": 16.2, "rtx 3070": 20.3, "rtx 3070 ti": 21.7,
     "rtx 3080": 29.8, "rtx 3080 ti": 34.1, "rtx 3090": 35.6, "rtx 3090 ti": 40.0,
@@ -55,23 +55,23 @@ _GEFORCE_TFLOPS = {
 }  # fmt: skip
 
 _BRANDS = {"nvidia", "tesla", "geforce"}
-#: memory, connector: what in a name does not change the peak of a card found without it
+#: name parts that do not change the peak: memory size and type, connector, generation
 _NO_MATTER = re.compile(r"\d+gb?|sxm\d|pcie|hbm\d\w?|generation")
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
-    """The dense peak of a GPU in FLOP/s, by the name that NVML and torch give it.
+    """Return the dense peak of a GPU in FLOP/s, by the name that NVML and torch report.
 
-    The figures are the vendor's: without 2:4 sparsity (the newer data sheets print twice the
-    dense figure), 16-bit products summed in fp32 as in training (GeForce cards do that at half
-    the rate), at the boost clock. ``fp32`` is without tensor cores. Sources, all by NVIDIA: the
+    The values are the vendor's at the boost clock: without 2:4 sparsity (newer data sheets print
+    twice the dense value), and with 16-bit products summed in fp32 as in training (at half the
+    rate on GeForce cards). ``fp32`` is without tensor cores. Sources, all by NVIDIA: the
     data sheets of V100, T4, A10, A10G (with AWS), A30, A40, A100, L4, L40, L40S, H100, H200,
     GH200, HGX B200, GB200 NVL72; the architecture white papers of Turing (TU102), GA102, Ada
     (AD102), H100 and RTX Blackwell for the H100 SXM and PCIe, RTX and GeForce cards.
 
     Returns:
-        None for a card not listed here, a variant of one whose peak differs (laptop, a slice
-        by MIG or vGPU), an arithmetic the card lacks, and the CPU.
+        The peak, or None for an unlisted card, a variant with a different peak (laptop, a slice
+        by MIG or vGPU), a precision that the card does not support, and the CPU.
 
     """
     words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]

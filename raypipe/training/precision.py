@@ -1,4 +1,4 @@
-"""Precisions fp32, tf32, bf16 and fp16: their settings on a device."""
+"""Numerical precision: support and settings of fp32, tf32, bf16 and fp16 on a device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from raypipe.hardware import Precision, supported_precisions
 
 
 def check(precision: Precision, device: torch.device, key: str = "training.precision") -> None:
-    """Refuse a precision that the device lacks; ``key`` is where the configuration asks for it.
+    """Reject a precision that the device does not support; ``key`` is its configuration key.
 
     Raises:
-        ValueError: with the precisions it has.
+        ValueError: the device does not support it; the message lists those that it supports.
 
     """
     capability = None
@@ -27,13 +27,13 @@ def check(precision: Precision, device: torch.device, key: str = "training.preci
 
 
 def configure(precision: Precision) -> None:
-    """Set the process's matrix arithmetic: TF32 only where it was asked for."""
+    """Set the matrix arithmetic of the process; TF32 is enabled only for ``tf32``."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of the forward."""
+    """Return the autocast context of the forward pass."""
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in kinds:
         return nullcontext()
@@ -41,5 +41,5 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """A gradient scaler, which does nothing but in fp16."""
+    """Return a gradient scaler, which is enabled only for fp16."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

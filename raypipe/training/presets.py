@@ -1,4 +1,4 @@
-"""Published batch sizes per card, not measured here."""
+"""Published batch sizes per GPU model, not measured by raypipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raypipe.storage.ledger import Row
 
 @dataclass(frozen=True)
 class Preset:
-    """Samples a forward for a model on a card: to train, to evaluate, to generate."""
+    """Samples per forward pass of a model on a card, for training, evaluation and generation."""
 
     card: str
     gpu_memory_gb: float
@@ -22,9 +22,9 @@ class Preset:
 
 
 def published(presets: Iterable[Preset], memory_bytes: int | None) -> list[Row]:
-    """The presets of the largest card that has no more memory than this one, as rows of a fit.
+    """Return the presets of the largest card with at most ``memory_bytes``, as rows of a fit.
 
-    Without a GPU, or on one smaller than every card, there are none.
+    The list is empty without a GPU or if the GPU has less memory than every card.
     """
     gigabytes = 0.0 if memory_bytes is None else memory_bytes / 1e9
     fitting = [preset for preset in presets if preset.gpu_memory_gb <= gigabytes]

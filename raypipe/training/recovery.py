@@ -11,9 +11,9 @@ from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import OomStep
 
-#: starts the workers, in fresh processes, and returns what ``loop.train`` returned on rank 0
+#: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0
 Launch = Callable[[TrainingJob], dict[str, Any]]
-#: what a failed attempt is told to: the attempt, the error, what happens next
+#: receives each failed attempt: the job, the error, and the next action as text
 OnFailure = Callable[[TrainingJob, UnitError, str], None]
 
 _WORTH_A_RESTART = ("worker_died", "node_lost", "host_out_of_memory")
@@ -22,18 +22,19 @@ _WORTH_A_RESTART = ("worker_died", "node_lost", "host_out_of_memory")
 def train_to_the_end(
     job: TrainingJob, launch: Launch, on_failure: OnFailure
 ) -> tuple[TrainingJob, dict[str, Any]]:
-    """Launch a run until it ends, each attempt from the newest checkpoint.
+    """Run a job to completion; each attempt starts from the newest checkpoint.
 
-    Out of GPU memory halves the micro-batch and raises the accumulation: the effective batch,
-    and so the loss curve, stay the same. At micro-batch 1 the steps of ``on_oom`` follow, one
-    an attempt, each as often as it changes anything. Out of memory in an evaluation halves its
-    batch only. A dead worker is replaced ``max_restarts`` times.
+    If the GPU runs out of memory, halve the micro-batch and raise the accumulation: the effective
+    batch, and therefore the loss curve, stay the same. At micro-batch 1 apply the steps of
+    ``on_oom``, one per attempt, each as long as it has an effect. If an evaluation runs out of
+    memory, halve only its batch. After a lost worker or node, or out of host memory, restart up
+    to ``max_restarts`` times.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
 
     Raises:
-        UnitError: of the last attempt.
+        UnitError: the last attempt failed.
 
     """
     deaths = 0
@@ -55,7 +56,7 @@ def train_to_the_end(
 
 
 def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:
-    """The job with the next smaller need of memory, and what it is; None where there is none."""
+    """Return the job with the next lower memory need and a description; None if there is none."""
     limit = error.limit
     if limit is not None and limit.where == "evaluation":
         if limit.size == 1:
@@ -63,7 +64,7 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
         size = limit.size // 2
         return replace(job, eval_batch=size), f"again with evaluation batch {size}"
     plan: BatchPlan | None = job.plan.halved()
-    # a phase with a smaller batch takes smaller micro-batches: halve until it gets less, too
+    # a phase with fewer samples has smaller micro-batches: halve until these shrink, too
     while plan is not None and limit is not None and plan.micro_batch >= limit.size > 1:
         plan = plan.halved()
     if plan is not None and (limit is None or limit.size > 1):
@@ -73,7 +74,7 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
 
 
 def _changed(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
-    """The job after a step of ``on_oom``; None where that changes nothing any more."""
+    """Return the job after a step of ``on_oom`` and a description; None without effect."""
     if step == "shorten":
         shorter = job.task.shortened()
         return shorter and (replace(job, task=shorter[0]), f"again with {shorter[1]}")

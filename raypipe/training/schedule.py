@@ -1,4 +1,4 @@
-"""Phases of a training and their learning-rate schedules."""
+"""Training phases and their learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from raypipe.training.task import Phase
 
 
 def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
-    """The learning rate of a phase's step, counted from 0: linear warm-up, then the schedule."""
+    """Return the learning rate of a phase's step: linear warm-up, then the schedule.
+
+    Steps are counted from 0.
+    """
     warmup = min(training.warmup_steps, phase.steps)
     if warmup < 1:
         warmup = round(warmup * phase.steps)
@@ -29,7 +32,7 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
 
 
 def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int]]:
-    """(step of the run, phase, step of the phase) from a step on, counted from 0."""
+    """Yield (step of the run, phase, step of the phase) from ``start`` on, counted from 0."""
     inside = chain.from_iterable(((phase, n) for n in range(phase.steps)) for phase in phases)
     for step, (phase, phase_step) in enumerate(inside):
         if step >= start:
@@ -37,10 +40,10 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
 
 
 def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
-    """Refuse a phase whose steps cannot be cut so that every worker has a part.
+    """Reject a phase with fewer samples per step than workers.
 
     Raises:
-        ValueError: with the phase and the numbers.
+        ValueError: a phase has too few samples; the message names it and the numbers.
 
     """
     for phase in phases:

@@ -1,4 +1,4 @@
-"""Training task: the model, data, loss and evaluation that an experiment supplies."""
+"""Training task: the model, data, loss and evaluation of an experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raypipe.training.settings import TrainingSettings
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of steps with a batch size and a learning rate of its own.
+    """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
 
     The warm-up and the schedule of the settings run once over each phase.
     """
@@ -29,7 +29,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where in the run a loss is taken."""
+    """Step, phase and seed for which a loss is computed."""
 
     step: int
     phase: Phase
@@ -37,10 +37,10 @@ class StepContext:
 
 
 class Loss(NamedTuple):
-    """The loss of one micro-batch as a sum, so that any split gives the same gradient.
+    """Loss of one micro-batch as a sum, so that any split gives the same gradient.
 
-    ``total`` (scalar, with gradient) is summed over the micro-batch, ``weight`` is how many
-    samples or tokens it sums over; the step minimises ``sum(total) / sum(weight)`` over all
+    ``total`` (scalar, with gradient) is summed over the micro-batch. ``weight`` is the number of
+    samples or tokens in the sum. The step minimizes ``sum(total) / sum(weight)`` over all
     micro-batches of all workers. ``metrics`` are sums over the same weight, without gradient.
     """
 
@@ -50,10 +50,10 @@ class Loss(NamedTuple):
 
 
 class SampleIds(Dataset[int]):
-    """The data of a task that generates its samples: sample ``i`` is the number ``i``.
+    """Dataset of a task that generates its samples: sample ``i`` is the number ``i``.
 
-    The loss draws the sample from ``(seed, i)``, on the model's own device. Sample ``i`` of a
-    run is the same whatever the workers and the micro-batch.
+    The loss draws the sample from ``(seed, i)`` on the model's device. Sample ``i`` of a run is
+    the same for any number of workers and any micro-batch.
     """
 
     def __len__(self) -> int:
@@ -64,66 +64,66 @@ class SampleIds(Dataset[int]):
 
 
 class TrainTask(ABC):
-    """A training problem. Subclasses are picklable: they hold settings, not tensors.
+    """Training problem. Subclasses must be picklable: they hold settings, not tensors.
 
-    It runs unchanged on one CPU, one GPU or many GPUs; devices, precision, accumulation,
-    workers, checkpoints and out-of-memory handling are the loop's business.
+    A task runs unchanged on one CPU, one GPU or many GPUs. The training loop handles devices,
+    precision, accumulation, workers, checkpoints and out-of-memory errors.
     """
 
-    #: shuffle the dataset anew each epoch (keyed by the seed)
+    #: reshuffle the dataset in each epoch (keyed by the seed)
     shuffle: bool = True
-    #: some parameters get no gradient in some steps
+    #: whether some parameters get no gradient in some steps
     unused_parameters: bool = False
-    #: ``training.compile`` takes the loss into the model's graph; not where it is a long loop
+    #: whether ``training.compile`` also compiles the loss; False suits a loss with a long loop
     compile_loss: bool = True
-    #: what ``Loss.weight`` counts
+    #: unit of ``Loss.weight``
     counts: Literal["samples", "tokens"] = "samples"
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The model, on the CPU, freshly initialised; the seed is set before the call."""
+        """Return a newly initialized model on the CPU; the seed is set before the call."""
 
     @abstractmethod
     def build_dataset(self) -> Dataset[Any]:
-        """The training samples: map-style, or an ``IterableDataset``.
+        """Return the training samples: a map-style dataset or an ``IterableDataset``.
 
-        A stream is read in its own order, by every worker, and begun again at its end; each
-        sample goes into one batch of one worker. Work on a sample belongs into ``collate``,
-        which sees only the worker's own.
+        Every worker reads a stream in its given order and restarts it at its end. Each sample
+        goes into one batch of one worker. Put expensive per-sample work in ``collate``, which
+        receives only the worker's own samples.
         """
 
     def build_eval_dataset(self) -> Dataset[Any] | None:
-        """Held-out samples, map-style: their mean loss and metrics are ``eval_loss``, ..."""
+        """Return the held-out samples (map-style), whose means are ``eval_loss``, ... or None."""
         return None
 
     @abstractmethod
     def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
-        """The summed loss of a micro-batch; ``model`` is what ``build_model`` made.
+        """Return the summed loss of a micro-batch; ``model`` is the result of ``build_model``.
 
-        The batch is on the model's device already.
+        The batch is already on the model's device.
         """
 
     def collate(self) -> Callable[[list[Any]], Any] | None:
-        """How samples become a batch; ``None`` means PyTorch's default."""
+        """Return the function that turns samples into a batch; None for PyTorch's default."""
         return None
 
     def lengths(self) -> Tensor | None:
-        """The length of each training sample, int64 ``[samples]``; None where all are alike.
+        """Return the length of each training sample, int64 ``[samples]``; None if all are equal.
 
-        Of a map-style dataset that is shuffled: each step then takes samples of similar lengths,
-        for ``collate`` to pad little.
+        In a shuffled map-style dataset, each step then has samples of similar lengths, which
+        reduces padding in ``collate``.
         """
         return None
 
     def shortened(self) -> tuple[TrainTask, str] | None:
-        """The same task with shorter samples, and how short; None where they cannot be shorter.
+        """Return the task with shorter samples and a description; None if none is possible.
 
-        What ``on_oom: [shorten]`` asks for.
+        Called for ``on_oom: [shorten]``.
         """
         return None
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """The run as phases; by default one, from ``training.steps`` or ``training.epochs``."""
+        """Return the phases of the run; by default one, of ``training.steps`` or ``epochs``."""
         steps = training.steps
         if steps is None:
             epochs = training.epochs or 1
@@ -132,31 +132,31 @@ class TrainTask(ABC):
         return [Phase("train", steps, effective_batch, training.learning_rate)]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The repeated blocks of the model, such as a transformer's layers.
+        """Return the repeated blocks of the model, such as a transformer's layers.
 
-        ``training.gradient_checkpointing`` recomputes their activations one block at a time,
-        ``scaling.strategy=fsdp`` gathers their weights one block at a time.
+        ``training.gradient_checkpointing`` recomputes their activations block by block, and
+        ``scaling.strategy=fsdp`` gathers their weights block by block.
         """
         del model
         return ()
 
     def flops_per_sample(self, model: nn.Module) -> float | None:
-        """Floating-point operations of a sample's forward and backward; None where not known.
+        """Return the FLOPs per sample of a forward and backward pass; None if unknown.
 
-        What the model asks for, without recomputation: model FLOPs utilisation is counted so.
+        Count the operations of the model without recomputation, as model FLOPs utilization does.
         """
         del model
         return None
 
     def metadata(self) -> Mapping[str, str]:
-        """What is stored beside the trained weights, to build the model again."""
+        """Return the metadata stored with the trained weights, for rebuilding the model."""
         return {}
 
     def evaluate(self, model: Any, device: torch.device, batch_size: int) -> Mapping[str, float]:
-        """Further measures, without gradient: rows ``eval_<name>`` beside those of the loss.
+        """Return further measures, computed without gradients and logged as ``eval_<name>``.
 
-        Every worker calls it and has to come to the same. ``batch_size`` is how many samples
-        a forward may take; it shrinks when the device runs out of memory.
+        Every worker calls this and must return the same values. ``batch_size`` is the largest
+        number of samples per forward pass; it shrinks when the device runs out of memory.
         """
         del model, device, batch_size
         return {}

@@ -1,6 +1,7 @@
-"""Telemetry of a worker: its GPU through NVML, and its own processes.
+"""Telemetry of a worker: its GPU through NVML, and its processes.
 
-What NVML, the driver or the card does not tell is null; nothing here can stop the training.
+Values that NVML, the driver or the card does not report are null. A failure here never stops the
+training.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from raypipe.training import oom as memory
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.5
-#: more rows than this are thinned: a run of days keeps between half and all of it
+#: row limit: above it every other row is dropped, so a long run keeps between half and all of it
 _MOST_ROWS = 4000
-#: CPU time is counted in ticks of 10 ms, so a shorter interval tells no utilisation
+#: CPU time is counted in ticks of 10 ms, so shorter intervals give no meaningful utilization
 _SHORTEST_S = 0.1
 
 
 class Telemetry:
-    """Samples a worker while the context is open; its GPU, and it with its child processes.
+    """Context manager that samples the GPU of a worker, its process and its child processes.
 
-    A daemon thread takes a sample every half second. Means are weighted by time and, like the
-    peaks and the energy, come from all samples; when the rows outgrow their bound every other
-    one is dropped and the time between rows doubles.
+    A daemon thread takes a sample every half second. Means are weighted by time. Means, peaks and
+    energy include all samples. When the rows exceed their limit, every other row is dropped and
+    the time between rows doubles.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Telemetry:
         self._failed = False
         self._rows: list[dict[str, Any]] = []
         self._samples, self._stride = 0, 1
-        # by whether it was the warm-up
+        # indexed by whether the sample is from the warm-up
         self._util, self._cpu = (_Mean(), _Mean()), (_Mean(), _Mean())
         self._gpu_used_peak: int | None = None
         self._rss_peak = 0
@@ -81,27 +82,27 @@ class Telemetry:
             self._gpu.close()
 
     def steady(self) -> None:
-        """End the warm-up: samples from here on count in the means."""
+        """End the warm-up: later samples count toward the means."""
         self._sample()
         with self._lock:
             self._warmup = False
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the table ``gpu_samples`` so far.
+        """Return the rows of the table ``gpu_samples`` so far.
 
-        ``util`` in percent (the share of the card's last sampling period, up to a second, in
-        which a kernel ran), ``memory_bytes`` in use on the whole card, ``power_w``; of the worker
-        and its children ``cpu_util`` in percent of one core since the sample before, and
-        ``rss_bytes`` (pages they share count for each).
+        Of the GPU: ``util`` in percent (the share of the card's last sampling period, up to a
+        second, in which a kernel ran), ``memory_bytes`` in use on the whole card, and ``power_w``.
+        Of the worker and its children: ``cpu_util`` in percent of one core since the previous
+        sample, and ``rss_bytes`` (shared pages count once per process).
         """
         with self._lock:
             return list(self._rows)
 
     def summary(self) -> dict[str, Any]:
-        """Means, totals and peaks of this worker up to now, as plain values; None where unknown.
+        """Return means, totals and peaks of this worker so far; None where unknown.
 
-        Means leave the warm-up out unless there is nothing else. ``energy_j`` is the whole
-        card's since the context was entered.
+        Means exclude the warm-up unless there are no other samples. ``energy_j`` is that of the
+        whole card since the context was entered.
         """
         if not self._stop.is_set():
             self._sample()
@@ -161,10 +162,10 @@ class Telemetry:
 
 
 def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The columns of ``trials`` from the summaries of a group's workers; None where unknown.
+    """Return the columns of ``trials`` from the summaries of all workers; None where unknown.
 
-    Peaks are the largest of any worker. Energy is added up over the GPUs and utilisation
-    averaged over them; a GPU that several workers share counts once.
+    Peaks are the maximum over the workers. Energy is summed over the GPUs and utilization is
+    averaged over them; a GPU shared by several workers counts once.
     """
     by_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for summary in summaries:
@@ -174,7 +175,7 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def of(column: str) -> list[Any]:
         return [summary[column] for summary in summaries]
 
-    # workers on one GPU each measured all of its energy, some a moment longer
+    # workers on one GPU each measured all of its energy, over slightly different periods
     energies = [_largest(one["energy_j"] for one in gpu) for gpu in by_gpu.values()]
     known = [energy for energy in energies if energy is not None]
     return {
@@ -195,7 +196,7 @@ _NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None
 
 
 class _Gpu:
-    """What NVML tells of one GPU. Its handle is found by UUID: torch numbers GPUs differently."""
+    """NVML readings of one GPU, found by UUID since torch numbers GPUs differently."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
@@ -206,7 +207,7 @@ class _Gpu:
         self._open = _ask(lambda: pynvml.nvmlInit() or True) is not None
         self._handle: Any | None = None
         if self._open:
-            # torch does not say whether the UUID is that of a slice of a GPU
+            # torch does not report whether the UUID is that of a MIG slice
             for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
                 handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
                 if handle is not None:
@@ -214,7 +215,7 @@ class _Gpu:
                     break
 
     def values(self) -> dict[str, Any]:
-        """The GPU's columns of a row."""
+        """Return the GPU columns of a row."""
         util = self._read(pynvml.nvmlDeviceGetUtilizationRates)
         used = self._read(pynvml.nvmlDeviceGetMemoryInfo)
         power = self._read(pynvml.nvmlDeviceGetPowerUsage)
@@ -226,18 +227,18 @@ class _Gpu:
         }
 
     def energy_j(self) -> float | None:
-        """Joules since the driver was loaded; only cards since Volta count them."""
+        """Return the joules since the driver was loaded; only cards since Volta count them."""
         energy = self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         return None if energy is None else energy / 1000
 
     def shared(self) -> bool | None:
-        """Whether further processes compute on the GPU, as far as the driver shows them.
+        """Whether other processes compute on the GPU, as far as the driver shows them.
 
-        In a container the numbers NVML gives may be those of another PID namespace, so they are
-        only counted: once this process holds memory there, one of them is this process. None
-        before that, and where the list is empty all the same (WSL, MIG, some vGPU). False is
-        weaker than True, as some drivers hide the processes of other containers. The server of
-        CUDA's multi-process service counts as a process.
+        In a container, NVML may report PIDs of another PID namespace, so processes are only
+        counted. Once this process holds memory on the GPU, one of them is this process. None
+        before that, and if the list is empty even then (WSL, MIG, some vGPU). False is less
+        certain than True, since some drivers hide the processes of other containers. The server
+        of CUDA's multi-process service counts as a process.
         """
         if torch.cuda.memory_reserved(self._device) == 0:
             return None
@@ -295,11 +296,11 @@ class _ProcessTree:
         self.measure()
 
     def measure(self) -> tuple[float, int]:
-        """CPU seconds since the last call, and resident bytes."""
+        """Return the CPU seconds since the last call, and the resident bytes."""
         started = perf_counter()
         if started >= self._next_search:
-            # this reads every process of the machine, so it gets a thousandth of the time
-            with suppress(psutil.Error):  # where /proc hides others' processes, only itself counts
+            # the search reads every process of the machine: limit it to a thousandth of the time
+            with suppress(psutil.Error):  # if /proc hides others' processes, count only itself
                 self._children = self._root.children(recursive=True)
             ended = perf_counter()
             self._next_search = ended + 1000 * (ended - started)
@@ -308,9 +309,9 @@ class _ProcessTree:
             try:
                 with process.oneshot():
                     times, rss = process.cpu_times(), process.memory_info().rss
-            except psutil.Error:  # it ended meanwhile
+            except psutil.Error:  # the process has ended
                 continue
-            # what an ended child used goes on counting, in its parent's time for children
+            # CPU time of an ended child remains in its parent's time for children
             seconds += times.user + times.system + times.children_user + times.children_system
             resident += rss
         used, self._seconds = max(0.0, seconds - self._seconds), seconds
@@ -319,7 +320,7 @@ class _ProcessTree:
 
 @dataclass
 class _Mean:
-    """A mean weighted by seconds, of the values that are known."""
+    """Mean of the known values, weighted by seconds."""
 
     total: float = 0.0
     seconds: float = 0.0
@@ -331,7 +332,7 @@ class _Mean:
 
 
 def _preferred(means: tuple[_Mean, _Mean]) -> float | None:
-    """The mean after the warm-up (first); of the whole where hardly anything came after it."""
+    """Return the mean after the warm-up; if that is too short, the mean of everything."""
     total, seconds = means[0].total, means[0].seconds
     if seconds < _SHORTEST_S:
         total, seconds = total + means[1].total, seconds + means[1].seconds

@@ -1,7 +1,7 @@
 """Throughput: samples per second between logged steps, on the device's clock.
 
-On a GPU the marks are CUDA events: they need no synchronisation, and the time of an interval is
-read when its row is.
+On a GPU the marks are CUDA events, which need no synchronization. The time of an interval is read
+together with its row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _Mark = float | torch.cuda.Event
 
 @dataclass
 class Interval:
-    """What lies between two logged steps, without what was no training."""
+    """Training between two logged steps, without checkpoints and evaluations."""
 
     steps: int = 0
     samples: int = 0
@@ -27,14 +27,14 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """How long it took; on a GPU this waits for its end."""
+        """Duration of the interval; on a GPU this waits for its end."""
         self.measured_s += sum(_seconds(begin, end) for begin, end in self.pieces)
         self.pieces.clear()
         return self.measured_s
 
 
 class Throughput:
-    """Intervals of training; the first one (warm-up, compilation) counts apart."""
+    """Training intervals; the first one (warm-up, compilation) is excluded from the means."""
 
     def __init__(self, device: torch.device) -> None:
         self.intervals: list[Interval] = []
@@ -43,27 +43,27 @@ class Throughput:
         self._since: _Mark | None = None
 
     def start(self) -> None:
-        """Training begins, or goes on; nothing changes where it is going."""
+        """Start or resume the clock; no effect if it is running."""
         if self._since is None:
             self._since = self._mark()
 
     def pause(self) -> None:
-        """What follows is not training (a checkpoint, an evaluation)."""
+        """Pause the clock, for work other than training (a checkpoint, an evaluation)."""
         if self._since is not None:
             self._open.pieces.append((self._since, self._mark()))
             self._since = None
 
     def count(self, samples: int) -> None:
-        """A step of so many samples is done."""
+        """Record a completed step of ``samples`` samples."""
         self._open.steps += 1
         self._open.samples += samples
 
     def waited(self, seconds: float) -> None:
-        """So long the loader was waited for."""
+        """Record the seconds spent waiting for the loader."""
         self._open.waited_s += seconds
 
     def cut(self) -> Interval:
-        """End the interval and begin the next one at the same moment."""
+        """End the current interval, start the next one and return the ended one."""
         going = self._since is not None
         self.pause()
         ended, self._open = self._open, Interval()
@@ -74,13 +74,14 @@ class Throughput:
 
     @property
     def samples(self) -> int:
-        """How many samples were trained on, the warm-up's too."""
+        """Number of samples trained on, including the warm-up."""
         return sum(interval.samples for interval in self.intervals)
 
     def summary(self) -> dict[str, float | None]:
-        """Means over all intervals but the first: samples a second, seconds a step, waiting.
+        """Return samples per second, seconds per step and the share of time waiting for the loader.
 
-        ``speed_spread`` is how far the intervals' speeds lie apart, as a share of the mean.
+        They are means over all intervals but the first, if there are others. ``speed_spread`` is
+        the range of the intervals' speeds, relative to the mean.
         """
         counted = self.intervals[1:] or self.intervals
         seconds = sum(interval.seconds for interval in counted)

@@ -1,4 +1,4 @@
-"""Weight update: gradients unscaled and clipped in one pass, fp16 overflows skipped."""
+"""Weight update: unscale and clip gradients in one pass, skip fp16 overflows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from raypipe.training.settings import TrainingSettings
 
 
 class Update:
-    """The optimiser of a model's parameters, with the gradient scaler of fp16."""
+    """Optimizer of a model's parameters, with the gradient scaler for fp16."""
 
     def __init__(self, model: nn.Module, training: TrainingSettings, device: torch.device) -> None:
-        # kept: to walk through the modules takes as long as to scale the gradients
+        # cached: traversing the modules takes as long as scaling the gradients
         self._parameters: list[Tensor] = list(model.parameters())
         self._clip = training.clip_norm
         self._scaler = precision.scaler(training.precision, device)
@@ -26,22 +26,22 @@ class Update:
 
     @property
     def skips_overflows(self) -> bool:
-        """Whether a step whose gradient is not finite is left out (fp16)."""
+        """Whether steps with non-finite gradients are skipped (fp16)."""
         return self._scaler.is_enabled()
 
     @property
     def skipped(self) -> int | None:
-        """How many steps were left out; None where none would be. Waits for the device."""
+        """Number of skipped steps; None if steps are never skipped. Waits for the device."""
         return int(self._skipped.item()) if self.skips_overflows else None
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a loss."""
+        """Accumulate the gradient of a loss."""
         self._scaler.scale(loss).backward()
 
     def step(self, rate: float, scale: Tensor, *, norm: bool) -> Tensor | None:
-        """Take a step with ``scale`` times the gradient, at a learning rate.
+        """Take an optimizer step with ``scale`` times the gradient at the learning rate ``rate``.
 
-        Returns the gradient's norm before clipping, where it is asked for or needed.
+        Return the norm of the gradient before clipping if it is requested or needed, else None.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -62,15 +62,15 @@ class Update:
         return found
 
     def drop_gradients(self) -> None:
-        """Forget what ``backward`` added."""
+        """Drop the accumulated gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def scaler_state(self) -> dict[str, Any]:
-        """The state beside the optimiser's own."""
+        """Return the state of the gradient scaler and the number of skipped steps."""
         return {**self._scaler.state_dict(), "skipped_steps": self._skipped.item()}
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
-        """Put ``scaler_state`` back."""
+        """Restore the result of ``scaler_state``."""
         self._skipped.fill_(state["skipped_steps"])
         self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})
 

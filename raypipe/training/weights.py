@@ -1,4 +1,4 @@
-"""Trained weights as safetensors whose metadata hold a SHA-256 checksum."""
+"""Trained weights as safetensors files with a SHA-256 checksum in the metadata."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _SHA256 = "sha256"
 def write_weights(
     run: RunDirectory, path: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 ) -> None:
-    """Write weights, all or nothing; each tensor lies on the CPU in memory of its own."""
+    """Write weights atomically; the tensors must be on the CPU and must not share memory."""
     kept = dict(tensors)
     digest = _digest(*_split(save(kept)), dict(metadata))
     run.write(path, save(kept, metadata={**metadata, _SHA256: digest}))
 
 
 def read_weights(run: RunDirectory, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights on the CPU, and what was stored beside them.
+    """Return the weights, on the CPU, and their metadata.
 
     Raises:
-        ConfigError: they are missing or damaged.
+        ConfigError: the weights are missing or damaged.
 
     """
     return _verified(run, path)[1]
 
 
 def read_verified(run: RunDirectory, path: str) -> bytes:
-    """The content of a file of weights.
+    """Return the verified content of a weights file.
 
     Raises:
-        ConfigError: it is missing or damaged.
+        ConfigError: the file is missing or damaged.
 
     """
     return _verified(run, path)[0]
@@ -59,14 +59,14 @@ def _verified(
 
 
 def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and what was stored beside them.
+    """Return the weights and metadata of a safetensors file.
 
     Args:
-        content: of a safetensors file.
-        own: whether :func:`write_weights` wrote it; files of others have no checksum.
+        content: the content of the file.
+        own: whether :func:`write_weights` wrote the file; foreign files have no checksum.
 
     Raises:
-        ValueError: they are damaged.
+        ValueError: the content is damaged.
 
     """
     try:
@@ -74,7 +74,7 @@ def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tenso
         header, values = _split(content)
         metadata: dict[str, str] = header.pop("__metadata__", {})
         digest = metadata.pop(_SHA256, None)
-    except Exception as error:  # the parser raises anything on foreign bytes
+    except Exception as error:  # the parser raises arbitrary errors on foreign bytes
         raise ValueError(f"no safetensors file: {type(error).__name__}: {error}") from error
     if digest is None:
         if own:
@@ -85,13 +85,13 @@ def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tenso
 
 
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
-    """The header of a safetensors file (8 bytes of its length, JSON) and all values."""
+    """Return the header of a safetensors file (8-byte length, then JSON) and all values."""
     end = 8 + int.from_bytes(content[:8], "little")
     return json.loads(content[8:end]), memoryview(content)[end:]
 
 
 def _digest(header: Mapping[str, Any], values: memoryview, metadata: Mapping[str, str]) -> str:
-    """Of names, types, shapes and places, of the values, and of the metadata."""
+    """Return the checksum of the header (names, types, shapes, offsets), values and metadata."""
     digest = hashlib.sha256(json.dumps([header, metadata], sort_keys=True).encode())
     digest.update(values)
     return digest.hexdigest()
