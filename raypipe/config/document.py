@@ -43,9 +43,7 @@ def read(path: str | Path) -> Document:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if len(text) > _MAX_LENGTH:
-        raise ConfigError(
-            f"{path}: is not a configuration: it has over {_MAX_LENGTH} characters"
-        )
+        raise ConfigError(f"{path}: is not a configuration: it has over {_MAX_LENGTH} characters")
     return parse(text, str(path))
 
 
