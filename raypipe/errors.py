@@ -1,4 +1,4 @@
-"""Errors that users see; any other exception is a bug and keeps its traceback."""
+"""Errors that users see, and kinds of failures; any other exception is a bug."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ FailureKind = Literal[
     "invalid_value",
     "error",
 ]
-
+#: failures of the machine, not of the work: the same work may succeed when it is tried again
+TRANSIENT: frozenset[FailureKind] = frozenset({"worker_died", "node_lost", "host_out_of_memory"})
 
 _LONGEST = 10_000
 

@@ -108,6 +108,12 @@ def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
+def bytes_text(size: float) -> str:
+    """Return an amount of memory in binary units: ``39.4 GiB``, ``212 MiB``."""
+    mebibytes = size / 2**20
+    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
+
+
 def lowest_compute_capability(nodes: Sequence[Hardware]) -> str | None:
     """Of all GPUs; None where there is none."""
     found = [gpu.compute_capability for node in nodes for gpu in node.gpus]

@@ -1,4 +1,4 @@
-"""Statistics for comparing algorithms over runs: summary, paired tests, Friedman's test.
+"""Statistics for comparisons: summary, paired tests, Friedman's test, Pareto front.
 
 A table of values has one row a run and one column an algorithm; the values of a row share their
 start and their seed. Infinite values are allowed and rank last (or first); a missing value leaves
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
+from numbers import Real
 from typing import TypedDict
 
 import numpy as np
@@ -195,6 +196,24 @@ def friedman(values: pd.DataFrame) -> Friedman:
     else:
         result["conclusion"] = "no difference found"
     return result
+
+
+def finite_or_none(value: object) -> float | None:
+    """Return a finite number as a float, None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def on_pareto_front(costs: ArrayLike) -> NDArray[np.bool_]:
+    """Whether no other row of costs ``[n, k]`` dominates a row: ``[n]``.
+
+    A row dominates another one if no cost of it is larger and at least one is smaller. Equal rows
+    do not dominate each other.
+    """
+    rows = np.asarray(costs, dtype=np.float64)
+    dominated = [((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any() for row in rows]
+    return ~np.array(dominated, dtype=bool)
 
 
 def _checked(values: pd.DataFrame) -> pd.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raypipe import hardware
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
@@ -12,6 +11,8 @@ from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage, in_order, with_needs
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
+from raypipe.training.requirements import obstacles
+from raypipe.training.settings import TrainStageSettings
 
 
 def stages_of(
@@ -36,36 +37,11 @@ def stages_of(
 
 def check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
     """Refuse a training that the hardware cannot run. Raises ConfigError."""
-    gpus = [gpu for node in nodes for gpu in node.gpus]
-    capability = hardware.lowest_compute_capability(nodes)
     for name, section in configuration.settings:
-        training = getattr(section, "training", None)
-        if training is None:
+        if not isinstance(section, TrainStageSettings):
             continue
-        workers, each = section.scaling.fewest_workers, section.scaling.gpus_per_worker
-        if each is None and 0 < len(gpus) < workers:
+        for obstacle in obstacles(section, nodes):
             raise ConfigError(
-                f"{configuration.origin}: {name}.scaling.workers = {workers}: there are only "
-                f"{len(gpus)} GPUs; lower it, or set {name}.scaling.gpus_per_worker to share them "
-                "(0.5) or to train on the CPUs (0)"
+                f"{configuration.origin}: {name}.{obstacle.key} = {obstacle.value}: "
+                f"{obstacle.reason}; {obstacle.advice}"
             )
-        shares = gpus and each is not None and 0 < each < 1 and section.scaling.most_workers > 1
-        if shares and "fsdp" in (section.scaling.strategy, *section.on_oom):
-            raise ConfigError(
-                f"{configuration.origin}: {name}.scaling.gpus_per_worker = {each}: workers that "
-                "share a GPU cannot shard a model (strategy or on_oom: fsdp): NCCL refuses them; "
-                "use ddp, or a GPU for each worker"
-            )
-        on_gpu = capability if each != 0 else None
-        allowed = hardware.supported_precisions(on_gpu)
-        wanted = {f"{name}.training.precision": training.precision}
-        if "bf16" in section.on_oom:
-            wanted[f"{name}.on_oom"] = "bf16"
-        for key, precision in wanted.items():
-            if reason := section.unusable.get(precision):
-                raise ConfigError(f"{configuration.origin}: {key} = {precision}: {reason}")
-            if precision not in allowed:
-                raise ConfigError(
-                    f"{configuration.origin}: {key} = {precision}: this "
-                    f"{'GPU' if on_gpu else 'CPU'} lacks it (allowed here: {', '.join(allowed)})"
-                )

@@ -17,7 +17,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from raypipe.errors import ConfigError, FailureKind
+from raypipe.errors import TRANSIENT, ConfigError, FailureKind
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import Shared, bundle, check_alive, for_tasks, living_nodes, room
 from raypipe.launch.task import run_task
@@ -28,7 +28,6 @@ _AHEAD = 1.25
 _POLL_S = 0.5
 # how old the number of slots may be: nodes come and go
 _MEASURE_S = 2.0
-_WORTH_A_RETRY = ("worker_died", "node_lost", "host_out_of_memory", "timeout")
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ class RayPool:
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """The result of an attempt that gave none; where it is worth it, the call waits again."""
-        again = kind in _WORTH_A_RETRY and call.attempt < self._options.attempts
+        again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))
         return TaskResult(call.key, None, message, kind, call.attempt, retried=again)

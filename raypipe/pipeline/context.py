@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
+from raypipe.hardware import bytes_text
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.settings_view import SettingsView, view
@@ -267,7 +268,7 @@ class StageContext:
             peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
             self.say(
                 f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
-                f"accumulation {tried.plan.accumulation}, {peak / 2**30:.3g} GiB at most"
+                f"accumulation {tried.plan.accumulation}, {bytes_text(peak)} at most"
             )
             job = replace(tried, measured=False, until=None)
         job, outcome = train_to_the_end(job, launch, on_failure)

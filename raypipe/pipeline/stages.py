@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from raypipe.hardware import bytes_text
 from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.training.settings import TrainStageSettings
 
@@ -26,7 +27,7 @@ def _report_hardware(context: StageContext) -> None:
         gpus = f"{row['gpu_count']} x {row['gpus']}" if row["gpus"] else "no GPU"
         context.say(
             f"{row['hostname']}: {gpus}, {row['cpus']} CPUs, "
-            f"{row['memory_bytes'] / 2**30:.0f} GiB, torch {row['torch']}, "
+            f"{bytes_text(row['memory_bytes'])}, torch {row['torch']}, "
             f"CUDA {row['cuda'] or 'none'}"
         )
         if row["gpus"]:

@@ -10,6 +10,8 @@ from numbers import Integral, Real
 
 import pandas as pd
 
+from raypipe.hardware import bytes_text
+
 MISSING = "–"  # noqa: RUF001 - an en dash, as printed tables have it
 _THIN_SPACE = "\u202f"  # does not break a line
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -98,14 +100,6 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:.3g} {_PREFIXES[power]}{unit}"
 
 
-def bytes_text(size: float) -> str:
-    """Return an amount of memory in binary units: ``39.4 GiB``, ``212 MiB``."""
-    if not math.isfinite(size):
-        return number(size)
-    mebibytes = size / 2**20
-    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
-
-
 def probability(p: float) -> str:
     """Return a p-value with its sign and two significant digits: ``= 0.013``, ``< 0.0001``."""
     if math.isnan(p):
@@ -130,7 +124,7 @@ def cell(column: str, value: object) -> str:
 _WRITERS: dict[str, Callable[[float], str]] = {
     "_per_s": number,
     "_s": duration,
-    "_bytes": bytes_text,
+    "_bytes": lambda size: bytes_text(size) if math.isfinite(size) else number(size),
     "_j": lambda joules: quantity(joules, "J"),
     "power_w": lambda watts: quantity(watts, "W"),
     "util": lambda percent: f"{percent:.0f} %" if math.isfinite(percent) else MISSING,

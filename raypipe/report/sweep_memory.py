@@ -12,8 +12,8 @@ from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import NDArray
 
+from raypipe.hardware import bytes_text
 from raypipe.report import plots
-from raypipe.report.formatting import bytes_text
 from raypipe.report.plots import MUTED, PAPER, Plot, Stroke
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, ordered, precision_strokes
 

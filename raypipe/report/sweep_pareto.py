@@ -12,10 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from raypipe.hardware import bytes_text
 from raypipe.report import plots
-from raypipe.report.formatting import bytes_text
 from raypipe.report.plots import INK, MUTED, PAPER, Plot
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, describe, ordered, precision_strokes
+from raypipe.stats import on_pareto_front
 
 
 def pareto_plot(sweep: Sweep) -> Plot | None:
@@ -84,10 +85,9 @@ def front(
     cost: NDArray[np.float64], gain: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the points that no other beats in both cost and gain, by rising cost."""
-    order = np.lexsort((-gain, cost))
-    best = np.maximum.accumulate(gain[order])
-    rises = np.r_[True, np.diff(best) > 0]
-    return cost[order][rises], gain[order][rises]
+    points = np.stack([cost, -gain], axis=1)
+    cost, loss = np.unique(points[on_pareto_front(points)], axis=0).T
+    return cost, -loss
 
 
 def _name(axes: Axes, trials: pd.DataFrame, column: str, sweep: Sweep) -> None:

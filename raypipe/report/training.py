@@ -9,8 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from raypipe.hardware import bytes_text
 from raypipe.report import plots
-from raypipe.report.formatting import bytes_text, cell, number
+from raypipe.report.formatting import cell, number
 from raypipe.report.plots import Plot, Stroke, finite
 from raypipe.report.sweep_trials import SWEEP
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.errors import ConfigError, UnitError
-from raypipe.hardware import Hardware, Precision
+from raypipe.hardware import Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import Session, StageContext, first_line
 from raypipe.pipeline.experiment import Stage
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
-from raypipe.sweep.memory_model import bytes_text
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import AxisSettings, ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import Trial, TrialMaker, training_stage

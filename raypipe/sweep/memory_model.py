@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import nnls
 
+from raypipe.hardware import bytes_text
+
 # peaks scatter by a few MiB, the allocator's granularity, and about 1 %: proportionally to
 # peak + this
 _GRANULARITY = 400 * 2**20
@@ -178,12 +180,6 @@ class MemoryModel:
         self.measured = measured
         self._known = self._preset.corrected_by(measured)
         self._fit = _fitted(self._known.peaks)
-
-
-def bytes_text(size: float) -> str:
-    """An amount of memory for a reader: ``39.4 GiB``, ``212 MiB``."""
-    mebibytes = size / 2**20
-    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
 
 
 def _whole(name: str, value: int) -> int:

@@ -1,59 +1,48 @@
-"""Pareto front of speed, peak memory and energy."""
+"""Pareto front of a sweep's trials: speed, peak memory and energy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from numbers import Real
-from typing import Any
 
 import numpy as np
 
+from raypipe.stats import finite_or_none, on_pareto_front
 from raypipe.storage.ledger import Row
 
 
 def front(rows: Iterable[Row]) -> list[Row]:
-    """The trials that no other one dominates, in the given order; equal ones are all kept.
+    """Return the trials that no other one dominates, in the given order; equal ones are all kept.
 
-    One dominates another that is nowhere better: more ``samples_per_s``, less peak memory and,
-    where every trial has it, less ``energy_j_per_sample``. Succeeded points with
-    ``samples_per_s`` count; a peak that is not known is above every other.
+    The objectives are more ``samples_per_s``, less peak memory and, if every trial has it, less
+    ``energy_j_per_sample``. Only points that succeeded with a finite ``samples_per_s`` count; an
+    unknown peak is larger than any other.
     """
-    counted = [
+    measured = [
         row
         for row in rows
         if row["status"] == "succeeded"
         and not row.get("reference")
-        and figure(row.get("samples_per_s")) is not None
+        and finite_or_none(row.get("samples_per_s")) is not None
     ]
     costs = np.array(
         [
             (
                 -row["samples_per_s"],
                 peak_bytes(row) or math.inf,
-                figure(row.get("energy_j_per_sample")),
+                finite_or_none(row.get("energy_j_per_sample")),
             )
-            for row in counted
+            for row in measured
         ],
         dtype=np.float64,  # None becomes NaN
     ).reshape(-1, 3)
     if np.isnan(costs[:, 2]).any():
         costs = costs[:, :2]
-    return [row for row, cost in zip(counted, costs, strict=True) if not _dominated(cost, costs)]
+    return [row for row, kept in zip(measured, on_pareto_front(costs), strict=True) if kept]
 
 
 def peak_bytes(row: Row) -> int | None:
-    """A trial's peak memory: its GPU's, on a CPU the host's; None where it is not known."""
-    peak = figure(row.get("host_peak_bytes" if row.get("device") == "cpu" else "gpu_peak_bytes"))
+    """Return the peak memory of a trial: its GPU's, on a CPU the host's; None if unknown."""
+    name = "host_peak_bytes" if row.get("device") == "cpu" else "gpu_peak_bytes"
+    peak = finite_or_none(row.get(name))
     return int(peak) if peak is not None and peak > 0 else None
-
-
-def figure(value: Any) -> float | None:
-    """A finite number; None for all else."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def _dominated(cost: np.ndarray[Any, Any], costs: np.ndarray[Any, Any]) -> bool:
-    return bool(((costs <= cost).all(axis=1) & (costs < cost).any(axis=1)).any())

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import yaml
 
+from raypipe.hardware import bytes_text
 from raypipe.pipeline.identity import canonical_json
+from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
-from raypipe.sweep.memory_model import bytes_text
-from raypipe.sweep.pareto import figure, peak_bytes
+from raypipe.sweep.pareto import peak_bytes
 from raypipe.training.batching import KEYS
 
 #: figures that differ by this share are equal
@@ -141,14 +142,18 @@ def _points(rows: Sequence[Row], metric: str) -> list[_Point]:
 
 def _point(rows: Sequence[Row], metric: str) -> _Point | None:
     trials = sorted(
-        (r for r in rows if r["status"] == "succeeded" and figure(r.get(metric)) is not None),
+        (
+            row
+            for row in rows
+            if row["status"] == "succeeded" and finite_or_none(row.get(metric)) is not None
+        ),
         key=lambda row: str(row["trial_id"]),
     )
     if not trials:
         return None
     values = [float(row[metric]) for row in trials]
     mean = math.fsum(values) / len(values)
-    energies = [figure(row.get("energy_j_per_sample")) for row in trials]
+    energies = [finite_or_none(row.get("energy_j_per_sample")) for row in trials]
     known = [energy for energy in energies if energy is not None]
     return _Point(
         settings=_seedless(trials[0]),

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from raypipe.errors import UnitError
+from raypipe.errors import TRANSIENT, UnitError
 from raypipe.pipeline.context import StageContext, first_line, is_done, status_of
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
@@ -18,8 +18,6 @@ from raypipe.sweep.trials import Trial, shown
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
-
-_WORTH_A_RESTART = ("worker_died", "node_lost", "host_out_of_memory")
 
 
 class Sweep:
@@ -130,7 +128,7 @@ class Sweep:
             metric = self._settings.metric_name
             self._say(trial, f"{metric} {outcome.get(metric, float('nan')):.4g}")
             return
-        again = outcome.kind in _WORTH_A_RESTART and job.attempt <= job.settings.max_restarts
+        again = outcome.kind in TRANSIENT and job.attempt <= job.settings.max_restarts
         self._context.fail(
             trial_id, job.attempt, outcome.kind, outcome.message, "again" if again else "recorded"
         )

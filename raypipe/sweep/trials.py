@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from raypipe import hardware
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
@@ -16,7 +15,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.requirements import obstacles
 
 #: the training settings that leave the memory of a step of one micro-batch as it is
 _SAME_MEMORY = {
@@ -155,7 +154,7 @@ class TrialMaker:
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
             larger_group=fingerprint([*same, True]),
             parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
-            lacks=lacking(settings, self.nodes),
+            lacks=next((o.reason for o in obstacles(settings, self.nodes)), None),
         )
 
     @property
@@ -242,21 +241,6 @@ def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stag
             f"(there are: {', '.join(trained) or 'none'})"
         )
     return trained[name]
-
-
-def lacking(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> str | None:
-    """Why this hardware cannot train so; None where it can."""
-    gpus = [gpu for node in nodes for gpu in node.gpus]
-    each = settings.scaling.gpus_per_worker
-    on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
-    allowed = hardware.supported_precisions(on_gpu)
-    if reason := settings.unusable.get(settings.training.precision):
-        return reason
-    if settings.training.precision not in allowed:
-        return f"this {'GPU' if on_gpu else 'CPU'} lacks {settings.training.precision}"
-    if each is None and 0 < len(gpus) < settings.scaling.fewest_workers:
-        return f"there are {len(gpus)} GPUs for {settings.scaling.fewest_workers} workers"
-    return None
 
 
 def shown(point: Mapping[str, Any]) -> str:

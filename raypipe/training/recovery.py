@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raypipe.errors import UnitError
+from raypipe.errors import TRANSIENT, UnitError
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
 from raypipe.training.settings import OomStep
@@ -15,8 +15,6 @@ from raypipe.training.settings import OomStep
 Launch = Callable[[TrainingJob], dict[str, Any]]
 #: receives each failed attempt: the job, the error, and the next action as text
 OnFailure = Callable[[TrainingJob, UnitError, str], None]
-
-_WORTH_A_RESTART = ("worker_died", "node_lost", "host_out_of_memory")
 
 
 def train_to_the_end(
@@ -45,7 +43,7 @@ def train_to_the_end(
             change: tuple[TrainingJob, str] | None = None
             if error.kind == "out_of_memory":
                 change = _smaller(job, error)
-            elif error.kind in _WORTH_A_RESTART and deaths < job.settings.max_restarts:
+            elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
                 deaths += 1
                 change = job, "again from the last checkpoint"
             if change is None:

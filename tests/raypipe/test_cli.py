@@ -149,7 +149,7 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "--only"], "requires an argument"),
         (["run", "toy.yaml", "--profile", "cup"], "did you mean cpu?"),
         (["run", "toy.yaml", "--address", "127.0.0.1:1"], "no Ray cluster can be reached"),
-        (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks it"),
+        (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks tf32"),
         (["run", "toy.yaml", "train.scaling.strategy=zero"], "'ddp' or 'fsdp'"),
         (["run", "toy.yaml", "train.scaling.workers=[3,2]"], "the first is above the second"),
         (["run", "toy.yaml", "train.training.monitor={}"], "monitor needs eval_every"),

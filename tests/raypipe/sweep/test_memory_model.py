@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from raypipe.sweep.memory_model import Measurements, MemoryModel, bytes_text
+from raypipe.hardware import bytes_text
+from raypipe.sweep.memory_model import Measurements, MemoryModel
 
 GIB = 2**30
 sizes = st.integers(1, 512)

@@ -1,0 +1,53 @@
+"""Requirements of a training that the hardware of a cluster may not meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe import hardware
+from raypipe.hardware import Hardware
+from raypipe.training.settings import TrainStageSettings
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A setting that the hardware cannot run.
+
+    ``key`` is relative to the stage's section; ``advice`` says what is allowed or what to change.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    advice: str
+
+
+def obstacles(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> list[Obstacle]:
+    """Return the settings of a training stage that these nodes cannot run."""
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    scaling, each = settings.scaling, settings.scaling.gpus_per_worker
+    on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
+    allowed = hardware.supported_precisions(on_gpu)
+    found = []
+    wanted = {"training.precision": settings.training.precision}
+    if "bf16" in settings.on_oom:
+        wanted["on_oom"] = "bf16"
+    for key, precision in wanted.items():
+        if reason := settings.unusable.get(precision):
+            found.append(Obstacle(key, precision, reason, "choose another precision"))
+        elif precision not in allowed:
+            reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
+            found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
+    workers = scaling.fewest_workers
+    if each is None and 0 < len(gpus) < workers:
+        reason = f"there are only {len(gpus)} GPUs for {workers} workers"
+        advice = "lower it, or set scaling.gpus_per_worker to share GPUs (0.5) or to use CPUs (0)"
+        found.append(Obstacle("scaling.workers", workers, reason, advice))
+    shared = gpus and each is not None and 0 < each < 1 and scaling.most_workers > 1
+    if shared and "fsdp" in (scaling.strategy, *settings.on_oom):
+        reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
+        advice = "NCCL refuses them; use ddp, or one GPU per worker"
+        found.append(Obstacle("scaling.gpus_per_worker", each, reason, advice))
+    return found
