@@ -20,9 +20,9 @@ from raypipe.sweep.trials import Trial, TrialMaker, training_stage
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
-#: the share of the memory that is to stay free: fragments, longer samples, other processes
+#: fraction of the memory to keep free for fragmentation, longer samples and other processes
 MARGIN = 0.05
-#: a search ends where what fits and what does not are closer than this share
+#: relative difference between the largest fit and the smallest misfit that ends a search
 _RESOLUTION = 1 / 16
 _WARMUP_STEPS, _STEPS = 2, 4
 
@@ -30,13 +30,13 @@ _WARMUP_STEPS, _STEPS = 2, 4
 def next_micro_batch(
     fitting: Collection[int], too_large: int | None, most: int, guess: int | None = None
 ) -> int | None:
-    """The micro-batch to try next; None where the largest that fits is known.
+    """Return the micro-batch to try next; None once the largest that fits is known.
 
     Args:
-        fitting: those that fit.
-        too_large: the smallest that does not.
-        most: the largest there is any use for.
-        guess: where an earlier run's memory model puts the largest, to begin with.
+        fitting: the ones known to fit.
+        too_large: the smallest one known not to fit.
+        most: the largest one worth trying.
+        guess: the largest one by the memory model of earlier runs; tried first.
 
     """
     best = max(fitting, default=0)
@@ -54,7 +54,7 @@ def next_micro_batch(
 
 @dataclass
 class _Search:
-    """One precision: what its trials found, by micro-batch."""
+    """The search for one precision, with the trials so far by micro-batch."""
 
     precision: str
     found: dict[int, Row] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Search:
 
 
 class Fit:
-    """The trials of ``raypipe fit``: one after the other, one precision after the other."""
+    """The trials of ``raypipe fit``, one at a time, precision by precision."""
 
     def __init__(
         self, context: StageContext, maker: TrialMaker, precisions: Sequence[str], most: int
@@ -77,7 +77,7 @@ class Fit:
         self._running: TrainingJob | None = None
 
     def next(self) -> TrainingJob | None:
-        """The next trial, once the one before has ended."""
+        """Return the next trial; None while one is running."""
         while self._running is None and self._left:
             search = self._left[0]
             size = self._size(search)
@@ -99,19 +99,19 @@ class Fit:
         return not self._left and self._running is None
 
     def history(self) -> tuple[()]:
-        """Nothing: no scheduler ends a trial."""
+        """Return no history: a fit has no scheduler."""
         return ()
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
-        """Its steps are of no interest."""
+        """Ignore a logged step."""
         del trial_id, row
 
     def stopped(self, trial_id: str) -> None:
-        """No scheduler ends a trial of a fit."""
+        """Reject an early stop: a fit has no scheduler."""
         raise RuntimeError(f"{trial_id} was stopped, and nothing stops the trials of a fit")
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
-        """Learn from a trial."""
+        """Record the outcome of a trial."""
         del trial_id
         search, self._running = self._left[0], None
         trial = search.trial
@@ -135,7 +135,7 @@ class Fit:
         self._context.say(f"{search.precision}, micro-batch {size}: {said}")
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each precision: the largest micro-batch with the margin, and its speed."""
+        """Return one row per precision: its largest micro-batch within the margin, and speed."""
         return [self._row(search) for search in self.searches]
 
     def _row(self, search: _Search) -> dict[str, Any]:
@@ -152,7 +152,10 @@ class Fit:
         return row | {"failed": search.failed, "note": search.note}
 
     def _size(self, search: _Search) -> int | None:
-        """The next micro-batch: the largest that fits, then one that leaves the margin free."""
+        """Return the next micro-batch of a search.
+
+        The search finds the largest that fits, then the largest that leaves the margin free.
+        """
         if search.note:
             return None
         guess = None
@@ -172,7 +175,7 @@ class Fit:
         return None if smaller in search.found else smaller
 
     def _chosen(self, search: _Search) -> int | None:
-        """The largest that was measured to leave the margin free."""
+        """Return the largest micro-batch whose measured peak leaves the margin free."""
         room = self._room
         fitting = [
             size
@@ -221,7 +224,7 @@ def fitting(
 
 
 def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
-    """Find the largest micro-batch of each precision by training a few steps at a time."""
+    """Find the largest micro-batch of each precision with trainings of a few steps."""
     name = maker.sweep.stage
     _, training = training_stage(maker.configuration.stages(), name, "--stage")
     scaling, effective = training.settings.scaling, maker.sweep.constraints.effective_batch or 1
@@ -234,5 +237,5 @@ def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
 
 
 def _nothing(context: StageContext) -> None:
-    """A fit is no stage of a run: it only has the name of one."""
+    """Do nothing: the stage of a fit only gives it a name."""
     del context

@@ -1,4 +1,4 @@
-"""Memory models of a sweep's groups of trials, carried from earlier runs to later ones."""
+"""Memory models of a sweep's trial groups, stored for later runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raypipe.sweep.trials import Trial
 
 
 class Memory:
-    """A memory model for each group of trials on a device.
+    """One memory model per group of trials on a device.
 
-    ``capacity_bytes`` is the memory of the smallest GPU. On a CPU it is None: nothing is
-    predicted not to fit there, and nothing is kept for later runs.
+    ``capacity_bytes`` is the memory of the smallest GPU. It is None on a CPU, where every trial is
+    assumed to fit and nothing is stored for later runs.
     """
 
     def __init__(self, device: str, capacity_bytes: int | None) -> None:
@@ -22,30 +22,30 @@ class Memory:
         self._models: dict[str, MemoryModel] = {}
 
     def model(self, group: str) -> MemoryModel:
-        """The model of a group; a new one begins with what earlier runs measured."""
+        """Return the model of a group; a new one starts from the measurements of earlier runs."""
         if group not in self._models:
             preset = memory_store.load(self.device, group)
             self._models[group] = MemoryModel(self.capacity_bytes, preset=preset)
         return self._models[group]
 
     def verdict(self, trial: Trial) -> Verdict:
-        """Whether a trial would fit."""
+        """Predict whether a trial fits."""
         return self.model(trial.group).verdict(trial.micro_batch)
 
     def observe(self, trial: Trial, peak_bytes: int | None) -> None:
-        """A trial succeeded; its peak may be unknown."""
+        """Record the peak memory of a succeeded trial; it may be unknown."""
         if peak_bytes:
             self.model(trial.group).observe(trial.micro_batch, peak_bytes)
 
     def ran_out(self, trial: Trial) -> None:
-        """A trial ran out of memory."""
+        """Record that a trial ran out of memory."""
         for group in {trial.group, trial.larger_group}:
             self.model(group).ran_out(trial.micro_batch)
 
     def keep(self, trials: Iterable[Trial], experiment: str, stage: str) -> None:
-        """Add what these trials showed to what later runs begin with."""
+        """Store the measurements of these trials for later runs."""
         if self.device == "cpu" or faults.from_environment().oom_above is not None:
-            return  # no limit is known, or what ran out did so on purpose
+            return  # the limit is unknown, or the failures were injected
         for group, trial in {trial.group: trial for trial in trials}.items():
             measured = self.model(group).measured
             if not (measured.peaks or measured.failed):

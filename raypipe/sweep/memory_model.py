@@ -1,6 +1,6 @@
-"""Memory model: peak bytes = static + slope x micro-batch, refitted as trials end.
+"""Memory model: peak bytes = static + slope x micro-batch, refitted after every trial.
 
-A model is of one group of trials: all that decides memory but the micro-batch is the same.
+Trials that differ in the micro-batch alone share a model.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from scipy.optimize import nnls
 
 from raypipe.hardware import bytes_text
 
-# peaks scatter by a few MiB, the allocator's granularity, and about 1 %: proportionally to
-# peak + this
+# scatter of peaks: a few MiB (the allocator's granularity) plus about 1 %, so errors are
+# weighted by peak + this
 _GRANULARITY = 400 * 2**20
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """Measurements of one group of trials: peak bytes, and micro-batches that ran out."""
+    """Measurements of a group: peak bytes by micro-batch, and micro-batches out of memory."""
 
     peaks: Mapping[int, int] = field(default_factory=dict)
     failed: frozenset[int] = frozenset()
 
     @property
     def failed_micro_batch(self) -> int | None:
-        """The smallest that ran out, of those no success at as large a one contradicts."""
+        """The smallest micro-batch that ran out of memory, above every one that succeeded."""
         largest = max(self.peaks, default=0)
         return min((size for size in self.failed if size > largest), default=None)
 
     def corrected_by(self, newer: Measurements) -> Measurements:
-        """These and newer ones, without what the newer ones contradict."""
+        """Return these merged with newer ones; the newer win where both contradict each other."""
         fits, fails = max(newer.peaks, default=0), newer.failed_micro_batch or math.inf
         peaks = {size: peak for size, peak in self.peaks.items() if size < fails}
         failed = frozenset(size for size in self.failed | newer.failed if size > fits)
@@ -43,10 +43,10 @@ class Measurements:
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """The line through the peaks: bytes at micro-batch 0 and for each sample more.
+    """Line through the peaks: bytes at micro-batch 0, and bytes per sample.
 
-    It is fitted to ``trials`` trials, of each micro-batch the one that took the most, and off by
-    ``largest_error`` of the peak at the worst of them.
+    It is fitted to ``trials`` trials, the largest peak of each micro-batch. ``largest_error`` is
+    its largest error relative to the measured peak.
     """
 
     static_bytes: float
@@ -55,13 +55,13 @@ class MemoryFit:
     largest_error: float
 
     def predict(self, micro_batch: int) -> float:
-        """Peak bytes of a trial."""
+        """Return the predicted peak in bytes."""
         return self.static_bytes + self.bytes_per_sample * micro_batch
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a micro-batch fits, why, and the peak bytes predicted for it, if anything is."""
+    """Whether a micro-batch fits, the reason, and the predicted peak in bytes if there is one."""
 
     outcome: Literal["fits", "does_not_fit", "unknown"]
     reason: str
@@ -69,14 +69,14 @@ class Verdict:
 
 
 class MemoryModel:
-    """Memory model of a group on a device of ``capacity_bytes``; None if no limit is known.
+    """Memory model of a group on a device of ``capacity_bytes``; None if the limit is unknown.
 
-    Within ``margin`` (a share) of the capacity a prediction decides nothing: such a micro-batch
-    is worth a trial. ``preset`` is what earlier runs found; it gives way to what this one finds,
-    whose order does not matter.
+    A prediction within ``margin`` (a fraction) of the capacity is inconclusive: such a micro-batch
+    is worth a trial. ``preset`` has the measurements of earlier runs; those of this run override
+    it, in any order.
 
     Raises:
-        ValueError: a capacity that is not above 0, or a margin outside [0, 1).
+        ValueError: the capacity is not above 0, or the margin is outside [0, 1).
 
     """
 
@@ -96,41 +96,41 @@ class MemoryModel:
         self._update(Measurements())
 
     def observe(self, micro_batch: int, peak_bytes: int) -> None:
-        """A trial succeeded. Raises ValueError where a number is not above 0."""
+        """Record the peak of a succeeded trial. Raises ValueError for numbers below 1."""
         size, peak = _whole("micro_batch", micro_batch), _whole("peak_bytes", peak_bytes)
         peaks = {**self.measured.peaks, size: max(peak, self.measured.peaks.get(size, 0))}
         self._update(Measurements(peaks, self.measured.failed))
 
     def ran_out(self, micro_batch: int) -> None:
-        """A trial ran out of memory. Raises ValueError where the micro-batch is not above 0."""
+        """Record that a trial ran out of memory. Raises ValueError for a micro-batch below 1."""
         failed = self.measured.failed | {_whole("micro_batch", micro_batch)}
         self._update(Measurements(self.measured.peaks, failed))
 
     def fit(self) -> MemoryFit | None:
-        """The fit; None where fewer than two micro-batches were measured."""
+        """The fitted line; None with fewer than two measured micro-batches."""
         return self._fit
 
     def predict(self, micro_batch: int) -> float | None:
-        """Peak bytes by the fit; None where there is none."""
+        """Return the predicted peak in bytes; None without a fit."""
         return self._fit.predict(micro_batch) if self._fit else None
 
     @property
     def failed_micro_batch(self) -> int | None:
-        """The smallest that ran out of memory and that nothing contradicts."""
+        """The smallest micro-batch that ran out of memory and that no success contradicts."""
         return self._known.failed_micro_batch
 
     @property
     def limit_bytes(self) -> float | None:
-        """The capacity, or the prediction at which a trial ran out where that is below it."""
+        """The capacity, or the predicted peak of a trial that ran out of memory if lower."""
         if self.capacity_bytes is None or self._fit is None or self.failed_micro_batch is None:
             return self.capacity_bytes
         return min(self.capacity_bytes, self._fit.predict(self.failed_micro_batch))
 
     def verdict(self, micro_batch: int) -> Verdict:
-        """Whether a trial would fit: by what was measured, else by the fit.
+        """Predict whether a micro-batch fits: from measurements, else from the fitted line.
 
-        A micro-batch that ran out of memory in an earlier run is ruled out by the fit alone, and
-        rules out only larger ones: what made it fail may have passed.
+        A failure of an earlier run rules out larger micro-batches only; its own micro-batch is
+        judged by the fit, because the cause may be gone.
         """
         _whole("micro_batch", micro_batch)
         predicted = self.predict(micro_batch)
@@ -161,9 +161,9 @@ class MemoryModel:
         return Verdict("unknown", reason, predicted)
 
     def largest_micro_batch(self) -> int | None:
-        """The largest that is predicted or known to fit.
+        """Return the largest micro-batch that is predicted or known to fit.
 
-        None without a fit or a capacity, or where nothing bounds it.
+        None without a fit or a capacity, or if memory does not grow with the micro-batch.
         """
         limit = self.limit_bytes
         if self._fit is None or limit is None:
@@ -176,7 +176,7 @@ class MemoryModel:
         return int(largest) if math.isfinite(largest) else None
 
     def _update(self, measured: Measurements) -> None:
-        #: what this run found, without the preset
+        #: measurements of this run, without the preset
         self.measured = measured
         self._known = self._preset.corrected_by(measured)
         self._fit = _fitted(self._known.peaks)
@@ -189,13 +189,13 @@ def _whole(name: str, value: int) -> int:
 
 
 def _fitted(peaks: Mapping[int, int]) -> MemoryFit | None:
-    """Least squares of the errors relative to the scatter, neither coefficient below 0."""
+    """Fit a line by least squares of the relative errors, with coefficients of at least 0."""
     if len(peaks) < 2:
         return None
     sizes, measured = np.array(sorted(peaks.items()), dtype=np.float64).T
     weights = 1 / (measured + _GRANULARITY)
     design = np.stack([np.ones_like(sizes), sizes / sizes.max()], axis=1)
-    # in units of the largest peak and micro-batch: numbers near 1
+    # scaled by the largest peak and micro-batch, for numbers near 1
     weights, unit = weights / weights.max(), measured.max()
     (static, slope), _ = nnls(weights[:, None] * design, weights * measured / unit)
     static, slope = float(static * unit), float(slope * unit / sizes.max())

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class _Record(Settings):
-    """A file: what was measured, and of what, for a reader."""
+    """Contents of a file: the measurements, and a description of the group for readers."""
 
     device: str
     group: str
@@ -48,10 +48,11 @@ def load(device: str, group: str) -> Measurements:
 
 
 def save(device: str, group: str, measured: Measurements, description: Mapping[str, Any]) -> None:
-    """Add what a run measured (``MemoryModel.measured``) to what is kept; the newest counts.
+    """Merge the measurements of a run (``MemoryModel.measured``) into the stored ones.
 
-    ``description`` are plain values that tell a reader what the group is: model, precision,
-    checkpointing. A folder that cannot be written is reported and costs only the presets.
+    The newest measurement wins. ``description`` has plain values that tell readers what the group
+    is: model, precision, checkpointing. If the folder cannot be written, a warning is printed and
+    later runs lack the presets.
     """
     path = _path(device, group)
     try:
@@ -65,14 +66,14 @@ def save(device: str, group: str, measured: Measurements, description: Mapping[s
                 peak_bytes=dict(sorted(merged.peaks.items())),
                 ran_out=tuple(sorted(merged.failed)),
             )
-            folder = RunDirectory.at(path.parent)  # it writes whole files or nothing
+            folder = RunDirectory.at(path.parent)  # writes are atomic
             folder.write(folder.path(path.name), record.model_dump_json(indent=2).encode())
     except OSError as error:
         log.warning("%s: the memory measurements cannot be kept: %s", path, error)
 
 
 def _path(device: str, group: str) -> Path:
-    """The hash keeps names apart."""
+    """Return the path of a group's file; its hash keeps similar names apart."""
     folder = cache_directory() / "memory"
     readable = re.sub(r"[^A-Za-z0-9]+", "-", device)[:64].strip("-")
     return folder / f"{readable}-{fingerprint([device, group])[:16]}.json"

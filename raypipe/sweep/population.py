@@ -1,11 +1,11 @@
-"""Population-based training: members exploit better ones and explore their settings.
+"""Population-based training: members copy better ones and perturb their settings.
 
-Population-based training (Jaderberg et al. 2017, "Population Based Training of Neural Networks")
-in generations: every member trains for an interval; then each of the worst quarter goes on from
-the checkpoint of one of the best quarter, with that one's settings resampled or perturbed by a
-fifth, as in the paper. Ray Tune's scheduler decides as results come in and keeps its decisions in
-the driver's memory. Here they follow from the recorded rows of a generation alone: a sweep goes on
-after a kill, and which trial was faster makes no difference.
+The method is that of Jaderberg et al. 2017 ("Population Based Training of Neural Networks"), in
+generations. Every member trains for an interval. Then each of the worst quarter continues from the
+checkpoint of one of the best quarter, with that member's settings resampled or perturbed by a
+fifth, as in the paper. Ray Tune's scheduler decides as results arrive and keeps its decisions in
+the driver's memory. Here decisions follow from the recorded rows of a generation alone: a sweep
+continues after a kill, and the speed of trials makes no difference.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from raypipe.sweep.settings import AxisSettings, Value
 from raypipe.sweep.space import Point, place, points
 from raypipe.sweep.trials import Trial, TrialMaker, shown, trial_unit
 
-#: what may change while a training goes on: neither its model nor which samples it sees
+#: settings that may change during a training: they alter neither the model nor its samples
 CHANGEABLE = ("learning_rate", "weight_decay", "betas", "clip_norm")
 _QUARTER = 0.25
 _RESAMPLED = 0.25
@@ -34,13 +34,13 @@ _FACTORS = (0.8, 1.2)
 
 
 class Population:
-    """The generations of a population, one trial for each member and interval.
+    """Generations of a population: one trial per member and interval.
 
     Args:
-        maker: makes trials of points.
-        name: marks the rows of this search.
-        interval: steps of a generation.
-        steps: of a whole training.
+        maker: makes trials from points.
+        name: the name of this search in its rows.
+        interval: steps per generation.
+        steps: steps of a whole training.
 
     """
 
@@ -59,16 +59,16 @@ class Population:
 
     @property
     def total(self) -> int:
-        """How many trials there will be."""
+        """The number of trials."""
         return self._maker.sweep.samples * math.ceil(self._steps / self._interval)
 
     @property
     def is_over(self) -> bool:
-        """Whether the last trial was asked for, or no member is left that could go on."""
+        """Whether all trials were proposed, or no member can continue."""
         return not self._due and (self._is_last or (self._is_told and not self._ranked()))
 
     def ask(self) -> Trial | None:
-        """Return the next trial; None while it depends on this generation, and at the end."""
+        """Return the next trial; None while the generation is running, and at the end."""
         if not self._due and self._is_told and not self.is_over:
             self._breed()
         return self._due.popleft() if self._due else None
@@ -85,7 +85,7 @@ class Population:
         """Return the trials whose checkpoints are no longer needed after this outcome."""
         del trial
         if any(self._rows.get(member.unit.key) is None for member in self._members):
-            return []  # one that is not told, or that the next command tries again
+            return []  # not finished: the next command runs it again
         own = [member.unit.key for member in self._members] if self._is_last else []
         return self._spent + own
 
@@ -102,7 +102,7 @@ class Population:
         return all(member.unit.key in self._rows for member in self._members)
 
     def _ranked(self) -> list[int]:
-        """The members that can go on, the best first."""
+        """Return the members that can continue, the best first."""
         sign = -1 if self._maker.sweep.direction == "max" else 1
         costs = {}
         for number, member in enumerate(self._members):
@@ -118,7 +118,7 @@ class Population:
         return float(value) if value is not None and math.isfinite(value) else None
 
     def _breed(self) -> None:
-        """The next generation."""
+        """Make the next generation."""
         ranked = self._ranked()
         size = len(self._members)
         part = min(math.ceil(size * _QUARTER), size // 2)
@@ -145,7 +145,7 @@ class Population:
             origin = None if parent is None else parent.unit.key
             which: dict[str, Any] = {"generation": self._generation, "member": number}
             which |= {"parent": origin, "until": self._until}
-            # in a larger population others go on: it trains members of its own
+            # members of a larger population differ, so it does not share these trials
             whose = {"search": self._name, "members": self._maker.sweep.samples}
             own = trial.identity
             population = {**own.literals, "population": {**which, **whose}}
@@ -159,7 +159,7 @@ class Population:
 def explored(
     axes: Mapping[str, AxisSettings], point: Point, generator: np.random.Generator
 ) -> Point:
-    """A point near another one: of each axis the value is drawn anew, or perturbed."""
+    """Return a point near another one: each axis is resampled or perturbed."""
     found: Point = {}
     for key, axis in axes.items():
         resampled, up = generator.random() < _RESAMPLED, bool(generator.random() < 0.5)
@@ -169,18 +169,18 @@ def explored(
 
 
 def _beside(axis: AxisSettings, value: Value, *, up: bool) -> Value:
-    """A fifth more or less, or the choice beside it; within the axis."""
+    """Return a value a fifth larger or smaller, or a neighboring choice, within the axis."""
     if axis.choice is not None:
         position = axis.choice.index(value) + (1 if up else -1)
         return axis.choice[min(max(position, 0), len(axis.choice) - 1)]
     if not isinstance(value, int | float) or axis.low is None or axis.high is None:
-        raise ValueError(f"{value!r} is no value of a range")
+        raise ValueError(f"{value!r} is not a value of a range")
     moved = min(max(value * _FACTORS[up], axis.low), axis.high)
     return round(moved) if axis.is_integer else float(moved)
 
 
 def check_changeable(maker: TrialMaker, training: Training) -> None:
-    """Refuse a population that would change what has to stay. Raises ConfigError."""
+    """Reject axes that cannot change during a training. Raises ConfigError."""
     stage, origin = maker.sweep.stage, maker.configuration.origin
     monitor = training.settings.training.monitor
     if monitor is not None and monitor.patience is not None:
@@ -198,7 +198,7 @@ def check_changeable(maker: TrialMaker, training: Training) -> None:
 
 
 def lineage(row: Row, rows: Mapping[str, Row]) -> str:
-    """How one of a population got where it is, in a sentence; empty where nothing changed."""
+    """Return the history of a member's settings as a sentence; empty if they never changed."""
     parts: list[tuple[int, Point]] = []
     current: Row | None = row
     while current is not None and current.get("until") is not None:

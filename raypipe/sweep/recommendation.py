@@ -1,4 +1,4 @@
-"""Recommendation of a point, as settings and YAML to paste, with the reason."""
+"""Recommendation of a sweep: the best point as settings and YAML, with the reason."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from raypipe.storage.ledger import Row
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.training.batching import KEYS
 
-#: figures that differ by this share are equal
+#: relative difference below which values count as equal
 _TIE = 0.02
-#: a speed that varies by more within a trial was disturbed
+#: relative spread of the speed within a trial above which the measurement was disturbed
 _CALM = 0.1
 _CLOSE = f"within {100 * _TIE:g} %"
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best point: its trial and value (a mean over seeds), its settings, and why."""
+    """The best point: its trial and value (the mean over seeds), its settings, and the reason."""
 
     trial_id: str
     value: float
@@ -38,12 +38,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class _Point:
-    """Results of a point's trials, which differ in the seed; infinite if not known."""
+    """Results of a point's trials, which differ in the seed only; infinite if unknown."""
 
     settings: dict[str, Any]
-    trial: Row  # the one nearest to the mean
+    trial: Row  # the trial nearest to the mean
     values: list[float]
-    seeds: int  # also those that did not succeed
+    seeds: int  # including those that did not succeed
     value: float
     peak: float
     energy: float
@@ -57,21 +57,22 @@ def recommend(
     parity_tolerance: float,
     capacity_bytes: int | None = None,
 ) -> Recommendation | None:
-    """The best of the points that succeeded; None where there is none within the tolerance.
+    """Return the best succeeded point; None if no point is within the tolerance.
 
-    Points that differ in the seed alone are one: their mean counts. Of those within 2 % of the
-    best, the ones with the lowest peak memory are taken, of these the ones with the least energy
-    a sample (each within 2 % again), of these the best. The order of the rows does not matter.
+    Points that differ in the seed only count as one, with their mean. Among points within 2 % of
+    the best, lower peak memory wins, then less energy per sample (each within 2 %), then the better
+    value. The order of the rows does not matter.
 
     Args:
         rows: the trials of one sweep, with its references.
-        metric: the column that is compared; a row without a finite number there does not count.
+        metric: the column to compare; rows without a finite value are ignored.
         mode: whether more or less of it is better.
-        parity_tolerance: a point is not recommended whose ``parity`` is above it for some seed.
+        parity_tolerance: the largest ``parity`` (relative loss difference to fp32) that a point may
+            have in any seed.
         capacity_bytes: the device's memory, for the reason.
 
     Raises:
-        ValueError: another mode.
+        ValueError: the mode is unknown.
 
     """
     if mode not in ("max", "min"):
@@ -112,10 +113,10 @@ def recommend(
 
 
 def snippet(settings: Mapping[str, Any], comment: str) -> str:
-    """Settings by dotted key as nested YAML, under the comment.
+    """Return settings by dotted key as nested YAML below a comment.
 
     Raises:
-        ValueError: a key is given a value and also parts (``a`` and ``a.b``).
+        ValueError: a key has both a value and parts (``a`` and ``a.b``).
 
     """
     nested: dict[str, Any] = {}
@@ -126,14 +127,14 @@ def snippet(settings: Mapping[str, Any], comment: str) -> str:
             section = section.setdefault(part, {}) if isinstance(section, dict) else None
         if not isinstance(section, dict) or name in section:
             raise ValueError(f"{key}: there is a value for it and for a part of it")
-        section[name] = deepcopy(value)  # two keys with one list would become a YAML alias
-    plain = " ".join(comment.split())  # a line break of any kind would end the comment
+        section[name] = deepcopy(value)  # a list shared by two keys would become a YAML alias
+    plain = " ".join(comment.split())  # any line break would end the comment
     lines = textwrap.wrap(plain, 88, initial_indent="# ", subsequent_indent="# ")
     return "\n".join([*lines, yaml.safe_dump(nested, sort_keys=False)])
 
 
 def _points(rows: Sequence[Row], metric: str) -> list[_Point]:
-    """The points with a succeeded trial that has the metric."""
+    """Return the points with a succeeded trial that has the metric."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(canonical_json(_seedless(row)), []).append(row)
@@ -173,7 +174,7 @@ def _seedless(row: Row) -> dict[str, Any]:
 
 
 def _parity(row: Row) -> float:
-    """0 where there is nothing to compare with; infinite where a loss was no number."""
+    """Return the largest parity; 0 without a reference, infinite if a loss was not finite."""
     parity = row.get("parity")
     if parity is None:
         return 0.0
@@ -181,7 +182,7 @@ def _parity(row: Row) -> float:
 
 
 def _lowest(points: Sequence[_Point], cost: Callable[[_Point], float]) -> list[_Point]:
-    """Return the points within 2 % of the lowest; all if it is not known for any."""
+    """Return the points within 2 % of the lowest value; all points if no value is known."""
     least = min(cost(point) for point in points)
     if math.isinf(least):
         return list(points)
@@ -244,7 +245,7 @@ class _Words:
         return f"{text} (mean of {number} seeds, from {low} to {high})"
 
     def comparison(self, winner: _Point, worst: _Point, plain: _Point | None) -> str:
-        """Its ratio to the worst and to plain fp32, each where it is another point."""
+        """Return the ratios to the worst point and to plain fp32, unless these are the winner."""
         name = f"the {self.best_worst_better[1]}"
         others = {} if worst.value == winner.value else {name: worst}
         if plain is not None and not _is_plain(winner):
@@ -260,7 +261,7 @@ class _Words:
         return f"{point.value / other.value:.3g} times {name} ({self.figure(other.value)})"
 
     def rejection(self, winner: _Point, better: Sequence[_Point], tolerance: float) -> str:
-        """Which better points, the best first, are rejected for their loss."""
+        """Return why better points, the best first, are rejected for their loss."""
         if not better:
             return ""
         first, comparative = better[0], self.best_worst_better[2]

@@ -26,16 +26,16 @@ class Search(Protocol):
 
     @property
     def total(self) -> int:
-        """How many trials there will be."""
+        """The number of trials."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the last trial was asked for."""
+        """Whether all trials were proposed."""
         ...
 
     def ask(self) -> Trial | None:
-        """The next trial; None where there is none, or none yet."""
+        """Return the next trial; None while there is none, and at the end."""
         ...
 
     def tell(self, trial: Trial, row: Row | None) -> None:
@@ -43,7 +43,7 @@ class Search(Protocol):
         ...
 
     def about(self, trial: Trial) -> dict[str, Any]:
-        """The columns that say which part of the search a trial is; ``search`` names it."""
+        """Return the columns that place a trial in the search; ``search`` is its name."""
         ...
 
     def spent(self, trial: Trial) -> list[str]:
@@ -52,11 +52,11 @@ class Search(Protocol):
 
 
 class OptunaSearch:
-    """Asks Optuna's tree-structured Parzen estimator for trials, and tells it their values.
+    """Points proposed by Optuna's tree-structured Parzen estimator.
 
-    Which point comes next depends on the seed, its number and the values told so far: a search
-    that is continued goes on as if it had not been interrupted, where trials end in the same
-    order. ``name`` marks its rows, and ``rows`` are those of an earlier command.
+    A proposal depends on the seed, its number and the values reported so far. A continued search
+    therefore proposes the same points as an uninterrupted one if trials end in the same order.
+    ``name`` is the name of this search in its rows; ``rows`` are those of earlier commands.
     """
 
     def __init__(self, maker: TrialMaker, name: str, rows: Iterable[Row]) -> None:
@@ -83,16 +83,16 @@ class OptunaSearch:
 
     @property
     def total(self) -> int:
-        """How many points are asked for, those of earlier commands too."""
+        """The number of proposals, those of earlier commands included."""
         return self._maker.sweep.samples
 
     @property
     def is_over(self) -> bool:
-        """Whether the last one was asked for."""
+        """Whether all points were proposed."""
         return self._asked >= self.total
 
     def ask(self) -> Trial | None:
-        """The next trial that the constraints allow; None where there are no more."""
+        """Return the next trial that the constraints allow; None at the end."""
         while not self.is_over:
             if (trial := self._ask()) is not None:
                 return trial
@@ -119,15 +119,15 @@ class OptunaSearch:
         """Record the outcome of a trial."""
         value = None if row is None else self._value(row)
         number = self._numbers[trial.unit.key]
-        # one that an earlier command told is known by what that one said
+        # a trial of an earlier command keeps the value reported then
         self._study.tell(number, value, _state(value), skip_if_finished=True)
 
     def about(self, trial: Trial) -> dict[str, Any]:
-        """The columns that say which point of the search a trial is."""
+        """Return the columns that place a trial in the search."""
         return {"search": self._name, "number": self._numbers[trial.unit.key]}
 
     def spent(self, trial: Trial) -> list[str]:
-        """The trial itself: none goes on from another."""
+        """Return the trial itself: no other one continues from it."""
         return [trial.unit.key]
 
     def _value(self, row: Row) -> float | None:

@@ -16,7 +16,7 @@ _KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
 
 
 class AxisSettings(Settings):
-    """The values of a key: all of ``grid``, or draws from ``choice`` or [low, high]."""
+    """Values of a key: all of ``grid``, or draws from ``choice`` or from the range [low, high]."""
 
     grid: tuple[Value, ...] | None = Field(
         None, min_length=1, description="Values that are all tried."
@@ -35,7 +35,7 @@ class AxisSettings(Settings):
 
     @property
     def is_integer(self) -> bool:
-        """Whether a range holds whole numbers."""
+        """Whether a range is of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     @model_validator(mode="before")
@@ -61,7 +61,7 @@ class AxisSettings(Settings):
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Axes by their whole keys, however these are nested; a plain list is a grid."""
+    """Return axes by dotted key, whatever their nesting; a plain list is a grid."""
     for name, value in values.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and not set(value) & set(AxisSettings.model_fields):
@@ -71,7 +71,7 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _alone(axis: Any) -> Any:
-    """An axis that takes the place of one of another kind at a lower level."""
+    """Return an axis without the parts of another kind that a lower level gave it."""
     if not isinstance(axis, Mapping):
         return axis
     others: dict[str, Any] = {"grid": None, "choice": None}
@@ -81,7 +81,7 @@ def _alone(axis: Any) -> Any:
 
 
 class ConstraintSettings(Settings):
-    """Conditions that every point of a sweep meets."""
+    """Conditions on every point of a sweep."""
 
     effective_batch: PositiveInt | None = Field(
         None,
@@ -146,32 +146,32 @@ class SweepSettings(Settings):
 
     @property
     def metric_name(self) -> str:
-        """The column that says how good a point is."""
+        """The column that a sweep optimizes."""
         return self.metric or ("samples_per_s" if self.kind == "systems" else "loss_final")
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether less or more of it is better."""
+        """Whether the metric is minimized or maximized."""
         if self.mode is not None:
             return self.mode
         return "max" if self.metric_name.endswith("_per_s") or self.metric_name == "mfu" else "min"
 
     @property
     def is_searched(self) -> bool:
-        """Whether which trials there are follows from how the first ones do."""
+        """Whether later trials depend on the outcomes of earlier ones."""
         return self.search == "optuna" or self.scheduler == "pbt"
 
     @field_validator("axes", mode="before")
     @classmethod
     def _without_dropped(cls, axes: Any) -> Any:
-        """A higher level takes an axis of a lower one away by null."""
+        """Drop the axes of lower levels that a higher level sets to null."""
         if not isinstance(axes, Mapping):
             return axes
         return {key: axis for key, axis in axes.items() if axis is not None}
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
-        """``axes`` with dotted keys and lists, as the command line and the file write them."""
+        """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
         if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
             return {**given, "axes": dict(_dotted(given["axes"]))}
         return given

@@ -1,4 +1,4 @@
-"""Points of a sweep: every combination of the grids, with draws for the other axes."""
+"""Points of a sweep: all combinations of the grids, with draws for the other axes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Point = dict[str, Value]
 
 
 def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterator[Point]:
-    """The points, each axis by its key.
+    """Return the points: the values of all axes by key.
 
-    Where all axes are grids these are all combinations, else ``samples`` draws for each of
-    them. A draw depends on the seed, its number and the key alone: more samples, or another
-    axis, leave it as it is.
+    With grids only, these are all combinations; otherwise ``samples`` draws for each combination.
+    A draw depends only on the seed, its number and the key: further samples or axes do not change
+    it.
     """
     grids = {key: axis.grid for key, axis in axes.items() if axis.grid is not None}
     drawn = {key: axis for key, axis in axes.items() if axis.grid is None}
@@ -32,19 +32,19 @@ def points(axes: Mapping[str, AxisSettings], samples: int, seed: int) -> Iterato
 
 
 def draw(axis: AxisSettings, key: str, number: int, seed: int) -> Value:
-    """The value of a choice or a range in draw ``number``."""
+    """Return the value of a choice or a range in draw ``number``."""
     entropy = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8])
     return place(axis, float(np.random.default_rng([seed, number, entropy]).random()))
 
 
 def place(axis: AxisSettings, share: float) -> Value:
-    """The value at a share in [0, 1) of a choice or a range."""
+    """Return the value at a quantile in [0, 1) of a choice or a range."""
     if axis.choice is not None:
         return axis.choice[int(share * len(axis.choice))]
     if axis.low is None or axis.high is None:
         raise ValueError("a grid has no place for a draw")
     low, high = float(axis.low), float(axis.high)
-    if axis.is_integer:  # each whole number has the room from its half to the next one
+    if axis.is_integer:  # each integer n covers [n - 0.5, n + 0.5)
         low, high = low - 0.5, high + 0.5
     if axis.log:
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))

@@ -1,4 +1,4 @@
-"""The stage ``sweep``, and the training stages that use its recommendation."""
+"""The stage ``sweep``, and training stages that use its recommendation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ NAME = "sweep"
 
 
 def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
-    """The stages of a configuration with its sweep before the stages that take its winner.
+    """Return the stages of a configuration, the sweep before the stages that use its winner.
 
     Raises:
-        ConfigError: a sweep of no training stage or with values that the configuration does not
-            take, or a stage that takes its settings from a sweep of another one.
+        ConfigError: the swept stage is not a training stage, an axis has invalid values, or a stage
+            takes its settings from a sweep of another stage.
 
     """
     plain, sweep = list(configuration.stages()), configuration.settings.sweep
@@ -92,7 +92,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
 
 def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
-    """The unit that is finished when a sweep is: its verdict on its trials, or its search."""
+    """Return the unit that ends a sweep: the verdict on its trials, or its search."""
     sweep = maker.sweep
     if not sweep.is_searched:
         judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
@@ -109,7 +109,7 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
 
 
 def winner(context: StageContext, stage: str) -> dict[str, Any]:
-    """The settings that the sweep of a stage recommends. Raises UnitError where there are none."""
+    """Return the settings that the sweep of a stage recommends. Raises UnitError without any."""
     row = context.ledger.get("recommendations", stage)
     if row is None:
         raise UnitError(stage, "error", "the sweep recommends nothing: no point succeeded")
@@ -117,14 +117,14 @@ def winner(context: StageContext, stage: str) -> dict[str, Any]:
 
 
 def _taking(stage: Stage, maker: TrialMaker) -> Stage:
-    """The training stage with the settings that the sweep found.
+    """Return the training stage with the settings that the sweep recommends.
 
-    Its identity says that they are the sweep's, not which: a sweep that grows leaves a model that
-    was trained before as it is.
+    Its identity says that the settings come from the sweep, not what they are: when a sweep grows,
+    a model that was trained before stays valid.
     """
     training, origin = stage.training, maker.configuration.origin
     if training is None:
-        raise ValueError(f"{stage.name} is no training stage")
+        raise ValueError(f"{stage.name} is not a training stage")
     swept = {maker.key(name) for name in maker.sweep.axes}
     decided = {
         key: value
@@ -149,7 +149,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
 def _summarise(
     context: StageContext, maker: TrialMaker, trials: Sequence[Trial], memory: Memory
 ) -> None:
-    """Write what follows from the trials: parity, memory fits, Pareto front, recommendation."""
+    """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
     settings = maker.sweep
     rows = {
         trial.unit.key: row
@@ -171,7 +171,7 @@ def _summarise(
         },
     )
     memory.keep(trials, maker.configuration.experiment.name, settings.stage)
-    # of a population those count that were trained to the end
+    # of a population, only fully trained members count
     end = max((trial.until or 0 for trial in trials), default=0)
     whole = [t for t in trials if (t.until or 0) == end and t.unit.key in rows]
     found = recommend(
@@ -203,7 +203,7 @@ def _summarise(
 
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
-    """The row of a trial; if an elastic one had few workers, with the sizes that the most have."""
+    """Return a trial's row with the batch sizes at full size, if its elastic group ran smaller."""
     if row["status"] != "succeeded":
         return row
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
@@ -214,7 +214,7 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
 def _fits(
     trials: Sequence[Trial], rows: Mapping[str, Row], memory: Memory, stage: str
 ) -> dict[str, Row]:
-    """The memory model of each group that has one."""
+    """Return the fitted memory models, by group."""
     fits: dict[str, Row] = {}
     for trial in trials:
         model, row = memory.model(trial.group), rows.get(trial.unit.key)
@@ -241,10 +241,10 @@ def _fits(
 def _with_parity(
     context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
 ) -> dict[str, Row]:
-    """The rows with the relative difference of the trial's logged losses to those in fp32.
+    """Return the rows with the relative difference of their logged losses to fp32.
 
-    What is compared has the same cut into micro-batches, which decides what dropout draws. A
-    trial without such a partner has the largest difference of its precision at other cuts.
+    Compared trials have the same micro-batch, accumulation and workers, which decide what dropout
+    draws. A trial without such a partner gets the largest difference of its precision elsewhere.
     """
     succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
     exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}

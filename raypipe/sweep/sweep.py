@@ -1,4 +1,4 @@
-"""State of a running sweep: the next trial, and the outcome of each."""
+"""State of a running sweep: pending trials, the next one, and outcomes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 
 class Sweep:
-    """The trials of a sweep that are not done, in order, and the memory model that prunes them.
+    """Trials of a sweep that are not done, in order, and the memory model that prunes them.
 
-    A trial that is predicted not to fit waits: what the others show may correct the prediction.
-    Those that still wait when nothing runs any more are skipped. Out of memory is a result; a
-    trial whose process died is tried again, ``max_restarts`` times. A search adds its own trials
-    to the ones that are given, each when there is room for it. With a scheduler, ``history`` has
-    the logged steps of the trials that ended before, so that it goes on from what it had seen.
+    A trial that is predicted not to fit waits, because other trials may correct the prediction;
+    it is skipped if nothing else is running. Out of memory is a result. A trial whose worker died
+    is retried ``max_restarts`` times. A search adds its trials one at a time, when there is room.
+    With a scheduler, ``history`` replays the logged steps of trials that ended earlier.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Sweep:
         self._context, self._settings = context, settings
         self._all = {trial.unit.key: trial for trial in trials}
         self._memory, self._search = memory, search
-        # new trials may show that an earlier prediction was wrong
+        # new trials may correct an earlier prediction
         self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
         self._running: dict[str, TrainingJob] = {}
         self._rows: dict[str, dict[int, Row]] = {}
@@ -82,10 +81,10 @@ class Sweep:
         return searched and not self._waiting and not self._running
 
     def _found(self) -> Trial | None:
-        """The next trial of the search that may fit; None where it has none, or none yet."""
+        """Return the next trial of the search that may fit; None while there is none."""
         while self._search is not None and (trial := self._search.ask()) is not None:
             self._all[trial.unit.key] = trial
-            if not self._is_new(trial):  # an earlier command's, or another sweep's
+            if not self._is_new(trial):  # done by an earlier command or another sweep
                 recorded = self._context.ledger.get("trials", trial.unit.key)
                 self._remember(trial, recorded)
                 self._tell(trial, recorded)
@@ -98,9 +97,9 @@ class Sweep:
         return None
 
     def history(self) -> Iterator[tuple[str, Row]]:
-        """What a scheduler was told of the trials that ended before this command, in that order.
+        """Yield the results that a scheduler received in earlier commands, in their order.
 
-        It is not told the last step of a trial that comes to its end.
+        The last step of a trial that finished is not among them, as in Ray Tune.
         """
         ledger = self._context.ledger
         done = [key for key, trial in self._all.items() if is_done(ledger, trial.unit)]
@@ -116,7 +115,7 @@ class Sweep:
                 yield key, step.dropna().to_dict()
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
-        """A logged step of a trial."""
+        """Record a logged step of a trial."""
         self._rows.setdefault(trial_id, {})[row["step"]] = row
         self._context.session.trackers.log(trial_id, row)
 
@@ -156,7 +155,7 @@ class Sweep:
         self._say(trial, f"{reason} after {row.get('step', 0)} steps")
 
     def _store(self, job: TrainingJob, rows: Mapping[int, Row]) -> None:
-        """Write the logged steps that its worker was ended before writing."""
+        """Write the logged steps that a stopped worker had not written."""
         stored = results.read_rows(job.run_dir, "steps", job.trial_id)
         known = {row["step"]: row for row in stored}
         if not rows.keys() <= known.keys():
@@ -223,7 +222,7 @@ class Sweep:
         self._tell(trial, recorded)
 
     def _tell(self, trial: Trial, row: Row | None) -> None:
-        """Let the search know, and drop the checkpoints that nobody needs any more."""
+        """Report an outcome to the search, and delete checkpoints that are no longer needed."""
         done = is_done(self._context.ledger, trial.unit)
         spent = [trial.unit.key] if done else []
         if self._search is not None:
@@ -233,7 +232,7 @@ class Sweep:
             self._context.run_dir.delete(self._context.run_dir.checkpoints(trial_id))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
-        """Let the memory model learn from a trial that is recorded."""
+        """Update the memory model with a recorded trial."""
         if row is not None and row["status"] == "succeeded":
             self._memory.observe(trial, peak_bytes(row))
         elif row is not None and row["status"] == "out_of_memory":

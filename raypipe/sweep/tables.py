@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raypipe.storage.tables import Column, Table
 
-#: its further columns are the axes of the sweep, each named by its dotted key
+#: further columns are the sweep's axes, named by their dotted keys
 SWEEP_POINTS = Table(
     "sweep_points",
     "a trial of a sweep, with the value of every axis in a column named by its dotted key",

@@ -1,4 +1,4 @@
-"""Trials of a sweep: each point resolved to a training run and its unit."""
+"""Trials of a sweep: each point as a training run with its unit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
 from raypipe.training.requirements import obstacles
 
-#: the training settings that leave the memory of a step of one micro-batch as it is
+#: training settings that do not change the memory of a step on one micro-batch
 _SAME_MEMORY = {
     *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed", "clip_norm"),
     *("learning_rate", "betas", "weight_decay", "warmup_steps", "schedule", "log_every"),
@@ -30,13 +30,13 @@ _IDENTITY_LETTERS = 12
 class Trial:
     """A point of a sweep as a training run.
 
-    ``group`` names what shares a memory model (all but the micro-batch is the same),
-    ``larger_group`` what takes as much memory or more: with accumulation gradients wait beside
-    the next forward. ``parity`` names what has to have the same losses (all but the precision and
-    the cut into micro-batches), ``cut`` the latter.
-    ``lacks`` says why this hardware cannot run it. A ``reference`` is no point of the sweep: it
-    is there for its losses in fp32. One of a population trains from the last checkpoint of the
-    trial ``parent`` to the step ``until``.
+    ``group`` identifies trials that share a memory model (equal but for the micro-batch),
+    ``larger_group`` those that need at least as much memory: with accumulation, gradients persist
+    during the next forward pass. ``parity`` identifies trials that must have the same losses (equal
+    but for precision and micro-batches); ``cut`` tells those apart. ``lacks`` says why this
+    hardware cannot run the trial. A ``reference`` is not a point of the sweep: it gives the losses
+    in fp32. A member of a population trains from the last checkpoint of the trial ``parent`` to
+    step ``until``.
     """
 
     unit: Unit
@@ -52,19 +52,19 @@ class Trial:
 
     @property
     def identity(self) -> Identity:
-        """Everything that decides what the trial measures."""
+        """All values that can change what the trial measures."""
         if self.unit.identity is None:
             raise ValueError(f"trial {self.unit.key}: its identity was not composed")
         return self.unit.identity
 
     @property
     def micro_batch(self) -> int:
-        """Samples a worker a forward."""
+        """Samples per worker per forward pass."""
         return self.training.settings.training.micro_batch or 1
 
     @property
     def precision(self) -> str:
-        """The arithmetic of the forward and backward."""
+        """The precision of the forward and backward pass."""
         return self.training.settings.training.precision
 
     @property
@@ -74,27 +74,27 @@ class Trial:
 
     @property
     def accumulation(self) -> int:
-        """Forwards a worker a step."""
+        """Forward passes per worker per optimizer step."""
         return self.training.settings.training.accumulation or 1
 
 
 @dataclass(frozen=True)
 class TrialMaker:
-    """Turns points into trials of one stage of a configuration."""
+    """Makes trials from points, for one stage of a configuration."""
 
     configuration: Configuration
     sweep: SweepSettings
     nodes: Sequence[Hardware]
 
     def trials(self) -> list[Trial]:
-        """The trials of all points that the constraints allow, small micro-batches first.
+        """Return the trials of all points that the constraints allow, small micro-batches first.
 
-        A systems sweep without the fp32 trial that some losses are compared with has it beside
-        its points, with their smallest micro-batch.
+        A systems sweep also gets the fp32 references that its losses need and that it lacks, with
+        the smallest micro-batch of its points.
 
         Raises:
-            ConfigError: an axis with a key or a value that the configuration does not take, or
-                constraints that allow no point.
+            ConfigError: an axis has a key or a value that the configuration rejects, or the
+                constraints allow no point.
 
         """
         axes = {self.key(name): axis for name, axis in self.sweep.axes.items()}
@@ -122,7 +122,7 @@ class TrialMaker:
         return ordered
 
     def trial(self, point: Point) -> Trial | None:
-        """The trial of a point by full keys; None where the constraints rule it out."""
+        """Return the trial of a point by full keys; None if the constraints rule it out."""
         stage, sweep = self.sweep.stage, self.sweep
         values: dict[str, Any] = {**point, f"{stage}.from_sweep": False}
         if sweep.constraints.effective_batch is not None:
@@ -159,7 +159,7 @@ class TrialMaker:
 
     @property
     def device(self) -> tuple[str, int | None]:
-        """The name and the memory in bytes of the smallest GPU; without one ("cpu", None)."""
+        """The name and the memory in bytes of the smallest GPU; ("cpu", None) without one."""
         section = getattr(self.configuration.settings, self.sweep.stage)
         gpus = [gpu for node in self.nodes for gpu in node.gpus]
         if not gpus or section.scaling.gpus_per_worker == 0:
@@ -168,13 +168,13 @@ class TrialMaker:
         return smallest.name, smallest.memory_bytes
 
     def key(self, name: str) -> str:
-        """The full key of an axis, which may be one of the stage's own."""
+        """Return the full key of an axis, which may be relative to the swept stage."""
         first = name.partition(".")[0]
         full = first in type(self.configuration.settings).model_fields
         return name if full else f"{self.sweep.stage}.{name}"
 
     def _identity(self, swept: Stage, training: Training) -> Identity:
-        """Return everything that decides what a trial measures, including its speed."""
+        """Return all values that can change what a trial measures, its speed included."""
         settings, sweep = training.settings, self.sweep
         literals: dict[str, Any] = {
             "training": settings.training.model_dump(mode="json"),
@@ -190,7 +190,7 @@ class TrialMaker:
         return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
     def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:
-        """The fp32 trials that are missing, one for each group of equal losses."""
+        """Yield the missing fp32 references, one per group of equal losses."""
         grouped: dict[str, list[Trial]] = {}
         for trial in trials:
             grouped.setdefault(trial.parity, []).append(trial)
@@ -223,7 +223,7 @@ def without_training(stage: Stage) -> Identity:
 
 
 def total_steps(training: Training, run: RunDirectory) -> int:
-    """The optimiser steps of a training whose batch sizes are resolved."""
+    """Return the optimizer steps of a training whose batch sizes are resolved."""
     settings, workers = training.settings.training, training.settings.scaling.most_workers
     cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
     phases = training.task(run).phases(settings, settings.effective_batch or cut)
@@ -231,7 +231,7 @@ def total_steps(training: Training, run: RunDirectory) -> int:
 
 
 def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:
-    """Return a training stage that is named at ``where``, and its training. Raises ConfigError."""
+    """Return the training stage named at ``where``, and its training. Raises ConfigError."""
     trained = {
         stage.name: (stage, stage.training) for stage in stages if stage.training is not None
     }
@@ -244,7 +244,7 @@ def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stag
 
 
 def shown(point: Mapping[str, Any]) -> str:
-    """A point in a few words: the last part of each key, and its value."""
+    """Return a point as text: the last part of each key, and its value."""
     words = []
     for key, value in point.items():
         text = f"{value:.4g}" if isinstance(value, float) else value

@@ -76,8 +76,8 @@ class CheckpointStore:
                 return self._read(name)
             except (OSError, ValueError) as error:
                 warn(
-                    f"{self._folder}/{name} is no whole checkpoint ({error}); "
-                    "taking the one before it"
+                    f"{self._folder}/{name} is incomplete or corrupt ({error}); "
+                    "using the checkpoint before it"
                 )
         return None
 

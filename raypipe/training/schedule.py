@@ -49,6 +49,6 @@ def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
     for phase in phases:
         if phase.samples < plan.workers:
             raise ValueError(
-                f"phase {phase.name}: {phase.samples} samples a step are less than one for each of "
-                f"scaling.workers = {plan.workers}"
+                f"phase {phase.name}: {phase.samples} samples per step are less than one for "
+                f"each of scaling.workers = {plan.workers}"
             )

@@ -264,9 +264,9 @@ class TrainStageSettings(Settings):
         _settle_batch_sizes(name, values, levels)
 
     def with_gpus(self, gpus: int) -> TrainStageSettings:
-        """The same with the GPUs of a worker decided, for a cluster that has so many.
+        """Return the settings with ``gpus_per_worker`` resolved for a cluster with ``gpus`` GPUs.
 
-        It is decided once: a run that loses its GPUs must not go on on the CPU unnoticed.
+        It is resolved once: a run that loses its GPUs must not silently continue on the CPU.
         """
         if self.scaling.gpus_per_worker is not None:
             return self
@@ -274,7 +274,7 @@ class TrainStageSettings(Settings):
         return self.model_copy(update={"scaling": scaling})
 
     def with_loader_workers(self, processes: int) -> TrainStageSettings:
-        """The same with so many loader processes a worker."""
+        """Return the settings with this number of loader processes per worker."""
         loader = self.loader.model_copy(update={"workers": processes})
         return self.model_copy(update={"loader": loader})
 

@@ -309,7 +309,7 @@ def _checkpoint_file(content: bytes, folder: Path, *, name: str, forged: bool = 
     told: list[str] = []
     found = CheckpointStore(run, "t").newest(told.append)
     if found is None:
-        assert "step_00000005 is no whole checkpoint" in told[0], told
+        assert "step_00000005 is incomplete or corrupt" in told[0], told
         return False
     assert found.step == 5
     if not forged:

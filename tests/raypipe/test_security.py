@@ -123,7 +123,7 @@ def test_a_checkpoint_with_a_payload_does_not_run_it(run: RunDirectory, marker: 
     found = store.newest(told.append)
     assert found is not None
     assert found.step == 1
-    assert "step_00000002 is no whole checkpoint" in told[0]
+    assert "step_00000002 is incomplete or corrupt" in told[0]
 
 
 def test_weights_tables_and_arrays_with_a_payload_do_not_run_it(
