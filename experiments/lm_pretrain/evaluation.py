@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from experiments.common.blocks import Split
+from experiments.common.evaluation import load_trained, measure_rows, task_device
 from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.weights import read_weights
 
 #: tokens per forward pass; the logits of 50,000 different tokens then take 1.6 GB
 _AT_ONCE = 8192
@@ -30,23 +30,21 @@ def run_evaluate(context: StageContext) -> None:
     on_gpu = context.stage.on_gpu
     loss = context.call("evaluate", held_out_loss, context.run_dir, model, on_gpu=on_gpu)
     losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
-    tokens_per_byte = index.tokens["held_out"] / index.bytes["held_out"]
-    for method, loss in losses.items():
-        measures = {
+    bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
+    measures = {
+        method: {
             "loss": loss,
             "perplexity": math.exp(loss),
-            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+            "bits_per_byte": loss * bits_per_nat,
         }
-        row = {"method": method, "tokens": predicted, **measures}
-        context.ledger.put("measures", {method: row})
-        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measures.items())}")
+        for method, loss in losses.items()
+    }
+    context.ledger.put("measures", measure_rows(context, {"tokens": predicted}, measures))
 
 
 def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
     """Return a run's trained model for evaluation, on a GPU if the task has one."""
-    model = LanguageModel(settings)
-    model.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return load_trained(LanguageModel(settings), run_dir).to(task_device())
 
 
 def held_out_loss(run_dir: RunDirectory, settings: LmSettings) -> float:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from experiments.common.blocks import map_blocks
+from experiments.common.evaluation import load_trained, measure_rows, task_device
 from experiments.summarization.generation import generate
 from experiments.summarization.model import build_model
 from experiments.summarization.rouge import MEASURES, lead, score
@@ -24,7 +25,6 @@ from raypipe.errors import ConfigError
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.weights import read_weights
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -50,14 +50,15 @@ def run_evaluate(context: StageContext) -> None:
         **{name: [lead(text, number) for text in texts] for name, number in BASELINES.items()},
     }
     scores = {method: score(written, references) for method, written in summaries.items()}
-    rows: dict[str, dict[str, Any]] = {}
-    for method, values in scores.items():
-        means = dict(zip(MEASURES, values.mean(0).tolist(), strict=True))
-        rows[method] = {"method": method, "documents": len(texts), **means}
-        rows[method]["words"] = _mean_words(summaries[method])
+    means = {
+        method: dict(zip(MEASURES, values.mean(0).tolist(), strict=True))
+        for method, values in scores.items()
+    }
+    rows = measure_rows(context, {"documents": len(texts)}, means)
+    for method, row in rows.items():
+        row["words"] = _mean_words(summaries[method])
         if method != LEAD:
-            rows[method] |= over_lead(values - scores[LEAD])
-        context.say(f"{method}: {', '.join(f'{k} {v:.4f}' for k, v in means.items())}")
+            row |= over_lead(scores[method] - scores[LEAD])
     context.ledger.put("measures", rows)
     gains = ", ".join(_gain(rows[MODEL], name) for name in MEASURES)
     context.say(f"{MODEL} - {LEAD}: {gains} ({_CONFIDENCE:.0%} bootstrap intervals)")
@@ -89,17 +90,14 @@ def read_documents(run_dir: RunDirectory) -> pa.Table:
 
 def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5ForConditionalGeneration:
     """Return a run's trained model for evaluation, on the CPU."""
-    network = build_model(model.sizes)
-    network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
-    network.eval()
-    return network
+    return load_trained(build_model(model.sizes), run_dir)
 
 
 def summarize(
     run_dir: RunDirectory, model: ModelSettings, generation: GenerationSettings, part: slice
 ) -> list[str]:
     """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = task_device()
     network: torch.nn.Module = load_model(run_dir, model)
     sources = read_documents(run_dir).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])

@@ -17,6 +17,7 @@ from sklearn.metrics import (
 )
 from torch.utils.data import DataLoader
 
+from experiments.common.evaluation import load_trained, measure_rows, task_device
 from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer
@@ -25,7 +26,6 @@ from experiments.transformer.training import TransformerTask
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.weights import read_weights
 
 _BATCH = 64
 #: most frequent classes in the confusion matrix
@@ -38,7 +38,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
     model = context.settings.model.completed(data.sizes())
     outputs = context.call("evaluate", predict, context.run_dir, model, on_gpu=context.stage.on_gpu)
     target, gold = data.target, data.held_out.target
-    rows: dict[str, dict[str, Row]] = {"measures": {}}
+    rows: dict[str, dict[str, Row]] = {}
     if target.kind == "classification":
         predicted = outputs.argmax(1)
         common = np.full_like(gold, np.bincount(data.train.target).argmax())
@@ -47,19 +47,15 @@ def run_evaluate(data: Data, context: StageContext) -> None:
         rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:
         methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
-    for method, prediction in methods.items():
-        measured = measures(gold, prediction, target)
-        rows["measures"][method] = {"method": method, "rows": len(gold), **measured}
-        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in measured.items())}")
+    measured = {method: measures(gold, guess, target) for method, guess in methods.items()}
+    rows["measures"] = measure_rows(context, {"rows": len(gold)}, measured)
     context.finish(context.stage.name, rows)
 
 
 def predict(run_dir: RunDirectory, model: TransformerSettings) -> NDArray[np.float32]:
     """Task: return the outputs ``[n, K]`` for the held-out rows."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network = Transformer(model)
-    network.load_state_dict(read_weights(run_dir, run_dir.model("train"))[0])
-    network.to(device).eval()
+    device = task_device()
+    network = load_trained(Transformer(model), run_dir).to(device)
     samples = StoredSamples(run_dir, "held_out")
     collate = TransformerTask(model, samples).collate()
     parts = []

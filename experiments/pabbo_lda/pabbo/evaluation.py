@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from experiments.common.evaluation import task_device
 from experiments.pabbo_lda.pabbo.duels import Candidates, winners
 from experiments.pabbo_lda.pabbo.held_out_functions import (
     HELD_OUT,
@@ -148,7 +149,7 @@ def regret_rows(
         functions: their distribution.
 
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = task_device()
     held_out = held_out_functions(settings, functions, device)
     scorers = {
         "pabbo": policy_scorer(restore_model(weights).to(device)),

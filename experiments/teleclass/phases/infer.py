@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
+from experiments.common.evaluation import task_device
 from experiments.common.tokenizer import read_tokenizer
 from experiments.teleclass.artifacts import label_lists, record_measures
 from experiments.teleclass.data.corpus import Corpus
@@ -195,7 +196,7 @@ def _predict(
 def _loaded(run_dir: RunDirectory, trial_id: str) -> tuple[nn.Module, str, torch.device]:
     """Return the classifier of a run, its tokenizer and its device; loaded once per process."""
     weights, metadata = read_weights(run_dir, run_dir.model(trial_id))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = task_device()
     model = restore_classifier(weights, metadata).to(device)
     return model, read_tokenizer(run_dir), device
 

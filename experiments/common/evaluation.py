@@ -1,0 +1,47 @@
+"""Evaluation of a trained model next to its baselines: loading weights, rows of measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+
+from raypipe.pipeline.context import StageContext
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.weights import read_weights
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def task_device() -> torch.device:
+    """Return the GPU of a task, or the CPU if it has none."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_trained(network: M, run_dir: RunDirectory, stage: str = "train") -> M:
+    """Load the weights that a stage trained into a network, and set it to evaluation mode.
+
+    Raises:
+        ConfigError: the weights are missing or damaged.
+
+    """
+    network.load_state_dict(read_weights(run_dir, run_dir.model(stage))[0])
+    return network.eval()
+
+
+def measure_rows(
+    context: StageContext, held_out: Mapping[str, int], measures: Mapping[str, Mapping[str, float]]
+) -> dict[str, Row]:
+    """Show the measures of each method; return them as rows of the table ``measures``.
+
+    Args:
+        context: of the stage.
+        held_out: the column with the amount of held-out data, such as ``{"tokens": 4096}``.
+        measures: the measures of the model and of each baseline.
+
+    """
+    for method, values in measures.items():
+        context.say(f"{method}: {', '.join(f'{k} {v:.4g}' for k, v in values.items())}")
+    return {name: {"method": name, **held_out, **values} for name, values in measures.items()}
