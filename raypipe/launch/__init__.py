@@ -1,13 +1,13 @@
-"""The only place that knows Ray: clusters, training groups, fractional-CPU tasks."""
+"""Ray: clusters, training worker groups and fractional-CPU tasks. The only importer of Ray."""
 
 import os
 
 from raypipe.faults import VARIABLE
 
-# Ray reads these when it is imported. A worker group polls and stops in tenths of a second, not
-# seconds, and counts the nodes anew when it has waited ten seconds for its place. Who waits for a
-# task on a node that vanished without a word notices in 85 seconds, not in seven minutes (Ray's
-# servers allow a ping a minute). What Ray prints is for its developers, the user reads our
+# Ray reads these variables on import. A worker group polls and stops in tenths of a second, not
+# seconds, and recounts the nodes after waiting ten seconds for its placement group. A caller
+# notices a node that vanished silently after 85 seconds, not seven minutes (Ray's servers
+# allow one ping per minute). Ray's messages address its developers; users read raypipe's
 # progress and RUN_DIR/logs.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
@@ -27,16 +27,16 @@ for _name, _value in QUIET.items():
 
 
 def fault_environment() -> dict[str, dict[str, str]]:
-    """A Ray runtime environment that hands the rehearsed faults on to worker processes."""
+    """Return a Ray runtime environment that passes fault injection on to workers."""
     value = os.environ.get(VARIABLE)
     return {"env_vars": {VARIABLE: value}} if value else {}
 
 
 def in_job() -> bool:
-    """Whether this process was started by ``ray job submit``."""
+    """Whether ``ray job submit`` started this process."""
     return "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 def in_cluster() -> bool:
-    """Whether this process runs in a Ray cluster, or was given one's address."""
+    """Whether this process runs in a Ray cluster, or has the address of one."""
     return in_job() or bool(os.environ.get("RAY_ADDRESS"))

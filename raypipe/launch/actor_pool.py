@@ -1,4 +1,4 @@
-"""Actor pool: tasks in processes that live as long as the pool and keep what they loaded."""
+"""Actor pool: tasks in long-lived actors that keep what they loaded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from raypipe.pipeline.launcher import PoolOptions, TaskResult
 @dataclass(frozen=True)
 class _Process:
     actor: Any
-    node: Any  # a reference, ready as soon as the process is
+    node: Any  # a reference that is ready once the actor is
 
 
-class KeptPool(RayPool):
-    """Tasks one after the other in as many processes as have room, started as they are needed.
+class ActorPool(RayPool):
+    """Run tasks in sequence in as many actors as there is room for, started on demand.
 
-    A process takes its first task once it has started and the caller is in ``finished``, and holds
-    its CPUs and GPUs between tasks, too. Where stages beside a pool without GPUs want CPUs, the
-    processes that are too many end, after their tasks.
+    An actor takes its first task once it has started and the caller is in ``finished``. It holds
+    its CPUs and GPUs between tasks, too. When other stages want the CPUs of a pool without GPUs,
+    surplus actors end after their current tasks.
     """
 
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
@@ -39,7 +39,7 @@ class KeptPool(RayPool):
             resources={self._custom: options.cpus} if self._custom else None,
             runtime_env=self._ray_options["runtime_env"],
         )
-        # a task goes to a process that has started: others may wait for their place for long
+        # only started actors get tasks: others may wait for resources for long
         self._starting: dict[Any, _Process] = {}
         self._idle: list[_Process] = []
         self._busy: dict[Any, _Process] = {}
@@ -56,7 +56,7 @@ class KeptPool(RayPool):
         super().submit(key, function, *arguments)
 
     def cancel(self) -> None:
-        """Drop what waits and end the processes."""
+        """Drop the queued tasks and end the actors."""
         for process in [*self._starting.values(), *self._idle, *self._busy.values()]:
             ray.kill(process.actor)
         for processes in (self._starting, self._idle, self._busy, self._running):
@@ -95,19 +95,19 @@ class KeptPool(RayPool):
         except RayTaskError as error:
             result = self._failed(call, "error", str(error))
         except (OutOfMemoryError, RayActorError) as error:
-            ray.kill(process.actor)  # Ray may only have lost sight of it
+            ray.kill(process.actor)  # Ray may only have lost contact with it
             if isinstance(error, RayActorError) and (overdue := self._overdue(call)):
                 return overdue
             return self._failed(call, _kind(error, ray.get(process.node)), str(error))
         if result.error is not None and self._options.gpus:
-            # after some errors CUDA fails for the rest of the process
+            # some CUDA errors break the rest of the process
             ray.kill(process.actor)
         else:
             self._idle.append(process)
         return result
 
     def _started(self, process: _Process) -> TaskResult | None:
-        """Take a process that is ready; its death counts for the task that waits longest."""
+        """Take an actor that is ready; a death counts for the task that has waited longest."""
         try:
             ray.get(process.node)
         except (OutOfMemoryError, RayActorError) as error:
@@ -120,11 +120,11 @@ class KeptPool(RayPool):
 
 
 def _kind(error: Exception, node: str | None = None) -> FailureKind:
-    """Return the kind of failure that ended a process, with its node if that is known."""
+    """Return the kind of failure that ended an actor, with its node if known."""
     if isinstance(error, OutOfMemoryError):
         return "host_out_of_memory"
     if node is None:
         return "worker_died"
-    if isinstance(error, ActorUnavailableError):  # Ray has yet to find out
+    if isinstance(error, ActorUnavailableError):  # Ray has not noticed yet
         return "node_lost" if is_node_gone({node}) else "worker_died"
     return "worker_died" if node in living_nodes() else "node_lost"

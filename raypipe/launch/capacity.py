@@ -17,20 +17,20 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from raypipe.errors import UnitError
 from raypipe.training.job import TrainingJob
 
-#: a custom resource: where nodes have it, as much as CPUs, the CPU tasks run on those alone
+#: custom resource: if some nodes have it (as much as CPUs), CPU tasks run on those only
 TASKS = "raypipe_tasks"
-#: spot machines come back in minutes or not at all
+#: seconds; spot instances return within minutes or not at all
 WAIT_FOR_NODES_S = 600.0
 _POLL_S = 0.5
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
-    """The resources of each node that is alive, by its name."""
+    """Return the resources of each living node, by its name."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
 def check_alive(unit: str) -> None:
-    """Raise UnitError where no node is left: a cluster without one does not come back."""
+    """Raise UnitError if no node is left: a cluster without nodes does not recover."""
     if not living_nodes():
         raise UnitError(
             unit, "node_lost", "no node of the Ray cluster is alive; run the command again"
@@ -38,7 +38,7 @@ def check_alive(unit: str) -> None:
 
 
 def bundle(cpus: float, gpus: float, custom: str | None = None) -> dict[str, float]:
-    """What a process takes of a node; with ``custom`` as much of that resource as CPUs."""
+    """Return the resources of a process; ``custom`` is a resource in the same amount as CPUs."""
     asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
     return {name: amount for name, amount in asked.items() if amount}
 
@@ -49,16 +49,16 @@ def room(
     custom: str | None = None,
     nodes: Iterable[Mapping[str, float]] | None = None,
 ) -> int:
-    """How many processes of so many CPUs and GPUs each the nodes run at the same time.
+    """Return how many processes with these CPUs and GPUs each the nodes can run at a time.
 
-    By default the nodes are those that are alive.
+    The default nodes are the living ones.
     """
     asked = bundle(cpus, gpus, custom)
     return sum(_on(node, asked) for node in _or_living(nodes))
 
 
 def for_tasks(nodes: Iterable[Mapping[str, float]] | None = None) -> str | None:
-    """The custom resource that CPU tasks ask for here, if any."""
+    """Return the custom resource that CPU tasks must request on these nodes, or None."""
     return TASKS if any(TASKS in node for node in _or_living(nodes)) else None
 
 
@@ -72,10 +72,10 @@ def _on(node: Mapping[str, float], asked: Mapping[str, float]) -> int:
 
 @contextmanager
 def requested(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Ask the autoscaler, where the cluster has one, for nodes with room for all of these.
+    """Ask the cluster's autoscaler, if there is one, for nodes with room for all bundles.
 
-    It counts a placement group that waits as demand. One goes with its process and leaves what
-    others ask for; ``ray.autoscaler.sdk.request_resources`` would do neither.
+    The request is a pending placement group. It ends with its process and leaves other requests
+    alone, unlike ``ray.autoscaler.sdk.request_resources``.
     """
     group = placement_group([dict(each) for each in bundles])
     try:
@@ -85,9 +85,9 @@ def requested(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
 
 
 def of_a_worker(job: TrainingJob) -> tuple[float, float]:
-    """The CPUs, those of the loader's processes too, and the GPUs of a worker.
+    """Return the CPUs (with those of loader processes) and GPUs of a worker.
 
-    A measured trial has its GPUs for itself.
+    A measured trial has its GPUs to itself.
     """
     scaling, processes = job.settings.scaling, job.settings.loader.workers
     cpus = scaling.cpus_per_worker + (processes if isinstance(processes, int) else 0)
@@ -96,21 +96,21 @@ def of_a_worker(job: TrainingJob) -> tuple[float, float]:
 
 
 def of_a_group(job: TrainingJob) -> float:
-    """The CPUs of all workers; of an elastic group, of as many as there is room for."""
+    """Return the CPUs of all workers; for an elastic group, of as many as there is room for."""
     cpus, gpus = of_a_worker(job)
     scaling = job.settings.scaling
     return cpus * max(scaling.fewest_workers, min(scaling.most_workers, room(cpus, gpus)))
 
 
 class Shared:
-    """What stages in two threads share: the CPUs of the cluster, and the order to end.
+    """State shared by concurrent stages: the cluster's CPUs, and the request to stop.
 
-    Trainings, trials and tasks on GPUs come first: CPU tasks keep off what these hold or wait for.
-    No thread waits for itself. The CPUs are counted over all nodes: on several, those that a
-    worker waits for may first be free on different ones.
+    Trainings, trials and GPU tasks come first: CPU tasks leave the CPUs that these hold or wait
+    for. A thread never waits for itself. CPUs are counted over all nodes: on several nodes, the
+    CPUs that a worker waits for may first become free on different ones.
 
     Args:
-        nodes: those that were there at the beginning; what is lost of them may come back.
+        nodes: the nodes at the start; lost ones may return.
 
     """
 
@@ -118,12 +118,12 @@ class Shared:
         self.nodes = tuple(nodes)
         self._lock = threading.Lock()
         self._interrupted = threading.Event()
-        # by thread, and by what holds them there
+        # by thread and owner
         self._wanted: dict[tuple[int, object], float] = {}
         self._used: dict[tuple[int, object], float] = {}
 
     def hold(self, owner: object, cpus: float) -> bool:
-        """Whether so many CPUs are there for ``owner`` now; if not, CPU tasks make room."""
+        """Whether ``owner`` can have these CPUs now; otherwise CPU tasks make room."""
         key = threading.get_ident(), owner
         with self._lock:
             self._wanted[key] = cpus
@@ -134,7 +134,7 @@ class Shared:
             return True
 
     def release(self, owner: object) -> None:
-        """Give back what this thread held or used for ``owner``."""
+        """Release the CPUs that this thread held or used for ``owner``."""
         key = threading.get_ident(), owner
         with self._lock:
             self._wanted.pop(key, None)
@@ -142,7 +142,7 @@ class Shared:
 
     @contextmanager
     def held(self, cpus: float, say: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold so many CPUs, after waiting for them; raises KeyboardInterrupt."""
+        """Wait for CPUs and hold them in the body. Raises KeyboardInterrupt."""
         owner = object()
         try:
             if not self.hold(owner, cpus):
@@ -155,12 +155,12 @@ class Shared:
             self.release(owner)
 
     def use(self, owner: object, cpus: float) -> None:
-        """Tell how many CPUs the CPU tasks of ``owner`` take that are under way."""
+        """Record the CPUs of the running CPU tasks of ``owner``."""
         with self._lock:
             self._used[threading.get_ident(), owner] = cpus
 
     def left(self) -> float | None:
-        """The CPUs for this thread's CPU tasks; None where nobody else wants any."""
+        """Return the CPUs left for this thread's CPU tasks; None if no other stage wants any."""
         with self._lock:
             wanted = _of_others(self._wanted)
         return _all_cpus() - wanted if wanted else None
@@ -172,7 +172,7 @@ class Shared:
         enough: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        """Wait until the nodes are enough for these again, ten minutes at most.
+        """Wait, ten minutes at most, until there is enough capacity again.
 
         Raises:
             UnitError: no node is left.
@@ -187,11 +187,11 @@ class Shared:
                 self.pause(_POLL_S)
 
     def interrupt(self) -> None:
-        """Make every thread end that waits here, or comes to."""
+        """Raise KeyboardInterrupt in every thread that waits here, now or later."""
         self._interrupted.set()
 
     def pause(self, seconds: float = 0) -> None:
-        """Sleep; raises KeyboardInterrupt, as Ctrl-C does in the main thread."""
+        """Sleep. Raises KeyboardInterrupt if the run is interrupted."""
         if self._interrupted.wait(seconds):
             raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Attach to a Ray cluster or start one on this machine."""
+"""Connection to a Ray cluster, or start of one on this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import QUIET, in_cluster
-from raypipe.launch.actor_pool import KeptPool
+from raypipe.launch.actor_pool import ActorPool
 from raypipe.launch.capacity import Shared, living_nodes, of_a_group
 from raypipe.launch.pool import RayPool, await_room
 from raypipe.launch.train import fit
@@ -33,12 +33,12 @@ from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
 _START_S = 300.0
-_STDERR = 2  # as a file descriptor: a notebook's has none
+_STDERR = 2  # a notebook's stderr has no file descriptor
 _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
 
 class RayLauncher:
-    """Stages on a Ray cluster: the one this process runs in, an address, or a local one.
+    """Launcher on a Ray cluster: the one around this process, one at an address, or a local one.
 
     Raises:
         ConfigError: no cluster can be reached at the address.
@@ -49,14 +49,14 @@ class RayLauncher:
     def __init__(self, address: str | None = None) -> None:
         self._local = address is None and not in_cluster()
         quiet = {name: os.environ[name] for name in QUIET}
-        # workers import what the command imports: the current directory comes first
+        # workers import like the command: the current directory comes first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
             "runtime_env": {"env_vars": {"PYTHONPATH": search, **quiet}},
         }
-        # a job's own variables go on to the workers by the job; PYTHONPATH has the job's in it
+        # a job passes its own variables on to its workers; PYTHONPATH includes the job's
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         if self._local:
             options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
@@ -64,13 +64,13 @@ class RayLauncher:
         else:
             options["address"] = address or "auto"
             _check_reachable(options["address"])
-        # Ray prints a paragraph in colour for every dead worker, whatever log_to_driver says; each
+        # Ray prints a colored paragraph per dead worker, regardless of log_to_driver; each death
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
         try:
             with _terminated_as_before(), _ended_if_stuck():
                 ray.init(**options)
-        except Exception as error:  # Ray raises anything, a plain Exception too
+        except Exception as error:  # Ray raises anything, even a plain Exception
             if self._local:
                 ray.shutdown()
                 reason = f"Ray does not start on this machine: {error}"
@@ -81,7 +81,9 @@ class RayLauncher:
         self._shared = Shared(living_nodes().values())
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
-        """Call a function in a task on each living node; one that dies meanwhile gives nothing.
+        """Call a function in a task on each living node, and return the results.
+
+        A node that dies meanwhile returns nothing.
 
         Raises:
             ConfigError: no node is alive.
@@ -109,9 +111,9 @@ class RayLauncher:
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
-        """Fractional-CPU tasks of the cluster. Raises ConfigError."""
+        """Return a pool of fractional-CPU tasks. Raises ConfigError."""
         await_room(options, self._shared, say)
-        pool = (KeptPool if options.keep_processes else RayPool)(options, self._shared)
+        pool = (ActorPool if options.keep_processes else RayPool)(options, self._shared)
         with self._shared.held(pool.capacity) if options.gpus else nullcontext():
             try:
                 yield pool
@@ -119,24 +121,24 @@ class RayLauncher:
                 pool.cancel()
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every thread that waits for what it started."""
+        """Raise KeyboardInterrupt in every thread that waits on this launcher."""
         self._shared.interrupt()
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here stops."""
+        """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
 
 
 @contextmanager
 def _terminated_as_before() -> Iterator[None]:
-    """Keep the handler of SIGTERM; ``ray.init`` sets a handler of its own."""
-    if current_thread() is not main_thread():  # there it does not
+    """Keep the handler of SIGTERM, which ``ray.init`` replaces."""
+    if current_thread() is not main_thread():  # Python sets handlers in the main thread only
         yield
         return
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
-    except SystemExit as error:  # what that handler raises
+    except SystemExit as error:  # raised by that handler
         raise KeyboardInterrupt from error
     finally:
         signal.signal(signal.SIGTERM, handler)
@@ -144,10 +146,10 @@ def _terminated_as_before() -> Iterator[None]:
 
 @contextmanager
 def _ended_if_stuck() -> Iterator[None]:
-    """End the process with status 1, and say where it stood, if this takes minutes.
+    """End the process with status 1 and a stack trace if the body takes minutes.
 
-    ``ray.init`` may never return (seen where the clock was set in the second in which it connects)
-    and holds the interpreter, so that no thread or signal handler of Python could end it.
+    ``ray.init`` may never return: seen when the clock was set in the second in which it connects.
+    It then holds the interpreter, so that no Python thread or signal handler could end the process.
     """
     faulthandler.dump_traceback_later(_START_S, exit=True, file=_STDERR)
     try:
@@ -157,9 +159,9 @@ def _ended_if_stuck() -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Say at once that nothing listens at ``host:port``; Ray would try for minutes."""
+    """Fail at once if nothing listens at ``host:port``; Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():  # "auto", or a name that Ray looks up
+    if not host or not port.isdigit():  # "auto", or a name that Ray resolves
         return
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()

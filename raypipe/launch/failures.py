@@ -12,11 +12,11 @@ from raypipe.launch.capacity import living_nodes
 from raypipe.training.oom import failure_kind, unit_error
 
 _POLL_S = 0.5
-# Ray gives up a silent node after about this long
+# seconds after which Ray gives up a silent node
 _NODE_VERDICT_S = 40.0
 _PROBE_S = 5.0
 
-# what gloo and NCCL say on the workers that outlive another
+# messages of gloo and NCCL on workers that survive a peer
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -24,11 +24,11 @@ _LOST_PEER = (
     "remote process exited",
     "NCCL communicator was aborted",
 )
-# where Ray's exceptions keep their causes; its time limits have no public class
+# attributes in which Ray's exceptions keep their causes; its timeouts have no public class
 _CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
-_PREEMPTED = "PreemptionError"  # newer than Ray 2.55
+_PREEMPTED = "PreemptionError"  # added after Ray 2.55
 _TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
-# the cause comes before its consequences on other ranks
+# a cause is listed before its consequences on other ranks
 _MOST_TELLING: tuple[FailureKind, ...] = (
     "out_of_memory",
     "host_out_of_memory",
@@ -44,14 +44,14 @@ def worker_failure(unit: str, error: Exception) -> UnitError:
     """Return the failure of this worker, called in the worker itself."""
     failure = unit_error(unit, error)
     if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
-        # Ray ends the group, and so this sleep, when it knows which worker died of what
+        # Ray ends the group, and this sleep, once it knows which worker died
         time.sleep(_NODE_VERDICT_S)
         failure = UnitError(unit, "worker_died", str(error))
     return failure
 
 
 def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
-    """The most telling failure among the workers of a group that began on these nodes."""
+    """Return the most informative failure of a group's workers, which began on these nodes."""
     causes = list(getattr(error, "worker_failures", {}).values()) or [error]
     failures = [_classify(unit, cause) for cause in causes]
     worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
@@ -61,7 +61,7 @@ def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
 
 
 def _classify(unit: str, error: BaseException) -> UnitError:
-    """What a worker's failure is: the first in the chain of its causes that Ray or we named."""
+    """Return the failure of a worker: the first named one in its chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         kind: FailureKind | None = None
@@ -83,7 +83,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
 
 
 def is_node_gone(nodes: set[str]) -> bool:
-    """Whether one of these nodes died; Ray tells it some time after the workers on it."""
+    """Whether one of these nodes died; Ray reports it some time after its workers."""
     deadline = time.monotonic() + _NODE_VERDICT_S
     while nodes <= living_nodes().keys():
         if time.monotonic() > deadline or _answer(nodes):
@@ -93,7 +93,7 @@ def is_node_gone(nodes: set[str]) -> bool:
 
 
 def _answer(nodes: set[str]) -> bool:
-    """Whether each node still starts a task."""
+    """Return whether each node still starts a task."""
     probe = ray.remote(num_cpus=0, max_retries=0)(_nothing)
     strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     tasks = [probe.options(scheduling_strategy=strategy).remote() for strategy in strategies]

@@ -1,4 +1,4 @@
-"""Inline launcher: everything in this process, without Ray, for tests and debugging."""
+"""Inline launcher: all work in this process, without Ray, for tests and debugging."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from raypipe.training.oom import unit_error
 
 
 class InlineLauncher:
-    """Everything in the thread that asks for it, on the CPU; training with one worker."""
+    """Launcher in the calling thread, on the CPU; training has one worker."""
 
     def __init__(self) -> None:
         self._interrupted = threading.Event()
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
-        """Call it here."""
+        """Call the function here."""
         return [function()]
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
@@ -39,13 +39,13 @@ class InlineLauncher:
             raise unit_error(job.trial_id, error) from error
 
     def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
-        """Run the trials one after the other. A scheduler ends none of them."""
+        """Run the trials in sequence; no scheduler ends one early."""
         del settings, run_dir
         while (job := trials.next()) is not None:
 
-            def report(told: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
-                if not isinstance(told, str):
-                    trials.report(trial_id, told)
+            def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
+                if not isinstance(row, str):
+                    trials.report(trial_id, row)
 
             try:
                 trials.ended(job.trial_id, self.train(job, report))
@@ -54,22 +54,22 @@ class InlineLauncher:
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
-        """A pool that runs each task when it is waited for, as long as it takes."""
+        """Return a pool that runs a task when the caller waits for it, without a time limit."""
         del options, say
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:
-        """End what waits for the next task or trains, at the next logged step."""
+        """End the wait for the next task, or a training at its next logged step."""
         self._interrupted.set()
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: nothing was started."""
 
     def _unless_interrupted(self, report: Report) -> Report:
-        def pass_on(told: dict[str, Any] | str) -> None:
+        def pass_on(row: dict[str, Any] | str) -> None:
             if self._interrupted.is_set():
                 raise KeyboardInterrupt
-            report(told)
+            report(row)
 
         return pass_on
 

@@ -23,16 +23,16 @@ from raypipe.launch.capacity import Shared, bundle, check_alive, for_tasks, livi
 from raypipe.launch.task import run_task
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
-# so much more than the nodes hold is handed to Ray, so that no CPU waits for the driver
+# oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
 _AHEAD = 1.25
 _POLL_S = 0.5
-# how old the number of slots may be: nodes come and go
+# seconds between counts of the nodes, which come and go
 _MEASURE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Call:
-    """A task that waits or runs."""
+    """A queued or running task."""
 
     key: str
     function: Callable[..., Any]
@@ -43,7 +43,7 @@ class Call:
 
 
 def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None]) -> None:
-    """Wait for lost nodes where a task had room at the beginning, and has none now.
+    """Wait for lost nodes if a task had room at the start and has none now.
 
     Raises:
         UnitError: no node is left.
@@ -68,20 +68,20 @@ def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None])
 def _custom(
     options: PoolOptions, nodes: Collection[Mapping[str, float]] | None = None
 ) -> str | None:
-    """The custom resource that tasks on these nodes, by default the living, ask for, if any."""
+    """Return the custom resource that tasks must request on these (or the living) nodes."""
     return None if options.gpus else for_tasks(nodes)
 
 
 class RayPool:
-    """Tasks on shares of a CPU; only as many in flight as keep the nodes busy.
+    """Tasks on fractions of a CPU, submitted to Ray just ahead of free capacity.
 
-    Those are a little more than the nodes hold, so that an autoscaler sees that more nodes would
-    help; nodes that come are used, and for nodes that went fewer are in flight. (On GPUs, where
-    they hold what they use, the nodes are those of the beginning.) Tasks without a GPU run on the
-    CPUs that stages beside them leave.
+    Slightly more tasks are in flight than the nodes can run, so that CPUs never wait and an
+    autoscaler sees the demand. The limit follows nodes that join or leave. (GPU tasks hold their
+    resources, so their limit is that of the nodes at the start.) Tasks without a GPU use the CPUs
+    that concurrent stages leave.
 
-    A task whose process died, or that took longer than its limit, is tried again, ``attempts``
-    times in all; each death is handed out as a result of its own, so that it can be recorded.
+    A task whose worker died or that exceeded its time limit is retried, with ``attempts`` attempts
+    in all. Each failed attempt is returned as a result, so that it can be recorded.
     """
 
     def __init__(self, options: PoolOptions, shared: Shared) -> None:
@@ -101,26 +101,26 @@ class RayPool:
             "max_retries": 0,
             "runtime_env": fault_environment() or None,
         }
-        # by the share of a CPU: what Ray makes of options takes as long as a task's submission
+        # by CPU share: preparing Ray's options takes as long as submitting a task
         self._tasks: dict[float, Any] = {}
         self._waiting: deque[Call] = deque()
         self._running: dict[Any, Call] = {}
-        # of all that run; counted along, since there may be thousands
+        # of all running tasks; a running total, since there may be thousands
         self._running_cpus = 0.0
 
     @property
     def capacity(self) -> float:
-        """The CPUs of all tasks that run at the same time."""
+        """The CPUs of all tasks that can run at the same time."""
         return self._capacity
 
     @property
     def has_room(self) -> bool:
-        """Whether another task would start, or be the next to."""
+        """Whether another task would start now or next."""
         waiting = sum(call.cpus for call in self._waiting)
         return self._running_cpus + waiting < self._limit() - 1e-9
 
     def share(self, value: Any) -> Any:
-        """Put a value into the object store once; tasks receive the value itself."""
+        """Put a value into the object store once; tasks receive the value."""
         return ray.put(value)
 
     def submit(
@@ -144,11 +144,11 @@ class RayPool:
         while self._running or self._waiting:
             ready: list[Any] = []
             if watched := self._watched():
-                # all that are there; each look at them takes longer the more are watched
+                # all ready references: each wait takes longer the more are watched
                 ready, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
                 if not ready:
                     ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
-            # where nothing may run now, what waits does so here
+            # if no task may run now, queued tasks wait here
             self._shared.pause(0 if watched else _POLL_S)
             done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
@@ -157,7 +157,7 @@ class RayPool:
         return []
 
     def cancel(self) -> None:
-        """Drop what waits and end what runs."""
+        """Drop queued tasks and end running ones."""
         self._waiting.clear()
         for reference in self._running:
             ray.cancel(reference, force=True)
@@ -169,17 +169,17 @@ class RayPool:
         return list(self._running)
 
     def _limit(self) -> float:
-        """The CPUs of what may be in flight: a little more than there are, one task at least."""
+        """Return the CPUs that may be in flight: slightly more than there are, or one task."""
         if not self._options.gpus and time.monotonic() > self._measured + _MEASURE_S:
             self._measure()
         left = None if self._options.gpus else self._shared.left()
         if left is None and self._options.most_tasks is None:
             return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
-        # what is queued in Ray would take each CPU that is to become free
+        # tasks queued in Ray would take every CPU that becomes free
         return self._capacity if left is None else min(self._capacity, left)
 
     def _measure(self) -> None:
-        """Count what the living nodes hold; where none is left, one task waits for the next."""
+        """Count the capacity of the living nodes; without any, one task waits for the next node."""
         cpus, most = self._options.cpus, self._options.most_tasks
         slots = max(1, room(cpus, self._options.gpus, self._custom))
         self._capacity = min(slots, most or slots) * cpus
@@ -201,7 +201,7 @@ class RayPool:
         return self._tasks[cpus]
 
     def _start_next(self, remote: Any) -> Any:
-        """Hand what waits longest to ``run_task`` behind a Ray task or an actor's method."""
+        """Start the oldest queued call as a Ray task or an actor call of ``run_task``."""
         call = replace(self._waiting.popleft(), started=time.monotonic())
         reference = remote.remote(
             call.key,
@@ -216,14 +216,14 @@ class RayPool:
         return reference
 
     def _ended(self, reference: Any) -> Call:
-        """The call behind a reference that is ready; it runs no more."""
+        """Return the call of a ready reference, which no longer runs."""
         call = self._running.pop(reference)
-        # without what adding and taking away fractions leaves
+        # remove the rounding errors of fractions
         self._running_cpus = round(self._running_cpus - call.cpus, 6)
         return call
 
     def _collect(self, reference: Any) -> TaskResult | None:
-        """Return the outcome of a ready reference; None if it ends no attempt."""
+        """Return the outcome of a ready reference; None if no attempt ended."""
         call = self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)
@@ -238,14 +238,14 @@ class RayPool:
         return result
 
     def _overdue(self, call: Call) -> TaskResult | None:
-        """The result of an attempt whose process ended itself at the time limit."""
+        """Return the result of an attempt that ended itself at the time limit."""
         limit = self._options.time_limit_s
         if limit is None or time.monotonic() - call.started < limit:
             return None
         return self._failed(call, "timeout", f"took longer than its limit of {limit:g} s")
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
-        """The result of an attempt that gave none; where it is worth it, the call waits again."""
+        """Return the result of an attempt without a value; queue a retry if it is worth one."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))

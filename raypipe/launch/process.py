@@ -1,4 +1,4 @@
-"""Process for many tasks; it imports this module only, since torch takes seconds to load."""
+"""Actor process for many tasks. It imports this module only: torch takes seconds to load."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from raypipe.pipeline.launcher import TaskResult
 
 
 class TaskProcess:
-    """A Ray actor that runs one task after the other."""
+    """A Ray actor that runs tasks in sequence."""
 
     def node(self) -> str:
-        """Which node it is on."""
+        """Return the node it runs on."""
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, *arguments: Any) -> TaskResult:
-        """``run_task``, here."""
+        """Run a task with ``run_task``."""
         return run_task(*arguments)

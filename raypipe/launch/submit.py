@@ -17,9 +17,9 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
 _MODE = "RAY_AUTH_MODE"
-#: what Ray reads a token from, and where it keeps one
+#: variables and file from which Ray reads a token
 _TOKEN, _TOKEN_PATH, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
-# before Ray is imported: a cluster that wants a token refuses whoever does not say that it has one
+# before Ray is imported: a cluster with tokens rejects clients that do not announce one
 if any(os.environ.get(name) for name in (_TOKEN, _TOKEN_PATH)) or (
     Path(_TOKEN_FILE).expanduser().is_file()
 ):
@@ -28,20 +28,20 @@ if any(os.environ.get(name) for name in (_TOKEN, _TOKEN_PATH)) or (
 from ray.exceptions import AuthenticationError  # noqa: E402
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient  # noqa: E402
 
-# every file that is left out would be a line
+# Ray would log a line per excluded file
 for _name in ("ray", *(kind.__module__ for kind in JobSubmissionClient.__mro__)):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
-#: what no worker needs of the working directory; `.gitignore` is heeded beside it
+#: files of the working directory that no worker needs, in addition to `.gitignore`
 _EXCLUDES = [".git", "runs", "**/__pycache__"]
-#: what Ray would take instead of the address that it is given
+#: variables that Ray would prefer to the given address
 _OTHER_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
-# what a connection that breaks raises, or a dashboard that is away
+# errors of a broken connection or an unreachable dashboard
 _BROKEN = (OSError, RuntimeError, aiohttp.ClientError)
 _POLL_S = 1.0
 _GIVE_UP_S = 300.0
 _SILENCE_S = 60.0
-# so long `ray job stop` waits for a run to end in order, before it kills it: seconds
+# seconds that `ray job stop` waits for a run to end before killing it
 _STOP = {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
 
 
@@ -58,15 +58,15 @@ def submit(
     Args:
         address: of the cluster's dashboard, ``http://HEAD:8265``.
         command: the words of the command.
-        environment: variables it is to have.
-        say: what the user is told, the job's log too.
-        follow: whether to wait for the end of the job; interrupting that leaves the job running.
+        environment: environment variables of the command.
+        say: receives messages for the user, and the job's log.
+        follow: whether to wait for the end of the job; interrupting the wait leaves it running.
 
     Returns:
-        The exit status of the command; 0 where it is not followed, 1 where its end is not known.
+        The exit status of the command; 0 if it is not followed, 1 if its end is unknown.
 
     Raises:
-        ConfigError: no cluster there, or none that takes this user's token.
+        ConfigError: there is no cluster at the address, or it rejects this user's token.
 
     """
     shown = without_credentials(address)
@@ -111,10 +111,10 @@ def submit(
 async def _followed(
     client: JobSubmissionClient, job: str, say: Callable[[str], None]
 ) -> JobDetails:
-    """Pass the log on until the job has ended; a connection that breaks or is silent is made anew.
+    """Forward the log until the job has ended; reconnect after a break or a silence.
 
     Raises:
-        ConnectionError: it could not be made for too long.
+        ConnectionError: reconnecting failed for too long.
 
     """
     seen, broken_at = 0, None
@@ -125,7 +125,7 @@ async def _followed(
                 async for text in _log(client, job):
                     broken_at = None
                     passed += len(text)
-                    if passed > seen:  # from the beginning again after a break
+                    if passed > seen:  # from the beginning again after a reconnection
                         say(text[len(text) - (passed - seen) :].rstrip("\n"))
                         seen = passed
                 ended = True
@@ -145,10 +145,10 @@ async def _followed(
 
 
 async def _log(client: JobSubmissionClient, job: str) -> AsyncIterator[str]:
-    """The job's log from its beginning on, as it grows.
+    """Yield the job's log from its beginning, as it grows.
 
     Raises:
-        TimeoutError: it is silent: the job, or a connection whose other side is gone.
+        TimeoutError: the log is silent: the job is, or the connection is dead.
 
     """
     texts = client.tail_job_logs(job)

@@ -26,10 +26,10 @@ def run_task(
     function: Callable[..., Any],
     *arguments: Any,
 ) -> TaskResult:
-    """Run a function with its math threads limited; an exception becomes the result.
+    """Run a function with limited math threads; an exception becomes the result.
 
-    Workers are reused and keep their thread counts, so they are set for every task. At the time
-    limit the process ends, whatever it hangs in, and writes where that was to its standard error.
+    Workers are reused and keep their thread counts, so the limit is set for every task. At the time
+    limit the process ends, whatever blocks it, and writes a stack trace to standard error.
     """
     if time_limit_s is not None:
         faulthandler.dump_traceback_later(time_limit_s, exit=True)
@@ -54,7 +54,7 @@ def _run(
     try:
         with threadpool_limits(limits=threads):
             value = function(*arguments)
-    except Exception as error:  # a user's function may raise anything; it is recorded
+    except Exception as error:  # a user's function may raise anything: it is recorded
         message = "".join(traceback.format_exception_only(error)).strip()
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
     return TaskResult(

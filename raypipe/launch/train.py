@@ -1,4 +1,4 @@
-"""Training job in its own worker group."""
+"""Training job in a new worker group."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from raypipe.training.job import Report, TrainingJob
 
 
 def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
-    """Run a training job once, in fresh processes, and return what rank 0 returned.
+    """Run a training job once, in new processes, and return rank 0's result.
 
-    It waits for nodes that were lost.
+    It waits for lost nodes.
 
     Raises:
-        UnitError: no room for the workers, or one failed or died, with the kind of failure.
+        UnitError: there is no room for the workers, or one failed or died.
         KeyboardInterrupt: the run is interrupted.
 
     """
@@ -28,17 +28,17 @@ def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
     try:
         group = WorkerGroup(job)
         try:
-            return follow(group.relay, job, report, shared.pause)
+            return follow(group.mailbox, job, report, shared.pause)
         finally:
             group.close()
-    except ray.exceptions.RayError as error:  # what the group talks through died, too
+    except ray.exceptions.RayError as error:  # the group's mailbox died, too
         raise group_failure(job.trial_id, error, nodes) from error
 
 
 def _await_room(job: TrainingJob, report: Report, shared: Shared) -> None:
-    """Raises UnitError where the workers have no room, for Ray would wait for ever.
+    """Raise UnitError if the workers have no room: Ray would wait forever.
 
-    Where they had room before, it waits for the nodes to come back.
+    If they had room before, wait for the nodes to return.
     """
     scaling = job.settings.scaling
     cpus, gpus = scaling.cpus_per_worker, scaling.gpus_per_worker or 0.0

@@ -38,7 +38,7 @@ from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.oom import unit_error
 
-#: in what a trial tells Tune: rows of the table ``steps``, and how it ended
+#: keys of a trial's reports to Tune: rows of the table ``steps``, and the outcome
 _ROWS, _END = "rows", "end"
 _ENDLESS = 10**9
 
@@ -46,10 +46,10 @@ _ENDLESS = 10**9
 def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, shared: Shared) -> None:
     """Run trials until there are no more.
 
-    Which trial comes next, and what becomes of one, is decided by ``trials``, in this process.
-    A trial with one worker runs in Tune's actor, which on a CPU trains one trial after the other;
-    on a GPU each has a process of its own, so that its peak memory is its own. One with several
-    workers trains in a Ray Train group, and Tune's actor, which follows it, holds no CPU.
+    ``trials`` decides, in this process, which trial comes next and records its outcome. A trial
+    with one worker runs in Tune's actor. On a CPU that actor is reused; on a GPU each trial has a
+    new process, so that its peak memory is its own. A trial with several workers trains in a Ray
+    Train group; Tune's actor follows it and holds no CPU.
 
     Raises:
         KeyboardInterrupt: the run is interrupted.
@@ -78,10 +78,11 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
             verbose=0,
         ),
     )
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a failed trial is a row of ours
+    # a failed trial is a row in raypipe's tables
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     try:
         tuner.fit()
-    except ray.exceptions.RayError as error:  # no trial's: what Tune itself needs has died
+    except ray.exceptions.RayError as error:  # not a trial's error: Tune's own processes died
         raise group_failure("sweep", error, set(nodes)) from error
     finally:
         order.close()
@@ -90,7 +91,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
 
 
 class _Order(Searcher):
-    """Hands Tune the next trial when there is room for it."""
+    """Searcher that gives Tune the next trial when there is room for it."""
 
     def __init__(self, trials: Trials, concurrent: int | None, shared: Shared) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ class _Order(Searcher):
         self.running: dict[str, TrainingJob] = {}
 
     def suggest(self, trial_id: str) -> Any:
-        """The configuration of the next trial, None for later, or that there is none."""
+        """Return the configuration of the next trial; None for later; FINISHED at the end."""
         job = self._held or self._trials.next()
         while job is not None and (lack := _lacking_room(job)) is not None:
             if self._may_come(job):
@@ -124,11 +125,11 @@ class _Order(Searcher):
         group = self._groups.take(job)
         if group is not None:
             self._group_of[trial_id] = group
-        relay = None if group is None else group.relay
-        return {"job": job, "relay": relay, "faults": os.environ.get(VARIABLE, "")}
+        mailbox = None if group is None else group.mailbox
+        return {"job": job, "mailbox": mailbox, "faults": os.environ.get(VARIABLE, "")}
 
     def over(self, trial_id: str, *, ended: bool) -> TrainingJob:
-        """The job of a trial that is over, by itself or before its end; its group is free."""
+        """Return the job of a trial that ended, early or not; its group is free."""
         job, group = self.running.pop(trial_id), self._group_of.pop(trial_id, None)
         if group is not None and ended:
             self._groups.give_back(group, job)
@@ -137,7 +138,7 @@ class _Order(Searcher):
         return job
 
     def _may_come(self, job: TrainingJob) -> bool:
-        """Whether lost nodes, on which there was room for a trial, may still come back."""
+        """Whether lost nodes that had room for a trial may still return."""
         if _lacking_room(job, self._shared.nodes) is not None:
             return False
         if self._lacking_at is None:
@@ -147,7 +148,7 @@ class _Order(Searcher):
         return time.monotonic() < self._lacking_at + WAIT_FOR_NODES_S
 
     def close(self) -> None:
-        """End all worker groups, and what is asked for."""
+        """End all worker groups and withdraw requests for nodes."""
         self._request.close()
         for group in self._group_of.values():
             group.close()
@@ -156,27 +157,27 @@ class _Order(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Nothing, see ``_Outcomes``."""
+        """Do nothing: see ``_Outcomes``."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger is what a run continues from."""
+        """Do nothing: a run continues from the ledger."""
         Path(checkpoint_path).touch()
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing, see ``save``."""
+        """Do nothing: see ``save``."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune wants to keep a copy, and a sweep lives in this process."""
+        """Return an empty state: Tune pickles a copy, but a sweep lives in this process."""
         return {}
 
     def _has_room(self, job: TrainingJob) -> bool:
-        """Whether the nodes hold this trial beside those that run; one may always run."""
+        """Whether the nodes have room for this trial; if none is running, it may always start."""
         if not self.running:
             return True
         if self._concurrent is not None and len(self.running) >= self._concurrent:
             return False
         nodes = living_nodes().values()
-        # on a CPU they would share caches and memory bandwidth: one a node
+        # on a CPU they would share caches and memory bandwidth: one per node
         if job.measured and not _needs(job)["GPU"] and len(self.running) >= len(nodes):
             return False
         for resource, mine in _needs(job).items():
@@ -186,9 +187,10 @@ class _Order(Searcher):
         return True
 
     def _may_start(self, job: TrainingJob) -> bool:
-        """Whether stages beside the sweep leave the CPUs.
+        """Whether concurrent stages leave enough CPUs.
 
-        The most that it ever needed is held to its end, or tasks would take it between trials.
+        The sweep holds the largest amount that it ever needed to its end: otherwise tasks would
+        take CPUs between its trials.
         """
         jobs = [*self.running.values(), job]
         self._cpus = max(self._cpus, sum(_needs(each)["CPU"] for each in jobs))
@@ -196,25 +198,25 @@ class _Order(Searcher):
 
 
 class _Outcomes(Callback):
-    """Tells the sweep what became of each trial; Tune calls it in this process."""
+    """Callback that reports each trial's outcome to the sweep; Tune calls it in this process."""
 
     def __init__(self, trials: Trials, order: _Order, shared: Shared) -> None:
         self._trials, self._order, self._shared = trials, order, shared
         self._nodes = set(living_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing, as ``_Order`` says."""
+        """Return an empty state, as ``_Order`` does."""
         return {}
 
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """Tune goes on waiting, some ten times a second."""
+        """Check for an interrupt; Tune calls this about ten times per second."""
         del iteration, trials, info
         self._shared.pause()
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial reported rows of the table ``steps``."""
+        """Forward a trial's rows of the table ``steps``."""
         del iteration, trials, info
         job = self._order.running[trial.trial_id]
         for row in result.get(_ROWS, ()):
@@ -223,7 +225,7 @@ class _Outcomes(Callback):
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A trial came to its end, or the scheduler ended it."""
+        """Record that a trial finished, or that the scheduler stopped it."""
         del iteration, trials, info
         ended = _END in trial.last_result
         job = self._order.over(trial.trial_id, ended=ended)  # before its checkpoints are deleted
@@ -235,52 +237,52 @@ class _Outcomes(Callback):
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
     ) -> None:
-        """A trial's process died: whatever its task raises is no error to Tune."""
+        """Record that a trial's process died; exceptions of a task are results, not errors."""
         del iteration, trials, info
         job = self._order.over(trial.trial_id, ended=False)
-        # Tune's own getter reads the copy that it makes some time later
+        # Tune's own getter reads a delayed copy
         path = trial.pickled_error_file
         error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("no reason")
         self._trials.ended(job.trial_id, group_failure(job.trial_id, error, self._nodes))
 
 
 def _train(config: dict[str, Any]) -> None:
-    """One trial, in Tune's actor; how it ended is a result, too."""
+    """Train one trial in Tune's actor; its outcome is the last report."""
     import torch
 
-    os.environ[VARIABLE] = config["faults"]  # a cluster that was there before does not have them
+    os.environ[VARIABLE] = config["faults"]  # an existing cluster does not have them
     job: TrainingJob = config["job"]
     rows: list[dict[str, Any]] = []
 
-    def report(told: dict[str, Any] | str) -> None:
-        if isinstance(told, str):
+    def report(row: dict[str, Any] | str) -> None:
+        if isinstance(row, str):
             return
-        # telling Tune would be part of the time that is measured, and what is at its end is not
-        # to be ended early
-        if job.measured or told["step"] == last:
-            rows.append(told)
+        # reporting to Tune would count as measured time, and a trial that is at its end
+        # must not be ended early
+        if job.measured or row["step"] == last:
+            rows.append(row)
         else:
-            tune.report({**told, _ROWS: [told]})
+            tune.report({**row, _ROWS: [row]})
 
     scaling = job.settings.scaling
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
-        if config["relay"] is not None:
-            outcome = follow(config["relay"], job, report)
+        if config["mailbox"] is not None:
+            outcome = follow(config["mailbox"], job, report)
         else:
             torch.set_num_threads(max(1, int(scaling.cpus_per_worker)))
             device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
             outcome = train(job, Worker(0, device), report)
     except UnitError as error:
         outcome = error
-    except Exception as error:  # whatever a user's task raises is this trial's outcome
+    except Exception as error:  # any exception of a user's task is the trial's outcome
         outcome = unit_error(job.trial_id, error)
-    tune.report({_ROWS: rows, _END: [outcome]})  # in a list, or Tune would take it apart
+    tune.report({_ROWS: rows, _END: [outcome]})  # in a list: Tune flattens mappings
 
 
 def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
-    """Return the resources of Tune's actor for a trial; a worker group holds its own beside it."""
+    """Return the resources of a trial's Tune actor; a worker group holds additional ones."""
     job: TrainingJob = config["job"]
     if job.settings.scaling.most_workers > 1:
         return PlacementGroupFactory([{"CPU": 0, "memory": 1}])
@@ -288,7 +290,7 @@ def _resources(config: dict[str, Any]) -> PlacementGroupFactory:
 
 
 def _needs(job: TrainingJob) -> dict[str, float]:
-    """The CPUs and the GPUs of all workers."""
+    """Return the CPUs and GPUs of all workers."""
     cpus, gpus = of_a_worker(job)
     workers = job.settings.scaling.most_workers
     return {"CPU": workers * cpus, "GPU": workers * gpus}
@@ -297,7 +299,7 @@ def _needs(job: TrainingJob) -> dict[str, float]:
 def _lacking_room(
     job: TrainingJob, nodes: Iterable[Mapping[str, float]] | None = None
 ) -> str | None:
-    """Why no cluster of these nodes, by default the living, could run it; None where it could."""
+    """Return why no cluster of these nodes (by default, the living) could run a trial, or None."""
     cpus, gpus = of_a_worker(job)
     wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus, nodes=nodes)
     if has >= wanted:
@@ -309,7 +311,7 @@ def _lacking_room(
 
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
-    """What ends bad trials early, with what it was told by an earlier command."""
+    """Return the scheduler that stops bad trials, with the results of earlier commands replayed."""
     metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
     mode, grace = settings.direction, settings.grace_steps or 1
     scheduler: TrialScheduler
@@ -336,12 +338,12 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
 
 
 class _Earlier:
-    """As much of a trial of an earlier command as a scheduler looks at."""
+    """A trial of an earlier command, with the attributes that schedulers read."""
 
     def __init__(self, trial_id: str) -> None:
         self.trial_id = trial_id
 
 
 def _name(trial: Trial) -> str:
-    """Return the name that Tune gives a trial and its folder."""
+    """Return Tune's name for a trial and its folder."""
     return trial.trial_id

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from raypipe.training.task import TrainTask
 
 K = TypeVar("K")
-#: results that wait for an earlier call's before no further call is drawn
+#: maximum number of results that wait for an earlier call; beyond it, no call is drawn
 _MOST_BUFFERED = 1000
 #: the ledger's table of the shared parts of identities, by their hash
 IDENTITIES = "identities"
@@ -42,7 +42,7 @@ IDENTITIES = "identities"
 
 @dataclass(frozen=True)
 class Session:
-    """One command's run: what all of its stages share.
+    """State that all stages of a command share.
 
     ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
     fingerprint of the experiment's source. ``writing`` serializes writers of tables.
@@ -136,25 +136,25 @@ class StageContext:
         self.ledger.put("failures", {key: row})
 
     def say(self, text: str) -> None:
-        """One line to the user."""
+        """Show a line to the user."""
         self.session.display.say(f"{self.stage.name}: {text}")
 
     def advance(self, done: int, note: str = "") -> None:
-        """Show how far the stage is, in the terms of ``begin``."""
+        """Show the stage's progress, in the unit of ``begin``."""
         self.session.display.advance(self.stage.name, done, note)
 
     def begin(self, total: int, done: int = 0) -> None:
-        """Show what there is to do."""
+        """Show the stage's total, and how much of it is done."""
         self.session.display.begin(self.stage.name, total, done)
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
-        """Fractional-CPU tasks; take their results by ``finished``."""
+        """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
         return self.session.launcher.pool(options, self.say)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
-        """The tasks that ended for good since the last call, after waiting for at least one.
+        """Wait for at least one task, and return all that ended for good since the last call.
 
-        Empty when none is left. Every failed attempt becomes a row in ``failures``.
+        Empty if none is left. Every failed attempt becomes a row in ``failures``.
         """
         while results := pool.finished():
             for result in results:
@@ -171,16 +171,16 @@ class StageContext:
     ) -> Iterator[tuple[K, Any]]:
         """Run calls as tasks; yield each call's key with its value, in the order of the calls.
 
-        Calls are drawn from the iterable as the pool has room, so there may be very many. A call
-        that fails does not keep the others from running.
+        Calls are drawn from the iterable as the pool has room, so there may be very many. If a call
+        fails, the others still run.
 
         Args:
             pool: the task pool.
-            calls: tuples of a key, a function and its arguments; the key is any object whose text
-                (``str``) is unique, and comes back as it is.
+            calls: tuples of a key, a function and its arguments. The key is an object with a unique
+                text (``str``), and is returned unchanged.
 
         Raises:
-            UnitError: a call failed for good; after all others have run.
+            UnitError: a call failed for good; raised after all others have run.
 
         """
         broken: TaskResult | None = None
@@ -277,7 +277,7 @@ class StageContext:
         self.finish(unit)
 
     def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
-        """A unit as a training run on the devices there are."""
+        """Return the training job of a unit on the available devices."""
         from raypipe.training.batching import BatchPlan
         from raypipe.training.job import TrainingJob
 
@@ -297,7 +297,7 @@ class StageContext:
         return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir, steps)
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
-        """The trial's row, as its last attempt left it."""
+        """Record the trial's row, as its last attempt left it."""
         from raypipe.training.tables import trial_row
 
         row = trial_row(job, self.stage.name, status, self.device, outcome)
@@ -306,7 +306,7 @@ class StageContext:
 
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:
-    """Whether a unit's result is stored, to its whole budget."""
+    """Whether a unit's result is stored, for its whole budget."""
     stored = ledger.get("units", unit.key)
     return (
         stored is not None

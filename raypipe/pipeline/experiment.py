@@ -2,10 +2,10 @@
 
 - An **experiment** is a Python module with a variable ``EXPERIMENT``. Its settings are a pydantic
   model whose fields are the sections of the YAML file.
-- ``stages`` turns validated settings into **stages** that need each other.
+- ``stages`` turns validated settings into **stages** that depend on each other.
 - A stage holds **units**: pieces of work with one stored result each.
-- The framework composes each unit's **identity** (:mod:`raypipe.pipeline.identity`): a stored unit
-  with the same identity is not computed again, one with another identity is never overwritten.
+- The framework composes each unit's **identity** (:mod:`raypipe.pipeline.identity`). A stored unit
+  with the same identity is not computed again; one with another identity is never overwritten.
 - A stage **reads** only the settings that its identity holds: ``context.settings`` has no others.
 """
 
@@ -39,8 +39,8 @@ class Unit:
         literals: plain values that decide the result in addition to settings and needs: the
             fingerprint of the data, a seed, the name of a method. Never a path or an address.
         needs: the stages whose results it uses; by default all that its stage needs.
-        budget: how much of the result is wanted, where more can be added later, such as the
-            evaluations of a study.
+        budget: the amount of a result that can be extended later, such as the evaluations of a
+            study.
         budget_key: the configuration key that sets the budget, for messages.
         identity: composed by the framework.
 
@@ -85,16 +85,16 @@ class Stage:
 
     Args:
         name: the stage; its settings are the section of this name.
-        run: does the units that are not finished; the context says which they are.
+        run: does the unfinished units, which the context lists.
         units: by default one, named after the stage. The framework finishes it when ``run``
             returns.
         needs: the stages whose results it uses.
         reads: dotted keys of the settings that ``context.settings`` has; by default the stage's
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
-        always_rerun: it summarizes other stages, and runs again after any of them ran.
-        training: the training run that it is, which a sweep can vary.
-        on_gpu: whether it works on GPUs, where there are any.
+        always_rerun: whether it runs again after any other stage ran, such as a summary.
+        training: its training run, which a sweep can vary.
+        on_gpu: whether it works on GPUs if there are any.
 
     """
 

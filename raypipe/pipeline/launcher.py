@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from raypipe.errors import FailureKind, UnitError
 
-if TYPE_CHECKING:  # a CPU task's process imports this module, and torch takes seconds
+if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
     from raypipe.storage.run_directory import RunDirectory
     from raypipe.training.job import Report, TrainingJob
 
@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class TaskResult:
-    """How a CPU task ended: a value, or an error with its kind.
+    """Outcome of a CPU task: a value, or an error with its kind.
 
-    ``cpu_s`` is the CPU time of its process, all threads together, ``started_at`` when it
-    started, UTC in ISO 8601, by the clock of its node.
+    ``cpu_s`` is the CPU time of its process over all threads. ``started_at`` is the start, UTC in
+    ISO 8601, by the clock of its node.
     """
 
     key: str
@@ -38,18 +38,18 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """Options that all tasks of a pool share.
+    """Options of all tasks of a pool.
 
     Args:
-        cpus: the share of a CPU, or CPUs, that a task takes at most.
+        cpus: CPUs, or a fraction of one, that a task takes at most.
         gpus: GPUs per task.
-        time_limit_s: the seconds after which an attempt is ended; None for no limit.
-        attempts: how often a task is tried whose process died or took too long.
-        keep_processes: tasks run in processes of this pool's own, which live as long as the pool
-            does: what one task loads (a model of several GB, kept with ``functools.cache`` in
-            the experiment's code) the next one in that process finds. They end with the pool,
-            and with them the GPU memory they hold. All tasks take the same share then.
-        most_tasks: most tasks at the same time; None for as many as fit.
+        time_limit_s: seconds after which an attempt is ended; None for no limit.
+        attempts: attempts of a task whose worker dies or that exceeds the time limit.
+        keep_processes: run tasks in actors that live as long as the pool. What one task loads (a
+            model of several GB, kept with ``functools.cache`` in the experiment's code), the next
+            task of that actor finds. The actors hold their GPU memory until the pool ends. All
+            tasks then take the same CPUs.
+        most_tasks: maximum number of concurrent tasks; None for as many as fit.
 
     """
 
@@ -62,45 +62,43 @@ class PoolOptions:
 
 
 class TaskPool(Protocol):
-    """Fractional-CPU tasks: submit many, take them as they finish."""
+    """Pool of fractional-CPU tasks: submit many, receive them as they finish."""
 
     @property
     def capacity(self) -> float:
-        """The CPUs of all tasks that run at the same time."""
+        """The CPUs of all tasks that can run at the same time."""
         ...
 
     @property
     def has_room(self) -> bool:
-        """Whether another task would start, or wait close behind those that run.
+        """Whether another task would start now or next.
 
-        Who has very many tasks, or knows better than first come, first served, submits only then.
+        A caller with very many tasks, or with a better order than first in, first out, submits only
+        then.
         """
         ...
 
     def share(self, value: Any) -> Any:
-        """Put a large argument where every task can read it; pass what this returns."""
+        """Store a large argument where every task can read it; pass the returned value."""
         ...
 
     def submit(
         self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
     ) -> None:
-        """Run ``function(*arguments)`` on ``cpus``, by default the most of the pool.
-
-        Its result comes under ``key``.
-        """
+        """Queue ``function(*arguments)`` on ``cpus``, by default the pool's, under ``key``."""
         ...
 
     def finished(self) -> list[TaskResult]:
-        """Wait until at least one submitted task ended; empty if none is under way.
+        """Wait until at least one submitted task has ended; empty if none is pending.
 
-        A task whose process died comes with ``kind="worker_died"``; where it is tried again
-        it comes with ``retried`` set, and once more when that ends.
+        A task whose worker died comes with ``kind="worker_died"``. If it is retried, ``retried`` is
+        set, and it comes again later.
         """
         ...
 
 
 class Trials(Protocol):
-    """The trials of a sweep, one after the other, decided while they run."""
+    """Trials of a sweep, decided one at a time while others run."""
 
     def next(self) -> TrainingJob | None:
         """Return the next trial to start, or None while it depends on running trials."""
@@ -108,7 +106,7 @@ class Trials(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether no further trial will come."""
+        """Whether there are no further trials."""
         ...
 
     def history(self) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -116,7 +114,7 @@ class Trials(Protocol):
         ...
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
-        """A logged step of a trial."""
+        """Record a logged step of a trial."""
         ...
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
@@ -136,7 +134,7 @@ class Launcher(Protocol):
         ...
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
-        """Run a training job once, in fresh worker processes.
+        """Run a training job once, in new worker processes.
 
         Raises:
             UnitError: it failed, with the kind of failure.
@@ -145,24 +143,24 @@ class Launcher(Protocol):
         ...
 
     def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
-        """Run the trials of a sweep (the section ``settings``) as the cluster has room."""
+        """Run the trials of a sweep (its section is ``settings``) as the cluster has room."""
         ...
 
     def pool(
         self, options: PoolOptions, say: Callable[[str], None] = print
     ) -> AbstractContextManager[TaskPool]:
-        """A pool of CPU tasks; ``say`` tells what it waits for.
+        """Return a pool of CPU tasks; ``say`` receives what it waits for.
 
         Raises:
-            ConfigError: no node has as much as a task takes.
+            ConfigError: no node has the resources of a task.
 
         """
         ...
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt where other threads wait for tasks, trainings or trials."""
+        """Raise KeyboardInterrupt in threads that wait for tasks, trainings or trials."""
         ...
 
     def close(self) -> None:
-        """Give back what was started."""
+        """Release the resources of this launcher."""
         ...

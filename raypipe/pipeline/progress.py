@@ -28,9 +28,9 @@ _LIVE_PERIOD_S = 0.5
 
 
 class Display:
-    """Stages, units done of total, rate and remaining time, and how busy the machine is.
+    """Progress of stages: units done, rate, remaining time, and use of the machine.
 
-    Without a terminal there are no escape codes: one plain line an event, and one every ten
+    Without a terminal there are no escape codes: one plain line per event, and one every ten
     seconds while a stage advances.
     """
 
@@ -66,11 +66,11 @@ class Display:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        """One line, above the live display; an error's may quote credentials."""
+        """Print a line above the live display, with credentials redacted."""
         self.console.print(without_credentials(text), markup=False)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
-        """A stage starts: ``total`` pieces, some of them already done."""
+        """Show a stage with ``total`` units, of which some are done."""
         self._printed[stage] = time.monotonic()
         self._done[stage], self._total[stage] = done, total
         self._tasks[stage] = self._progress.add_task(stage, total=total, completed=done, note="")
@@ -79,11 +79,11 @@ class Display:
             self.say(f"{stage}: started ({total} to do{stored})")
 
     def advance(self, stage: str, done: int, note: str = "") -> None:
-        """So many pieces of a stage are done now."""
+        """Show the number of finished units of a stage."""
         self._done[stage] = done
         now = time.monotonic()
         period = _LIVE_PERIOD_S if self._live else _PLAIN_PERIOD_S
-        if now - self._printed[stage] < period:  # asking the machine takes longer than a short unit
+        if now - self._printed[stage] < period:  # machine queries can outlast a unit
             self._progress.update(self._tasks[stage], completed=done)
             return
         self._printed[stage] = now
@@ -93,14 +93,14 @@ class Display:
             self.say(f"{stage}: {done}/{self._total[stage]}  {busy}".rstrip())
 
     def end(self, stage: str, status: str, seconds: float) -> None:
-        """A stage ended."""
+        """Show that a stage ended."""
         if stage in self._tasks:
             self._progress.remove_task(self._tasks.pop(stage))
         self.say(f"{stage}: {status} in {seconds:.1f} s")
 
 
 def machine_use() -> str:
-    """The utilisation of this machine's GPUs, or of its CPUs where it has none."""
+    """Return the utilization of this machine's GPUs, or of its CPUs if it has none."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

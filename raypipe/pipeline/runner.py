@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
 from raypipe.pipeline.experiment import Stage, in_order
-from raypipe.pipeline.scheduler import in_lanes
+from raypipe.pipeline.scheduler import run_concurrently
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
@@ -60,11 +60,11 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
 def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
-    Where there are GPUs, stages that work on them run concurrently with the others, in threads;
-    otherwise one stage runs after the other, in this thread.
+    With GPUs, a stage that works on them runs concurrently with one that does not; otherwise stages
+    run in sequence, in this thread.
 
     Returns:
-        None when all stages are finished, otherwise the first failure: its stage or unit and why.
+        None if all stages are finished, otherwise the first failure: its stage or unit, and why.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
@@ -95,11 +95,11 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
         _write_tables(session)
-    open_lanes = {
+    unfinished_on_gpu = {
         s.on_gpu for s in ordered if s.always_rerun or not all_stored([s], session.ledger)
     }
-    if any(node.gpus for node in session.nodes) and len(open_lanes) > 1:
-        in_lanes(ordered, run, session.launcher.interrupt)
+    if any(node.gpus for node in session.nodes) and len(unfinished_on_gpu) > 1:
+        run_concurrently(ordered, run, session.launcher.interrupt)
     else:
         for stage in ordered:
             run(stage)
@@ -127,7 +127,7 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
     except (KeyboardInterrupt, SystemExit):
         status = "interrupted"
         raise
-    except Exception as error:  # a stage may raise anything: it is recorded, the rest goes on
+    except Exception as error:  # recorded; other stages continue
         message = f"{type(error).__name__}: {error}"
         trace = shown_traceback()
         log.error("stage %s failed\n%s", stage.name, trace)  # noqa: TRY400

@@ -8,28 +8,28 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from raypipe.pipeline.experiment import Stage
 
-# a training group that is ended takes up to 20 s to put its things away
+# a training group takes up to 20 s to clean up
 _END_S = 30.0
-# Ray's libraries let waits go on after a signal: Python gets it when this one looks up
+# Ray's libraries resume waits after a signal; Python handles it when this wait times out
 _POLL_S = 0.5
 
 Run = Callable[[Stage], None]
 
 
-def in_lanes(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -> None:
-    """Call ``run`` for each stage, once it returned for all that the stage needs.
+def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -> None:
+    """Call ``run`` for each stage, once it has returned for all stages that it needs.
 
-    Of the stages that work on GPUs one runs at a time, and of the others one; the first of those
-    that may start. When anything is raised, here (Ctrl-C) or by a stage, ``interrupt`` is to make
-    what runs end in order, and this thread waits some time for it.
+    Up to two stages run at a time: the first ready one that works on GPUs, and the first ready one
+    that does not. If a stage or this thread (Ctrl-C) raises, ``interrupt`` must end the running
+    stages, and this thread waits up to 30 s for them.
 
     Args:
-        stages: such that each comes after what it needs.
-        run: runs a stage, in a thread of its own.
+        stages: in an order in which each follows what it needs.
+        run: runs a stage, in a new thread.
         interrupt: makes the other threads raise KeyboardInterrupt.
 
     Raises:
-        BaseException: whatever came first.
+        BaseException: the first exception of a stage or of this thread.
 
     """
     waiting = list(stages)
@@ -43,8 +43,8 @@ def in_lanes(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -
                     running[stage.on_gpu] = stage, _start(run, stage)
             futures = [future for _, future in running.values()]
             wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            ended = [lane for lane, (_, future) in running.items() if future.done()]
-            for _, future in [running.pop(lane) for lane in ended]:
+            ended = [on_gpu for on_gpu, (_, future) in running.items() if future.done()]
+            for _, future in [running.pop(on_gpu) for on_gpu in ended]:
                 future.result()
     except BaseException:
         interrupt()
@@ -53,14 +53,14 @@ def in_lanes(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -
 
 
 def _start(run: Run, stage: Stage) -> Future[None]:
-    """Not in an executor, whose threads the interpreter waits for at its end, however long."""
+    """Start a stage in a daemon thread; the interpreter would wait for an executor's at exit."""
     future: Future[None] = Future()
 
     def settle() -> None:
         try:
             run(stage)
             future.set_result(None)
-        except BaseException as error:  # whatever it is, the main thread raises it
+        except BaseException as error:  # re-raised in the main thread
             future.set_exception(error)
 
     threading.Thread(target=settle, name=stage.name, daemon=True).start()

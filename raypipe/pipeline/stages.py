@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def hardware_stage() -> Stage:
-    """Return the stage that reports the hardware of every node; no GPU is a note, not a failure."""
+    """Return the stage that reports each node's hardware; no GPU is a note, not a failure."""
     return Stage("hardware", _report_hardware, reads=(), workload="one look at every node")
 
 
@@ -42,7 +42,7 @@ def train_stage(
     reads: tuple[str, ...] | None = None,
     literals: Mapping[str, Any] | None = None,
 ) -> Stage:
-    """Return a training stage; its weights are at ``run_dir.model(name)`` when it has run.
+    """Return a training stage; its weights are at ``run_dir.model(name)`` afterwards.
 
     Args:
         name: the stage, and the section of the configuration that holds its settings.

@@ -65,11 +65,11 @@ class Population:
     @property
     def is_over(self) -> bool:
         """Whether all trials were proposed, or no member can continue."""
-        return not self._due and (self._is_last or (self._is_told and not self._ranked()))
+        return not self._due and (self._is_last or (self._is_reported and not self._ranked()))
 
     def ask(self) -> Trial | None:
         """Return the next trial; None while the generation is running, and at the end."""
-        if not self._due and self._is_told and not self.is_over:
+        if not self._due and self._is_reported and not self.is_over:
             self._breed()
         return self._due.popleft() if self._due else None
 
@@ -98,7 +98,7 @@ class Population:
         return self._until == self._steps
 
     @property
-    def _is_told(self) -> bool:
+    def _is_reported(self) -> bool:
         return all(member.unit.key in self._rows for member in self._members)
 
     def _ranked(self) -> list[int]:
@@ -205,11 +205,11 @@ def lineage(row: Row, rows: Mapping[str, Row]) -> str:
         parts.append((current["until"], current["point"]))
         current = rows.get(current["parent"])
     parts.reverse()
-    told = [
+    changes = [
         f"{shown(point)} to step {until}"
         for number, (until, point) in enumerate(parts)
         if number + 1 == len(parts) or parts[number + 1][1] != point
     ]
-    if len(told) <= 1:
+    if len(changes) <= 1:
         return ""
-    return f"Mind that these are the last of the settings it trained with: {', '.join(told)}"
+    return f"Mind that these are the last of the settings it trained with: {', '.join(changes)}"

@@ -1,7 +1,7 @@
-"""Training curves and settings copied to TensorBoard, MLflow and Weights & Biases.
+"""Trackers: copies of training curves and settings for TensorBoard, MLflow and Weights & Biases.
 
-The tables of the run directory are the record. A tracker is a copy for people who compare their
-runs there: it has a run for each trial, found again when the run directory is continued.
+The tables of the run directory are the record. A tracker has one run per trial, which is found
+again when the run directory is continued.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials
 
-if TYPE_CHECKING:  # its pyarrow takes as long to load as all of ``raypipe --help``
+if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
     from raypipe.storage.run_directory import RunDirectory
 
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
@@ -34,8 +34,8 @@ _PACKAGES: Mapping[TrackerName, Sequence[str]] = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "wandb": ("wandb",),
 }
-# The packages read these when they are imported. Nothing is sent to their makers, and a server
-# that is down holds a training up for seconds, not for the minutes that MLflow would try.
+# The packages read these variables on import. Nothing is sent to their vendors, and a server
+# that is down delays a training by seconds, not by the minutes of MLflow's retries.
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -43,7 +43,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "WANDB_ERROR_REPORTING": "false",
 }
-#: the columns of the table ``trials`` that were set, not measured
+#: columns of the table ``trials`` that are settings, not measurements
 _SETTINGS = (
     *("stage", "trained_stage", "kind", "reference", "device", "workers", "strategy"),
     *("micro_batch", "accumulation", "effective_batch"),
@@ -53,7 +53,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Target:
-    """What a tracker's run belongs to; ``configuration`` is flat and free of secrets."""
+    """The raypipe run of a tracker's runs; ``configuration`` is flat, without secrets."""
 
     run: RunDirectory
     run_id: str
@@ -62,10 +62,10 @@ class Target:
 
 
 class TrialTracker(Protocol):
-    """A tracker's run for one trial, made or found when this object is."""
+    """A tracker's run for one trial, created or found by the constructor."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step. After a restart steps come again; each is shown once."""
+        """Log a training step; a step that is repeated after a restart is shown once."""
 
     def end(
         self,
@@ -74,11 +74,11 @@ class TrialTracker(Protocol):
         metrics: Mapping[str, float],
         steps: int,
     ) -> None:
-        """The outcome, after which this object is dropped; ``metrics`` are of all ``steps``."""
+        """Record the outcome and close the run; ``metrics`` are those of all ``steps``."""
 
 
 class Trackers:
-    """Hands what is logged to every tracker; a trial that has ended may go on."""
+    """Forward logged rows to every tracker; an ended trial may continue."""
 
     def __init__(self, names: Sequence[TrackerName], target: Target) -> None:
         self._target = target
@@ -90,7 +90,7 @@ class Trackers:
                 self._kinds[name] = _load(name)
 
     def log(self, trial_id: str, row: Mapping[str, Any]) -> None:
-        """A row of the table ``steps``; its finite numbers are the metrics."""
+        """Log the finite numbers of a row of the table ``steps``."""
         metrics = finite_numbers(row)
         step = int(metrics.pop("step"))
         with self._lock:
@@ -99,7 +99,7 @@ class Trackers:
                     self._trial(name, trial_id).log(step, metrics)
 
     def end(self, trial_id: str, row: Mapping[str, Any]) -> None:
-        """A row of the table ``trials``: settings, status, and what was measured as ``final/``."""
+        """Log a row of the table ``trials``: settings, status, and measurements as ``final/``."""
         chosen = {name: row[name] for name in _SETTINGS if name in row}
         settings = flat({**chosen, **(row.get("point") or {})})
         measured = {name: value for name, value in row.items() if name not in _SETTINGS}
@@ -112,7 +112,7 @@ class Trackers:
                     del self._trials[name, trial_id]
 
     def close(self) -> None:
-        """Write everything out; trials that did not end were interrupted."""
+        """Close all runs; trials that did not end are recorded as interrupted."""
         for trial_id in {trial_id for _, trial_id in self._trials}:
             self.end(trial_id, {"status": "interrupted"})
 
@@ -123,11 +123,11 @@ class Trackers:
 
     @contextmanager
     def _sparing_the_training(self, name: TrackerName) -> Iterator[None]:
-        """A tracker that fails is given up.
+        """Disable a tracker that fails in the body.
 
-        Its package may raise anything (full disk, server down, a bug of its own), and hours of
-        training must not end for a copy of what the run directory holds: the one place where
-        every exception is caught.
+        Its package may raise anything (disk full, server down, a bug), and hours of training must
+        not end because of a copy of the run directory. This is the one place that catches every
+        exception.
         """
         try:
             yield
@@ -142,10 +142,10 @@ class Trackers:
 
 
 def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
-    """Refuse trackers that cannot work here, before anything starts; loads no package.
+    """Reject trackers that cannot work here, before anything starts; loads no package.
 
     Raises:
-        ConfigError: a package is missing, or a tracker's files cannot lie in this run directory.
+        ConfigError: a package is missing, or the run directory cannot hold a tracker's files.
 
     """
     for name in names:
@@ -174,10 +174,10 @@ def open_trackers(
     experiment: str,
     configuration: Mapping[str, Any],
 ) -> Iterator[Trackers]:
-    """The trackers of a command, closed at its end. What looks like a secret is not logged.
+    """Yield the trackers of a command and close them at its end. Likely secrets are not logged.
 
     Raises:
-        ConfigError: as ``check``.
+        ConfigError: see ``check``.
 
     """
     check(names, run)
@@ -191,7 +191,7 @@ def open_trackers(
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
-    """Nested sections by dotted key, lists as JSON, secrets as ``***``; nulls are left out.
+    """Flatten sections to dotted keys: lists as JSON, secrets as ``***``, nulls left out.
 
     ``{"a": {"b": [1, 2], "api_key": "x"}}`` -> ``{"a.b": "[1, 2]", "a.api_key": "***"}``
     """
@@ -214,7 +214,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
-    """What of a row is a metric."""
+    """Return the finite numbers of a row, which are its metrics."""
     return {
         name: float(value)
         for name, value in row.items()
@@ -223,12 +223,12 @@ def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def mlflow_server() -> str | None:
-    """The server the user's environment names."""
+    """Return the server that the user's environment names."""
     return os.environ.get("MLFLOW_TRACKING_URI") or None
 
 
 def wandb_is_offline() -> bool:
-    """Whether W&B keeps its files here: unless the user's environment says otherwise."""
+    """Whether W&B writes local files, as it does unless the user's environment says otherwise."""
     return (os.environ.get("WANDB_MODE") or "offline") in ("offline", "dryrun")
 
 
@@ -248,5 +248,5 @@ def _load(name: TrackerName) -> Callable[[Target, str], TrialTracker]:
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    # a folder ./wandb, left by earlier runs, looks like a package without a file
+    # a folder ./wandb of earlier runs looks like a package without a file
     return spec is not None and spec.origin is not None

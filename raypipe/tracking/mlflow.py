@@ -1,4 +1,4 @@
-"""MLflow: the SQLite file ``tracking/mlflow.db`` of the run directory, or a server."""
+"""MLflow tracker: the SQLite file ``tracking/mlflow.db`` of the run directory, or a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Param, Run
 
 from raypipe.tracking import Setting, Target, mlflow_server
 
-_MOST_PARAMETERS = 100  # of a request
+_MOST_PARAMETERS = 100  # limits of a request
 _LONGEST_VALUE = 6000
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED"}
 
@@ -20,8 +20,8 @@ _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED
 class MlflowTrial:
     """The MLflow run of a trial, found by its tags.
 
-    MLflow never lets a parameter change. Where a later attempt has another value (half the
-    micro-batch after out of memory), the tag ``raypipe.<name>`` holds it.
+    MLflow's parameters cannot change. If a later attempt has another value (half the micro-batch
+    after out of memory), the tag ``raypipe.<name>`` holds it.
     """
 
     def __init__(self, target: Target, trial_id: str) -> None:
@@ -49,7 +49,7 @@ class MlflowTrial:
             self._last, self._id = -1, run.info.run_id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step, stored on return; one that was stored before stays as it is."""
+        """Store a step before returning; a step that was stored before is not changed."""
         if step > self._last:
             self._client.log_batch(self._id, metrics=_metrics(metrics, step))
             self._last = step
@@ -61,7 +61,7 @@ class MlflowTrial:
         metrics: Mapping[str, float],
         steps: int,
     ) -> None:
-        """The configuration and the trial's own settings are parameters."""
+        """Store the configuration and the trial's settings as parameters."""
         stored = self._client.get_run(self._id).data
         values = {
             _name(name): str(value)[:_LONGEST_VALUE]
@@ -95,5 +95,5 @@ def _metrics(metrics: Mapping[str, float], step: int) -> list[Metric]:
 
 
 def _name(name: str) -> str:
-    """A name made of the characters that MLflow takes."""
+    """Return a name of characters that MLflow accepts."""
     return re.sub(r"[^\w./ -]", "_", name)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files at ``tracking/tensorboard/<trial>`` in the run directory."""
+"""TensorBoard tracker: event files in ``tracking/tensorboard/<trial>`` of the run directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raypipe.tracking import Setting, Target
 
 
 class TensorBoardTrial:
-    """The event files of a trial; its settings are hyperparameters when it ends."""
+    """The event files of a trial; its settings become hyperparameters when it ends."""
 
     def __init__(self, target: Target, trial_id: str) -> None:
         folder = f"{target.run.tracking}/tensorboard/{trial_id.replace('/', '-')}"
@@ -29,9 +29,9 @@ class TensorBoardTrial:
             self._writer.add_text("configuration", "\n".join(lines), 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step; where it does not follow the last, what was there from it on is replaced."""
+        """Log a step; a repeated step replaces itself and all later ones."""
         if self._last is None or step <= self._last:
-            # what SummaryWriter(purge_step=...) writes, without a further file
+            # the event of SummaryWriter(purge_step=...), without another file
             start = SessionLog(status=SessionLog.START)
             self._events.add_event(Event(session_log=start), step)
         for name, value in metrics.items():
@@ -46,11 +46,11 @@ class TensorBoardTrial:
         metrics: Mapping[str, float],
         steps: int,
     ) -> None:
-        """The row of the HParams view."""
+        """Write the row of the HParams view."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, steps)
         summaries = hparams({**settings, "status": status}, dict(metrics))
-        if status != "succeeded":  # torch takes every run for a success
+        if status != "succeeded":  # torch marks every run as a success
             plugin = summaries[-1].value[0].metadata.plugin_data
             end = HParamsPluginData.FromString(plugin.content)
             end.session_end_info.status = Status.STATUS_FAILURE

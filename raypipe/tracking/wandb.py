@@ -1,4 +1,4 @@
-"""Weights & Biases: files for ``wandb sync`` at ``tracking/wandb``, or its server."""
+"""Weights & Biases tracker: files for ``wandb sync`` in ``tracking/wandb``, or its server."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from raypipe.tracking import Setting, Target, finite_numbers, wandb_is_offline
 
 
 class WandbTrial:
-    """The W&B run of a trial, in the group of its raypipe run, under an id made from both.
+    """The W&B run of a trial, in the group of its raypipe run; the id derives from both.
 
-    Its server continues a run. Offline the package writes a further folder, knows nothing of the
-    steps in the earlier ones, and may have lost the last of them with a killed process; so the
-    folder of a trial that goes on is written anew, from the table ``steps`` on.
+    The server continues a run. Offline, the package writes another folder, does not know the steps
+    in earlier folders, and may have lost the last ones with a killed process. The folder of a
+    continued trial is therefore rewritten from the table ``steps``.
     """
 
     def __init__(self, target: Target, trial_id: str) -> None:
@@ -37,18 +37,18 @@ class WandbTrial:
             name=trial_id,
             id=name,
             resume=None if offline else "allow",
-            reinit="create_new",  # several trials are open at a time
+            reinit="create_new",  # several trials are open at the same time
             config=dict(target.configuration),
             dir=folder,
             settings=wandb.Settings(
                 mode="offline" if offline else os.environ["WANDB_MODE"],
                 silent=True,
                 console="off",
-                symlink=False,  # latest-run: of many trials that go on at a time
+                symlink=False,  # latest-run is ambiguous with concurrent trials
                 save_code=False,
                 disable_git=True,
-                x_disable_meta=True,  # the command line may hold secrets
-                x_disable_stats=True,  # of the driver: raypipe samples the workers
+                x_disable_meta=True,  # the command line may contain secrets
+                x_disable_stats=True,  # it would sample the driver; raypipe samples the workers
                 x_save_requirements=False,
             ),
         )
@@ -59,7 +59,7 @@ class WandbTrial:
                 self.log(int(metrics.pop("step")), metrics)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step; one that was stored before stays as it is."""
+        """Log a step; a step that was stored before is not changed."""
         if step > self._last:
             self._run.log(dict(metrics), step=step, commit=True)
             self._last = step
@@ -71,7 +71,7 @@ class WandbTrial:
         metrics: Mapping[str, float],
         steps: int,
     ) -> None:
-        """The settings go to the run's configuration, the outcome to its summary."""
+        """Write the settings to the run's configuration, and the outcome to its summary."""
         del steps
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.summary.update({**metrics, "status": status})

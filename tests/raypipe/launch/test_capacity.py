@@ -120,6 +120,6 @@ def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
     assert order.suggest("1") is None
     assert asked == [[{"CPU": 1.0, "GPU": 1.0}]]
     there[:] = [[HEAD, GPU]]
-    assert order.suggest("1")["relay"] is None
+    assert order.suggest("1")["mailbox"] is None
     assert order.suggest("2") == tune.Searcher.FINISHED
     order.close()

@@ -20,7 +20,7 @@ from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.scheduler import in_lanes
+from raypipe.pipeline.scheduler import run_concurrently
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger
@@ -122,7 +122,7 @@ def test_needs_come_first_and_of_a_kind_one_runs_at_a_time(data):
             busy.remove(stage.on_gpu)
             over.append(stage.name)
 
-    in_lanes(in_order(stages), run, pytest.fail)
+    run_concurrently(in_order(stages), run, pytest.fail)
     assert sorted(over) == names
 
 
