@@ -35,7 +35,7 @@ import typer
 
 from benchmarks.loops import nanogpt, raypipe_loop
 from benchmarks.loops.cases import CLIP_NORM, LOG_EVERY, Case
-from benchmarks.loops.measure import Contender, GpuUtilisation, run
+from benchmarks.loops.measure import Contender, GpuUtilization, run
 from benchmarks.training import machine
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain.data import divide
@@ -100,7 +100,7 @@ def measure(
         for name in (*names[turn:], *names[:turn]):
             torch.set_num_threads(threads)
             contender, case = contenders[name]
-            row, losses = run(contender, case, cpu, LOG_EVERY, GpuUtilisation(cpu))
+            row, losses = run(contender, case, cpu, LOG_EVERY, GpuUtilization(cpu))
             # nanoGPT logs steps 1, 11 and so on, raypipe 10, 20
             row["loss"] = median(each.loss for each in losses if 5 < each.first < case.steps - 5)
             rows.append({"round": number, "contender": name, **row})

@@ -68,7 +68,7 @@ def overhead(
             if only and case.kind != only:
                 continue
             rows = against_ray.run_rounds(case, launcher, rounds, seed)
-            summary = against_ray.summarise(rows)
+            summary = against_ray.summarize(rows)
             cases[case.name] = {"units": case.units, "summary": summary, "rounds": rows}
             ratio, rate = summary["ratio"], summary[OURS]["units_per_s"]["median"]
             typer.echo(

@@ -101,7 +101,7 @@ def run_rounds(
     return rows, difference
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians and spread of each contender, and its ratios to the reference in the same round."""
     reference = {row["round"]: row for row in rows if row["contender"] == REFERENCE}
     summary: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def main(
             if times:
                 plan = Plan(workers, trials, steps)
                 rows, difference = run_rounds(contenders, plan, times)
-                measured[workers] = {"summary": summarise(rows), "rounds": rows}
+                measured[workers] = {"summary": summarize(rows), "rounds": rows}
                 worst = max(worst, difference)
     finally:
         launcher.close()

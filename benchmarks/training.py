@@ -2,7 +2,7 @@
 
     python -m benchmarks.training --case lm-small [--threads 1]
 
-All train the same model from the same weights on the same samples, with the same optimiser,
+All train the same model from the same weights on the same samples, with the same optimizer,
 clipping, schedule, precision, accumulation and loader; they log every 10 steps, evaluate nothing
 and save nothing in the steps that count. In each round every contender trains once, in an order
 that rotates; its first 10 steps are not counted. What is reported is the ratio to the hand-written
@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.loops.cases import LOG_EVERY, NAMES, STEPS, Case, make
 from benchmarks.loops.measure import (
     Contender,
-    GpuUtilisation,
+    GpuUtilization,
     Logged,
     largest_difference,
     run,
@@ -64,7 +64,7 @@ def measure(
     flops = case.task.flops_per_sample(case.task.build_model())
     rows: list[dict[str, Any]] = []
     differences: dict[str, float] = {}
-    gpu = GpuUtilisation(device)
+    gpu = GpuUtilization(device)
     try:
         for number in range(rounds):
             turn = number % len(contenders)
@@ -84,7 +84,7 @@ def measure(
     return rows, differences
 
 
-def summarise(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> dict[str, Any]:
     """Medians of each contender, and its ratios to the reference in the same round."""
     reference = {row["round"]: row for row in rows if row["contender"] == REFERENCE}
     summary: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def main(
     what = make(name, length, device, processes)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     rows, differences = measure(what, chosen, device, rounds, threads)
-    summary = summarise(rows, differences)
+    summary = summarize(rows, differences)
     report = {
         "case": name,
         "started": started,

@@ -92,7 +92,7 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Run an experiment; finished work is kept, and never done twice."""
+    """Run an experiment; finished work is kept and never repeated."""
     from raypipe.commands import run as command
     from raypipe.commands.request import Request
 
@@ -139,7 +139,7 @@ def sweep(
         typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
     ] = None,
 ) -> None:
-    """Measure the points of the section `sweep` and say which to use on this machine."""
+    """Measure the points of the section `sweep` and recommend one for this machine."""
     from raypipe.commands import sweep as command
     from raypipe.commands.request import Request
 
@@ -180,7 +180,7 @@ def plan(
     run_dir: RunDir = None,
     profile: Profile = "auto",
 ) -> None:
-    """Show what would run, what is already done and what it should cost; start nothing."""
+    """Show what would run, what is done and the expected cost; start nothing."""
     from raypipe.commands import plan as command
 
     _show(command.plan(config, overrides or [], run_dir=run_dir, profile=profile))
@@ -248,7 +248,7 @@ def results(
         str | None, typer.Argument(metavar="[TABLE]", help="e.g. studies, trials, failures.")
     ] = None,
 ) -> None:
-    """Print a results table, or without TABLE the tables there are."""
+    """Print a results table; without TABLE, list the tables."""
     from raypipe.commands import results as command
 
     _show(command.table(run_dir, table))
@@ -263,13 +263,13 @@ def report(run_dir: Existing) -> None:
 
 
 def _show(frame: Any) -> None:
-    """A table on the terminal, whole."""
+    """Print a whole table on the terminal."""
     text = frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)"
     typer.echo(without_credentials(text))
 
 
 def _spread_stages(arguments: list[str]) -> list[str]:
-    """``--only A B`` as ``--only A --only B``: an option of click takes one value."""
+    """Turn ``--only A B`` into ``--only A --only B``: click's options take one value."""
     spread: list[str] = []
     further = False
     for argument, before in zip(arguments, ["", *arguments], strict=False):
@@ -280,7 +280,7 @@ def _spread_stages(arguments: list[str]) -> list[str]:
 
 
 class _Interrupted(KeyboardInterrupt):
-    """After a plain one came through ``exec`` (an import) ``python -m`` ends with status -2."""
+    """Ctrl-C that exits cleanly: after a KeyboardInterrupt in an import, Python exits with -2."""
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -289,9 +289,9 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def main() -> None:
-    """The entry point: a configuration error is one message and exit status 2.
+    """Run the command line; a configuration error is one message and exit status 2.
 
-    SIGTERM ends a command in order, as Ctrl-C does.
+    SIGTERM ends a command cleanly, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored

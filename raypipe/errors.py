@@ -14,7 +14,7 @@ FailureKind = Literal[
     "invalid_value",
     "error",
 ]
-#: failures of the machine, not of the work: the same work may succeed when it is tried again
+#: failures of machines: the same work may succeed on a retry
 TRANSIENT: frozenset[FailureKind] = frozenset({"worker_died", "node_lost", "host_out_of_memory"})
 
 _LONGEST = 10_000
@@ -23,7 +23,7 @@ _LONGEST = 10_000
 class ConfigError(ValueError):
     """A mistake in the command or the configuration: exit status 2, nothing started.
 
-    The message is cut where it would repeat a damaged file.
+    The message is truncated if it would repeat a damaged file.
     """
 
     def __init__(self, message: str) -> None:
@@ -32,14 +32,14 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """The batch that did not fit into memory: samples of a forward, in training or evaluation."""
+    """The number of samples per forward pass that exceeded memory, in training or evaluation."""
 
     where: Literal["training", "evaluation"]
     size: int
 
 
 class UnitError(RuntimeError):
-    """A unit of work ended without a result; ``kind`` is what ``failures.kind`` records."""
+    """A unit of work ended without a result; ``kind`` becomes ``failures.kind``."""
 
     def __init__(
         self, unit: str, kind: FailureKind, message: str, limit: BatchLimit | None = None

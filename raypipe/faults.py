@@ -1,12 +1,12 @@
-"""Fault injection for rehearsals: the environment variable ``RAYPIPE_FAULTS``.
+"""Fault injection for tests: the environment variable ``RAYPIPE_FAULTS``.
 
-Comma-separated, read where the fault would happen, in workers too:
+Faults are comma-separated and read where they would happen, in workers too:
 
-``oom:micro_batch>N``      a training step with a larger micro-batch runs out of memory
-``kill_worker:step=K``     rank 0 of a training run kills itself at step K of attempt 1
-``kill_task:p=X``          a CPU task kills itself with probability X on its first attempt
-``hang_task:p=X``          a CPU task never ends, with probability X on its first attempt
-``delay_task:s=X``         each CPU task sleeps X seconds first
+``oom:micro_batch>N`` a training step with a larger micro-batch runs out of memory
+``kill_worker:step=K`` rank 0 of a training run kills itself at step K of attempt 1
+``kill_task:p=X`` a CPU task kills itself with probability X on its first attempt ``hang_task:p=X``
+a CPU task never ends, with probability X on its first attempt ``delay_task:s=X`` each CPU task
+first sleeps X seconds
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Faults:
     delay_task_s: float = 0.0
 
     def at_step(self, step: int, micro_batch: int, rank: int, attempt: int) -> None:
-        """Fail here if this training step is to fail."""
+        """Fail if a fault is set for this training step."""
         if self.oom_above is not None and micro_batch > self.oom_above:
             import torch
 
@@ -54,7 +54,7 @@ class Faults:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def at_task(self, identity: str, attempt: int) -> None:
-        """Sleep, die or hang here if this CPU task is to."""
+        """Sleep, die or hang if a fault is set for this CPU task."""
         if self.delay_task_s:
             time.sleep(self.delay_task_s)
         if attempt > 1:
@@ -67,10 +67,10 @@ class Faults:
 
 
 def from_environment() -> Faults:
-    """The faults that ``RAYPIPE_FAULTS`` asks for.
+    """Return the faults of ``RAYPIPE_FAULTS``.
 
     Raises:
-        ConfigError: a fault of another form.
+        ConfigError: a fault has an unknown form.
 
     """
     wanted: dict[str, float] = {}

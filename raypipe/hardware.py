@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A node: what training and CPU tasks find there."""
+    """Hardware of a node."""
 
     hostname: str
     cpus: int
@@ -44,15 +44,15 @@ class Hardware:
         return self.gpus[0].name if self.gpus else "cpu"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
 
 def detect() -> Hardware:
-    """The hardware of this machine; a missing driver means no GPUs, and a note says why.
+    """Return the hardware of this machine; without a driver there are no GPUs, and a note.
 
-    ``CUDA_VISIBLE_DEVICES`` is respected: hidden GPUs are not listed. ``cpus`` counts the
-    cores this process may run on.
+    GPUs hidden by ``CUDA_VISIBLE_DEVICES`` are not listed. ``cpus`` counts the cores that this
+    process may use.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus, driver, cuda, note = _nvml()
@@ -95,7 +95,7 @@ def _gpu(index: int) -> Gpu:
 
 
 def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """As CUDA does: in the order of the variable, up to the first name that is no GPU's."""
+    """Return the GPUs visible to CUDA: in the variable's order, up to the first invalid name."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return tuple(gpus)
@@ -115,13 +115,13 @@ def bytes_text(size: float) -> str:
 
 
 def lowest_compute_capability(nodes: Sequence[Hardware]) -> str | None:
-    """Of all GPUs; None where there is none."""
+    """Return the lowest compute capability of all GPUs; None without GPUs."""
     found = [gpu.compute_capability for node in nodes for gpu in node.gpus]
     return min(found, key=float, default=None)
 
 
 def supported_precisions(compute_capability: str | None) -> tuple[Precision, ...]:
-    """The precisions of a GPU by its compute capability (``"9.0"``), or of the CPU (None)."""
+    """Return the precisions of a GPU by its compute capability (``"9.0"``), or of the CPU."""
     if compute_capability is None:
         return ("fp32", "bf16", "fp16")
     if int(compute_capability.partition(".")[0]) >= 8:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
-# a key with a slash in it that should have been written %2F is a secret nevertheless
+# a key with an unescaped slash is a secret, too
 _CREDENTIALS = re.compile(r"(?<=://)(?:[^\s\"']*:[^\s\"']*|[^/@\s\"']+)(?=@)")
-#: in a query of a URI, also where an error quotes it without what stands before
+#: in the query of a URI, even if an error quotes the query alone
 _PARAMETER = re.compile(r"(?<=[?&#])([^\s\"'?&#=]+)=[^\s\"'&#]+")
-# what kind of credentials are used is no secret: Arrow has ?credential_kind=anonymous
+# the kind of credentials is public: Arrow has ?credential_kind=anonymous
 _SECRET = re.compile(
     r"(^|[_-])(password|passwd|passphrase|secrets?|token|credentials?|"
     r"(api|access|private|secret|encryption)[_-]?key)([_-](?!(kind|type)$)|$)",
@@ -23,7 +23,7 @@ _SIGNATURE = re.compile(r"(^|[_-])sig(nature)?$", re.IGNORECASE)
 
 
 def without_credentials(text: str) -> str:
-    """The text with ``***`` for users and secrets of the URIs in it, and of their queries.
+    """Return the text with ``***`` for users and secrets in URIs and their queries.
 
     ``"s3://key:secret@bucket/runs?token=x"`` -> ``"s3://***@bucket/runs?token=***"``
     """
@@ -36,25 +36,25 @@ def _hidden_parameter(found: re.Match[str]) -> str:
 
 
 def shown_traceback() -> str:
-    """The traceback of what is being handled, without credentials: ``log.exception`` shows them."""
+    """Return the traceback of the current exception without credentials."""
     return without_credentials(traceback.format_exc())
 
 
 class LogFormatter(logging.Formatter):
-    """Lines of a log without credentials, those of a traceback too."""
+    """Log formatter that redacts credentials, in tracebacks too."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a record."""
         return without_credentials(super().format(record))
 
 
 def is_secret(key: str) -> bool:
-    """Whether the value of a (dotted) key is one, as its name tells: ``login.api_key``."""
+    """Whether a (dotted) key's name says that its value is secret: ``login.api_key``."""
     return _SECRET.search(key.rpartition(".")[2]) is not None
 
 
 def without_secrets(value: Any) -> Any:
-    """Plain values without credentials in texts, and with ``***`` for texts of secret keys."""
+    """Return plain values without credentials, and ``***`` for texts of secret keys."""
     if isinstance(value, Mapping):
         return {
             key: HIDDEN if is_secret(str(key)) and holds_text(item) else without_secrets(item)
@@ -66,7 +66,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def holds_text(value: Any) -> bool:
-    """Whether there is a text in a plain value; numbers such as a ``token`` count are no secret."""
+    """Whether a plain value contains text; numbers, such as a ``token`` count, are not secret."""
     if isinstance(value, Mapping | list | tuple):
         items = value.values() if isinstance(value, Mapping) else value
         return any(holds_text(item) for item in items)

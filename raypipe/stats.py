@@ -1,8 +1,8 @@
 """Statistics for comparisons: summary, paired tests, Friedman's test, Pareto front.
 
-A table of values has one row a run and one column an algorithm; the values of a row share their
-start and their seed. Infinite values are allowed and rank last (or first); a missing value leaves
-its run out of the comparisons it is part of, and is counted.
+A table of values has one row per run and one column per algorithm; the values of a row share their
+start and seed. Infinite values are allowed and rank last (or first). A missing value excludes its
+run from the comparisons it belongs to, and is counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-#: Level of significance of every conclusion.
+#: Significance level of every conclusion.
 ALPHA = 0.05
 
 
@@ -35,17 +35,17 @@ class Friedman(TypedDict):
 
 
 def summary(values: pd.DataFrame) -> pd.DataFrame:
-    """Location and spread of each algorithm over its runs.
+    """Return location and spread of each algorithm over its runs.
 
     Args:
-        values: runs x algorithms; missing values are left out.
+        values: runs x algorithms; missing values are excluded.
 
     Returns:
-        A row an algorithm: ``n``, ``mean``, ``std`` (ddof 1, missing for a single run), ``min``,
+        One row per algorithm: ``n``, ``mean``, ``std`` (ddof 1, missing for a single run), ``min``,
         ``max``, ``median``.
 
     Raises:
-        ValueError: a column that is not numeric or has the name of another.
+        ValueError: a column is not numeric, or two have the same name.
 
     """
     table = _checked(values)
@@ -62,52 +62,52 @@ def summary(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFrame:
-    """Quantiles of each algorithm over its runs, linear between its values.
+    """Return quantiles of each algorithm over its runs, with linear interpolation.
 
-    An infinite value ranks last, and a quantile that any infinite value has a part in is infinite:
-    so the median of times some of which are censored is infinite where it cannot be known.
+    An infinite value ranks last, and a quantile that depends on one is infinite: the median of
+    partly censored times is infinite where it cannot be known.
 
     Args:
-        values: runs x algorithms; missing values are left out.
+        values: runs x algorithms; missing values are excluded.
         probabilities: in [0, 1].
 
     Returns:
-        A row a probability, a column an algorithm; missing for an algorithm without values.
+        One row per probability and one column per algorithm; missing for one without values.
 
     Raises:
-        ValueError: a column that is not numeric or has the name of another.
+        ValueError: a column is not numeric, or two have the same name.
 
     """
     table = _checked(values)
     highest = table.where(np.isfinite(table)).max().fillna(-np.inf)
-    # inf - inf is no number, so infinite values are ranked as the largest float
+    # inf - inf is NaN, so infinite values are ranked as the largest float
     found = table.replace(np.inf, np.finfo(np.float64).max).quantile(list(probabilities))
     return found.mask(found > highest, np.inf)
 
 
 def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.DataFrame:
-    """Wilcoxon's signed-rank test, two-sided, for every pair of algorithms, or for those of one.
+    """Test pairs of algorithms with the two-sided Wilcoxon signed-rank test.
 
-    Runs where the two are equal are left out of the test (Wilcoxon 1945). The p-value is that of
+    Runs in which the two are equal are excluded (Wilcoxon 1945). The p-value is that of
     ``scipy.stats.wilcoxon``: exact for few runs, its normal limit for many. Holm's step-down
     procedure (1979) corrects for the number of pairs. The effect size is the matched-pairs
     rank-biserial correlation (Kerby 2014): the share of the rank sum where ``first`` is higher
     minus the share where it is lower.
 
     Args:
-        values: runs x algorithms; a run with a missing value is left out of the pair.
-        control: the algorithm that the others are compared with, named before the values were
-            seen; then it is ``second`` in each pair, and fewer comparisons are to be corrected for.
+        values: runs x algorithms; a run with a missing value is excluded from the pair.
+        control: the algorithm to compare all others with, chosen before seeing the values. It is
+            ``second`` in each pair. By default all pairs are compared, with a larger correction.
 
     Returns:
-        A row a pair of columns, in their order: ``first``, ``second``, ``n`` (runs with both
+        One row per pair of columns, in their order: ``first``, ``second``, ``n`` (runs with both
         values), ``dropped`` (runs without), ``equal`` (runs without a difference), ``statistic``
-        (the smaller rank sum), ``p_value``, ``p_holm``, ``effect`` (-1 to 1), ``conclusion``: which
-        one is lower, or that no difference was found, or that so few runs cannot tell. Where no
-        run differs, the p-value is 1 and the effect 0.
+        (the smaller rank sum), ``p_value``, ``p_holm``, ``effect`` (-1 to 1), and ``conclusion``:
+        which one is lower, that no difference was found, or that there are too few runs to tell. If
+        no run differs, the p-value is 1 and the effect 0.
 
     Raises:
-        ValueError: a column that is not numeric or has the name of another.
+        ValueError: a column is not numeric, or two have the same name.
 
     """
     table = _checked(values)
@@ -127,7 +127,7 @@ def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.D
 
 
 def runs_needed(comparisons: int) -> int:
-    """How many differing runs let a pair reach the level of significance after Holm's correction.
+    """Return the number of differing runs from which a pair can be significant after correction.
 
     The smallest two-sided p-value of n pairs is 2 / 2^n, and Holm multiplies the smallest p-value
     by the number of comparisons.
@@ -136,7 +136,7 @@ def runs_needed(comparisons: int) -> int:
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:
-    """P-values corrected for their number (Holm 1979), in the given order."""
+    """Return p-values corrected for their number (Holm 1979), in the given order."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     corrected = np.empty_like(p)
@@ -146,22 +146,22 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
 
 
 def friedman(values: pd.DataFrame) -> Friedman:
-    """Friedman's test of whether some algorithms rank lower than others over the runs.
+    """Test whether some algorithms rank lower than others over the runs (Friedman).
 
     Ties share their average rank; the p-value is from the chi-squared distribution, see
-    ``scipy.stats.friedmanchisquare``. The effect size is Kendall's W = chi2 / (n (k - 1)): 0 for
-    no agreement of the runs, 1 for the same ranking in each.
+    ``scipy.stats.friedmanchisquare``. The effect size is Kendall's W = chi2 / (n (k - 1)): 0 for no
+    agreement of the runs, 1 for the same ranking in each.
 
     Args:
-        values: runs x algorithms (k); runs with a missing value are left out.
+        values: runs x algorithms (k); runs with a missing value are excluded.
 
     Returns:
-        ``n`` and ``dropped`` (runs used, left out), ``chi2``, ``p_value``, ``kendalls_w``,
+        ``n`` and ``dropped`` (runs used and excluded), ``chi2``, ``p_value``, ``kendalls_w``,
         ``average_ranks`` (1 is the lowest value), ``conclusion``. With fewer than three algorithms
-        or without a run the numbers are NaN.
+        or without a run, the numbers are NaN.
 
     Raises:
-        ValueError: a column that is not numeric or has the name of another.
+        ValueError: a column is not numeric, or two have the same name.
 
     """
     table = _checked(values)
@@ -217,10 +217,10 @@ def on_pareto_front(costs: ArrayLike) -> NDArray[np.bool_]:
 
 
 def _checked(values: pd.DataFrame) -> pd.DataFrame:
-    """The values as float64."""
+    """Return the values as float64. Raises ValueError."""
     if not values.columns.is_unique:
         twice = values.columns[values.columns.duplicated()][0]
-        raise ValueError(f"algorithm {twice!r} has two columns; give each a name of its own")
+        raise ValueError(f"algorithm {twice!r} has two columns; rename one")
     for name in values.columns:
         if not pd.api.types.is_numeric_dtype(values[name]):
             raise ValueError(
@@ -230,9 +230,9 @@ def _checked(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, float]:
-    """Test and effect size of one pair, before correction."""
+    """Return the test and effect size of one pair, before correction."""
     both = ~(np.isnan(a) | np.isnan(b))
-    differing = both & (a != b)  # before subtracting: inf - inf is no number
+    differing = both & (a != b)  # before subtracting: inf - inf is NaN
     with np.errstate(over="ignore"):
         difference = a[differing] - b[differing]
     counts = {

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer.
 
 Its own filter of losses that are no numbers is off, since it reads each loss from the device; so
-are the printing of what is logged, checkpoints and progress bars. Optimiser and schedule are
+are the printing of what is logged, checkpoints and progress bars. Optimizer and schedule are
 handed over, because its own cosine begins a step earlier.
 """
 

@@ -40,7 +40,7 @@ class _Module(lightning.LightningModule):
         gradient_clip_val: float | None = None,  # noqa: ARG002
         gradient_clip_algorithm: str | None = None,  # noqa: ARG002
     ) -> None:
-        # its own refuses a fused optimiser in mixed precision
+        # its own refuses a fused optimizer in mixed precision
         torch.nn.utils.clip_grad_norm_(self.parameters(), CLIP_NORM)
 
     def configure_optimizers(self) -> Any:

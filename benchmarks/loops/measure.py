@@ -44,10 +44,10 @@ class _Mark:
 
 
 class StepTimes:
-    """The end of every optimiser step while the context is open.
+    """The end of every optimizer step while the context is open.
 
     A step lasts from the end of one update to the end of the next. The hook is PyTorch's for all
-    optimisers: outside of what is compiled, and in the same place of every loop. On a GPU the
+    optimizers: outside of what is compiled, and in the same place of every loop. On a GPU the
     marks are CUDA events, read when all is done.
     """
 
@@ -82,7 +82,7 @@ class StepTimes:
 
         """
         if len(self._marks) != case.steps:
-            raise RuntimeError(f"{len(self._marks)} optimiser steps instead of {case.steps}")
+            raise RuntimeError(f"{len(self._marks)} optimizer steps instead of {case.steps}")
         marks = self._marks[warmup - 1 :]
         steps = [self._seconds(one, other) for one, other in pairwise(marks)]
         seconds = self._seconds(marks[0], marks[-1])
@@ -106,7 +106,7 @@ class StepTimes:
         return float(begin.event.elapsed_time(end.event)) / 1000
 
 
-class GpuUtilisation:
+class GpuUtilization:
     """What ``nvidia-smi`` says of the GPU, by a process of its own; nothing where there is none."""
 
     def __init__(self, device: torch.device) -> None:
@@ -139,7 +139,7 @@ class GpuUtilisation:
 
 
 def run(
-    contender: Contender, case: Case, device: torch.device, warmup: int, gpu: GpuUtilisation
+    contender: Contender, case: Case, device: torch.device, warmup: int, gpu: GpuUtilization
 ) -> tuple[dict[str, Any], list[Logged]]:
     """One contender's part of a round, in a clean state of the process."""
     torch.compiler.reset()  # graphs of the others count against the limit of recompilations

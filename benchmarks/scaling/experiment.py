@@ -49,14 +49,14 @@ def stages(settings: Scale) -> list[Stage]:
                 done += 1
                 context.advance(done)
 
-    def summarise(context: StageContext) -> None:
+    def summarize(context: StageContext) -> None:
         values = [row["value"] for row in context.ledger.rows("evaluations")]
         row = {"units": len(values), "mean": fmean(values)}
         context.finish(summary, {"totals": {"all": row}})
 
     return [
         Stage("units", run, units, cost=f"{work.count} units"),
-        Stage("summary", summarise, [summary], ("units",), derived=True),
+        Stage("summary", summarize, [summary], ("units",), derived=True),
     ]
 
 

@@ -102,7 +102,7 @@ def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[d
     return rows
 
 
-def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians and spread of both contenders, and the ratio of their rates, round by round."""
     rates = {
         name: {r["round"]: r for r in rows if r["contender"] == name} for name in (REFERENCE, OURS)

@@ -142,7 +142,7 @@ def flops_per_sample(settings: T5Settings, source_length: int, target_length: in
     token by the matrices it is multiplied by, the keys and values of the cross-attention by the
     source's, and the queries by the keys and the weights by the values over the whole rectangle,
     causal or not. A multiply-add is two operations, a backward costs two forwards; embeddings,
-    normalisation, activations, position biases, softmax and loss are left out.
+    normalization, activations, position biases, softmax and loss are left out.
     """
     s, source, target = settings, source_length, target_length
     inner = s.heads * s.head_width

@@ -71,7 +71,7 @@ def load_pretrained(name: str, settings: T5Settings) -> T5ForConditionalGenerati
 
     Raises:
         ConfigError: what :func:`pretrained_settings` raises, the model has other sizes, or there
-            are no weights as safetensors.
+            are no safetensors weights.
 
     """
     stored, wanted = (
@@ -182,7 +182,7 @@ def _check_place(name: str) -> None:
     folder = Path(name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"{name}: holds no config.json, so it is no saved model")
+            raise ConfigError(f"{name}: holds no config.json, so it is not a saved model")
     elif folder.is_absolute() or name.startswith("."):
         raise ConfigError(f"{name}: there is no such directory")
 

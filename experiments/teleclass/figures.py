@@ -77,10 +77,10 @@ def _bars(
     columns: Sequence[str],
     labels: Sequence[str],
 ) -> Figure:
-    """Columns of a table as groups of bars, one a row."""
+    """Draw columns of a table as groups of bars, one bar per row."""
     canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
-    colours = strokes(list(METHODS))
+    colors = strokes(list(METHODS))
     width = 0.8 / len(found)
     for place, (method, row) in enumerate(found.iterrows()):
         heights = row[list(columns)].astype(float)
@@ -88,7 +88,7 @@ def _bars(
         name = METHODS[str(method)]
         if row["documents_of"] == "train" and "test" in set(found["documents_of"]):
             name += " (training documents)"
-        bars = axes.bar(middle, heights, 0.92 * width, color=colours[str(method)].color, label=name)
+        bars = axes.bar(middle, heights, 0.92 * width, color=colors[str(method)].color, label=name)
         axes.bar_label(bars, fmt="%.2f", fontsize=6.5, rotation=90, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(columns)), labels)
     axes.tick_params(axis="x", length=0)
@@ -104,8 +104,8 @@ def _sizes(classes: pd.DataFrame) -> Plot:
     gold, labelled = classes["gold"] + 1, classes["documents"] + 1
     most = float(max(gold.max(), labelled.max())) * 1.3
     axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
-    colour = strokes(["classes"])["classes"].color
-    axes.scatter(gold, labelled, s=12, color=colour, alpha=0.7, linewidth=0)
+    color = strokes(["classes"])["classes"].color
+    axes.scatter(gold, labelled, s=12, color=color, alpha=0.7, linewidth=0)
     for axis in (axes.xaxis, axes.yaxis):
         set_log(axis, 0.9, most, ticks=(1.0,))
     axes.set_xlabel("documents with the class by gold labels, + 1")

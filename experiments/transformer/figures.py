@@ -39,13 +39,13 @@ def _measures(found: pd.DataFrame) -> Plot:
     )
     canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
-    colours = strokes(list(found["method"]))
+    colors = strokes(list(found["method"]))
     width = 0.8 / len(found)
     for place, row in enumerate(found.to_dict("records")):
         middle = np.arange(len(names)) + (place - (len(found) - 1) / 2) * width
         method = str(row["method"])
         heights = [float(row[name]) for name in names]
-        bars = axes.bar(middle, heights, 0.92 * width, color=colours[method].color, label=method)
+        bars = axes.bar(middle, heights, 0.92 * width, color=colors[method].color, label=method)
         axes.bar_label(bars, fmt="%.3g", fontsize=7.5, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(names)), [name.replace("_f1", "-F1") for name in names])
     canvas.legend(loc="outside upper left", ncols=2)
@@ -67,9 +67,9 @@ def _confusion(found: pd.DataFrame) -> Plot:
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     for (row, column), share in np.ndenumerate(shares):
         if share >= 0.005:
-            colour = "white" if share > 0.5 else "#23272f"
+            color = "white" if share > 0.5 else "#23272f"
             text = f"{100 * share:.0f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=colour)
+            axes.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
     axes.set_xticks(range(len(order)), order, rotation=60, ha="right")
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel("predicted")

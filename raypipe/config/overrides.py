@@ -26,7 +26,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{shown_as}: nested too deeply")
         try:
             value = load_yaml(text, shown_as)
-        except ConfigError:  # which quotes the text
+        except ConfigError:  # the cause quotes the text
             if hidden_override(override) == override:
                 raise
             raise ConfigError(f"{shown_as}: not valid YAML") from None
@@ -41,7 +41,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def hidden_override(override: str) -> str:
-    """Return an override as it may be shown: secrets are replaced by ``***``."""
+    """Return an override for display: secrets are replaced by ``***``."""
     key, separator, text = override.partition("=")
     if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
         return f"{key}={HIDDEN}"

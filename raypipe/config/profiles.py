@@ -48,7 +48,7 @@ def pick_profile(profiles: Mapping[str, Mapping[str, Any]], nodes: Sequence[Hard
     capability = lowest_compute_capability(nodes)
     if capability is None:
         return "cpu"
-    # a card sold as 24 GB has 24e9 bytes or a little more
+    # a card sold as 24 GB has at least 24e9 bytes
     has = min(memories) / 1e9, float(capability)
     requirements = {
         name: tuple(float(profile.get(key, 0)) for key in CONDITIONS)

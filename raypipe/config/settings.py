@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-#: no count is larger: consumers of configuration numbers hold them in 64 bits
+#: maximum of any integer setting: consumers store them in 64 bits
 _MAX_INTEGER = 2**63 - 1
 
 T = TypeVar("T")
@@ -56,12 +56,12 @@ class Settings(BaseModel):
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
-        """Settle keys that depend on each other, in place; by default there are none.
+        """Resolve keys that depend on each other, in place; by default there are none.
 
         Args:
             name: the section's name in the configuration, for messages.
-            values: the section merged from all levels; of a wrong type where the user erred.
-            levels: the section as each level gives it, the highest first.
+            values: the section merged from all levels; types may be wrong.
+            levels: the section in each level, the highest first.
 
         Raises:
             ConfigError: the keys of one level contradict each other.

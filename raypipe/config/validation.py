@@ -20,10 +20,10 @@ _MAX_SHOWN = 300
 def validate(
     values: Mapping[str, Any], levels: Sequence[Level], model: type[BaseModel]
 ) -> BaseModel:
-    """The settings from the merged values of ``levels``, the highest first.
+    """Return the settings from the merged values of ``levels``, the highest first.
 
     Raises:
-        ConfigError: a line for each wrong value.
+        ConfigError: values are invalid; one line for each.
 
     """
     try:
@@ -33,7 +33,7 @@ def validate(
         details = error.errors()
         for detail in details[:_MAX_MISTAKES]:
             where, what = _explain(detail, levels, model)
-            # a value that may be of several kinds has a complaint for each
+            # a union type reports an error per alternative
             lines[where] = f"{lines[where]}, or {what}" if where in lines else what
         message = "\n".join(f"{where}: {what}" for where, what in lines.items())
         if len(details) > _MAX_MISTAKES:
@@ -61,7 +61,7 @@ def _explain(
 
 
 def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
-    """The key, without the names pydantic adds for each kind that a plain value may be of."""
+    """Return the key without the names that pydantic adds for the alternatives of a union."""
     location: list[str] = []
     annotation: Any = model
     for part in parts:
@@ -69,7 +69,7 @@ def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
         if section is not None:
             field = section.model_fields.get(str(part))
             annotation = field.annotation if field is not None else None
-        elif get_origin(annotation) is dict:  # sections by names that the user gives
+        elif get_origin(annotation) is dict:  # sections named by the user
             annotation = get_args(annotation)[1]
         elif not isinstance(part, int):
             continue
@@ -78,7 +78,7 @@ def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:
 
 
 def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
-    """The highest level that gives the key, or the nearest section around it."""
+    """Return the origin of the highest level that gives the key or a section around it."""
     for length in range(len(location), 0, -1):
         for level in levels[:-1]:
             *parents, last = location[:length]
@@ -89,7 +89,7 @@ def _origin(location: Sequence[str], levels: Sequence[Level]) -> str:
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key that a settings model takes."""
+    """Return every dotted key of a settings model."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         if (section := section_of(field.annotation)) is not None:
@@ -97,17 +97,17 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, which must not be as long as a damaged file."""
+    """Return a value for a message, shortened if it is long."""
     return shorten(repr(value))
 
 
 def shorten(text: str) -> str:
-    """The text, or where it is long its start."""
+    """Return the text, or the beginning of a long one."""
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """A hint at the allowed word that is nearest, if any is near."""
+    """Return a hint at the nearest allowed word, if any is near."""
     close = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -115,7 +115,7 @@ def did_you_mean(word: str, allowed: Sequence[str]) -> str:
 def check_sections(
     values: Mapping[str, Any], origin: str, model: type[BaseModel], prefix: str = ""
 ) -> None:
-    """Refuse a plain value in a section's place, which a higher level would hide."""
+    """Reject a plain value in place of a section, which a higher level would hide."""
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is None or name not in values:
@@ -126,13 +126,13 @@ def check_sections(
         elif value is not None or field.annotation is section:
             keys = ", ".join(section.model_fields)
             raise ConfigError(
-                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys of its "
-                f"own (allowed here: {keys})"
+                f"{origin}: {prefix}{name} = {shown(value)}: must be a section with keys "
+                f"(allowed here: {keys})"
             )
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The settings model of a section, also of one that may be None; None for a plain value."""
+    """Return the settings model of a section, even an optional one; None for a plain value."""
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
     if len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], BaseModel):
         return kinds[0]
@@ -140,7 +140,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def dig(values: Any, *keys: str) -> Any:
-    """The value at a path of keys; None where there is none."""
+    """Return the value at a path of keys; None if there is none."""
     for key in keys:
         if not isinstance(values, Mapping):
             return None

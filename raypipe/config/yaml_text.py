@@ -1,7 +1,7 @@
-"""YAML loader: duplicate keys are errors, ``1e-3`` is a number, aliases cannot grow without bound.
+"""YAML loader: duplicate keys are errors, ``1e-3`` is a number, and aliases are bounded.
 
-Nothing in a text costs more than its length: aliases may stand for at most so many values, and
-what is nested deeper than any settings are is refused before anything walks through it.
+Parsing costs no more than the length of the text: the number of values that aliases expand to is
+limited, and deep nesting is rejected before anything traverses it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import yaml
 
 from raypipe.errors import ConfigError
 
-#: sections in sections, or parts of a dotted key
+#: maximum depth of sections, or parts of a dotted key
 MAX_DEPTH = 64
 _MAX_VALUES = 100_000
 _MAX_DIGITS = 100
 
 
 def load_yaml(text: str, origin: str) -> Any:
-    """The value of a YAML text; ``origin`` names it in messages. Raises ConfigError."""
+    """Return the value of a YAML text; ``origin`` names it in messages. Raises ConfigError."""
     try:
         content = yaml.load(text, Loader=_Loader)
     except RecursionError as error:
         raise ConfigError(f"{origin}: nested too deeply") from error
-    except Exception as error:  # PyYAML lets through what its conversions raise
+    except Exception as error:  # PyYAML does not catch errors of its conversions
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
     return content
 
 
 def check_keys(value: Any, origin: str, prefix: str = "") -> None:
-    """Refuse keys that are no text, wherever in a value they are. Raises ConfigError."""
+    """Reject keys that are not text, anywhere in a value. Raises ConfigError."""
     if isinstance(value, list):
         for number, item in enumerate(value):
             check_keys(item, origin, f"{prefix}{number}.")
@@ -43,7 +43,7 @@ def check_keys(value: Any, origin: str, prefix: str = "") -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice and reads 1e-3 as a number."""
+    """YAML loader that rejects duplicate keys and reads 1e-3 as a number."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
@@ -57,7 +57,7 @@ class _Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen: set[str] = set()
-        for key, _ in node.value:  # before merges (<<) add keys that may be given again
+        for key, _ in node.value:  # before merges (<<) add keys, which may be overridden
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
                     None, None, "a key must be plain text", key.start_mark
@@ -71,7 +71,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_whole_number(self, node: yaml.ScalarNode) -> int:
-        """An integer; digits to the base 60 (``1:30``) would take the square of their number."""
+        """Return an integer; base-60 digits (``1:30``) would take quadratic time."""
         if len(node.value) > _MAX_DIGITS:
             raise yaml.constructor.ConstructorError(
                 None, None, f"a number has {len(node.value)} characters", node.start_mark
@@ -79,13 +79,13 @@ class _Loader(yaml.SafeLoader):
         return int(self.construct_yaml_int(node))
 
     def _measure(self, node: yaml.CollectionNode, children: list[yaml.Node]) -> None:
-        """Refuse what aliases make too large or endless: a node counts wherever it stands."""
+        """Reject aliases that are cyclic or expand to too many values; each use counts."""
         values, depth = 1, 0
         for child in children:
             if isinstance(child, yaml.ScalarNode):
                 values += 1
                 continue
-            if child not in self._extent:  # an alias of what is not complete yet
+            if child not in self._extent:  # an alias within its own definition
                 raise yaml.constructor.ConstructorError(
                     None, None, "a value holds itself", node.start_mark
                 )
@@ -100,10 +100,15 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_whole_number)
-for _kind in ("binary", "omap", "pairs", "set"):  # no setting is one, and JSON has none of them
+for _kind in (
+    "binary",
+    "omap",
+    "pairs",
+    "set",
+):  # not supported by JSON
     del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"]
 
-_Loader.add_implicit_resolver(  # YAML 1.2's floats: PyYAML's own want a dot in 1e-3
+_Loader.add_implicit_resolver(  # floats of YAML 1.2: PyYAML requires a dot in 1e-3
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?([0-9][0-9_]*(\.[0-9_]*)?|\.[0-9]+)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),

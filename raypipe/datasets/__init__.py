@@ -6,14 +6,14 @@ from raypipe.datasets.builtin import builtin_corpus
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus, validate_counts
 from raypipe.datasets.docstrings import DocstringRecord, docstring_records
 from raypipe.datasets.load import Source, load_corpus
-from raypipe.datasets.text import Tokenisation
+from raypipe.datasets.text import Tokenization
 
 __all__ = [
     "Corpus",
     "CorpusError",
     "DocstringRecord",
     "Source",
-    "Tokenisation",
+    "Tokenization",
     "builtin_corpus",
     "docstring_records",
     "load_corpus",

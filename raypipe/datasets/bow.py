@@ -13,42 +13,42 @@ from scipy import sparse
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.files import find_file, open_text, reading
 
-#: documents an entry of a docword file: with more, its header is damaged, and would cost memory
+#: documents per entry of a docword file; more mean a damaged header, and would cost memory
 _MAX_SPARSITY = 1000
-#: characters of a line of its header, and digits of the number
+#: maximum length of a header line in characters, and digits of its number
 _MAX_HEADER, _MAX_DIGITS = 64, 18
 
 
 def load_bow(directory: Path, name: str, split: Literal["train", "val"] = "val") -> Corpus:
-    """The corpus in ``directory/X_<name>_<split>_bow.npz``, as ``scipy.sparse.save_npz`` wrote it.
+    """Return the corpus in ``directory/X_<name>_<split>_bow.npz``, from ``scipy.sparse.save_npz``.
 
     Raises:
-        CorpusError: no such file (the corpora of the folder are named), a file that is damaged,
-            holds Python objects or is no CSR, CSC or COO matrix, or values that are no counts.
+        CorpusError: the file does not exist (the message lists the folder's corpora), is damaged,
+            holds Python objects, is not a CSR, CSC or COO matrix, or has values other than counts.
 
     """
     if split not in ("train", "val"):
         raise CorpusError(f"split is {split!r}; allowed are 'train' and 'val'")
     path = find_file(directory, name, [("X_", f"_{split}_bow.npz")])
     with reading(path, "a sparse matrix of scipy.sparse.save_npz without Python objects"):
-        with path.open("rb") as file:  # given a path, numpy leaves damaged files open
-            counts = sparse.load_npz(file)  # never unpickles
+        with path.open("rb") as file:  # numpy leaves damaged files open if given a path
+            counts = sparse.load_npz(file)  # never unpickle
         if counts.format not in ("csr", "csc", "coo"):
             raise CorpusError(f"{path}: the matrix is stored as {counts.format}; save it as CSR")
         return make_corpus(name, counts, source=str(path))
 
 
 def load_uci(directory: Path, name: str) -> Corpus:
-    """The corpus in ``docword.<name>.txt`` and ``vocab.<name>.txt``, each plain or ``.gz``.
+    """Return the corpus in ``docword.<name>.txt`` and ``vocab.<name>.txt``, each plain or ``.gz``.
 
-    The format of the UCI "Bag of Words" data set: three lines with the number of documents D,
-    of words W and of entries, then an entry a line, ``document word count``, numbered from 1;
-    the vocabulary has a word a line. Each word of a document has one entry.
+    This is the UCI "Bag of Words" format: three lines with the numbers of documents D, words W and
+    entries, then one entry per line, ``document word count``, numbered from 1. The vocabulary has
+    one word per line. Each word of a document has one entry.
 
     Raises:
-        CorpusError: a missing file (the corpora of the folder are named), a damaged or incomplete
-            one, numbers outside D and W, a vocabulary of another length than W, or values that
-            are no counts.
+        CorpusError: a file is missing (the message lists the folder's corpora), damaged or
+            incomplete; a number is outside D or W; the vocabulary does not have W words; or a value
+            is not a count.
 
     """
     path = find_file(directory, name, [("docword.", ".txt"), ("docword.", ".txt.gz")])
@@ -64,7 +64,7 @@ def load_uci(directory: Path, name: str) -> Corpus:
             if shape[1] != len(vocabulary):
                 raise CorpusError(
                     f"{path}: the vocabulary has {len(vocabulary)} words, but the counts have "
-                    f"{shape[1]} columns; {words_path.name} is to have a word for each"
+                    f"{shape[1]} columns; {words_path.name} must have one word per column"
                 )
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "loadtxt: input contained no data")
@@ -72,12 +72,12 @@ def load_uci(directory: Path, name: str) -> Corpus:
         if len(entries) != expected:
             raise CorpusError(
                 f"{path}: the header declares {expected} entries, but {len(entries)} follow; "
-                "the file is incomplete: copy it anew"
+                "the file is incomplete: copy it again"
             )
         if shape[0] > _MAX_SPARSITY * max(expected, _MAX_SPARSITY):
             raise CorpusError(
                 f"{path}: the header declares {shape[0]} documents, but only {expected} entries; "
-                "the file is damaged: copy it anew"
+                "the file is damaged: copy it again"
             )
         if expected and entries.shape[1] != 3:
             raise CorpusError(f"{path}: an entry must be 'document word count', three numbers")
@@ -99,13 +99,13 @@ def load_uci(directory: Path, name: str) -> Corpus:
         again = int(cells.duplicated().to_numpy().argmax())
         raise CorpusError(
             f"{path}: entry {again + 1} is of document {rows[again] + 1} and word "
-            f"{columns[again] + 1}, as one before; the file is damaged: copy it anew"
+            f"{columns[again] + 1}, as one before; the file is damaged: copy it again"
         )
     return corpus
 
 
 def _header(file: TextIO, path: Path, what: str) -> int:
-    """The next line of the header of a docword file."""
+    """Return the number in the next header line of a docword file."""
     line = file.readline(_MAX_HEADER).strip()
     if not (line.isascii() and line.isdigit() and len(line) <= _MAX_DIGITS):
         raise CorpusError(f"{path}: the header must give the number of {what}, got {line[:40]!r}")

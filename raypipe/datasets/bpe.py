@@ -18,16 +18,17 @@ def train_bpe(
     length: int | None = None,
     special: Sequence[str] = ("[PAD]",),
 ) -> str:
-    """A tokenizer of these texts as JSON of the library ``tokenizers``; special tokens come first.
+    """Return a tokenizer of these texts as JSON of the library ``tokenizers``.
 
-    Merges of bytes (Radford et al. 2019, Language models are unsupervised multitask learners,
-    section 2.2): no text is without tokens of its own.
+    Special tokens come first. The others are merged bytes (Radford et al. 2019, Language models are
+    unsupervised multitask learners, section 2.2), so it can encode any text.
 
     Args:
-        texts: what it is trained on.
-        vocabulary: token ids at most, from 256 and the special ones; few texts give fewer.
-        length: tokens of a text, the rest is cut; None for whole texts.
-        special: the tokens that are no text, 0, 1, ...; by default the padding.
+        texts: the training texts.
+        vocabulary: maximum number of token ids, at least 256 and the special ones; few texts give
+            fewer.
+        length: maximum tokens per text, which is truncated; None for whole texts.
+        special: the tokens 0, 1, ... that do not represent text; by default the padding.
 
     """
     tokenizer = Tokenizer(models.BPE())
@@ -47,16 +48,16 @@ def train_bpe(
 
 
 def token_lists(tokenizer: str, texts: Sequence[str]) -> pa.Array:
-    """The token ids of texts, a list of int32 each, cut at the tokenizer's length."""
+    """Return the token ids of texts as int32 lists, truncated at the tokenizer's length."""
     encoded = load_tokenizer(tokenizer).encode_batch_fast(list(texts))
     return pa.array([each.ids for each in encoded], pa.list_(pa.int32()))
 
 
 @lru_cache(maxsize=1)
 def load_tokenizer(content: str) -> Tokenizer:
-    """Return the tokenizer of a JSON text; it reads ``[PAD]`` in a text as text. Do not change it.
+    """Return the tokenizer of a JSON text; a literal ``[PAD]`` is text to it. Do not modify it.
 
-    The last one is cached, because a process works on many tasks with the same tokenizer.
+    The last one is cached, because a process runs many tasks with the same tokenizer.
     """
     tokenizer = Tokenizer.from_str(content)
     tokenizer.encode_special_tokens = True

@@ -19,7 +19,7 @@ from scipy import sparse
 from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
 from raypipe.datasets.docstrings import SKIPPED, DocstringRecord, docstring_records
 from raypipe.datasets.files import reading
-from raypipe.datasets.text import TOKEN_PATTERN, Tokenisation, vectorise
+from raypipe.datasets.text import TOKEN_PATTERN, Tokenization, vectorize
 from raypipe.storage.run_directory import cache_directory
 
 NAME = "stdlib"
@@ -28,37 +28,37 @@ logger = logging.getLogger(__name__)
 
 
 def builtin_corpus(
-    max_documents: int | None = None, tokenisation: Tokenisation | None = None
+    max_documents: int | None = None, tokenization: Tokenization | None = None
 ) -> Corpus:
-    """The docstrings of Python's standard library as word counts.
+    """Return the docstrings of Python's standard library as word counts.
 
-    The same Python and scikit-learn give the same corpus. It is kept in the user's cache
-    (``$RAYPIPE_CACHE``, by default ``~/.cache/raypipe``); a damaged entry is built anew, and a
-    cache that cannot be written only costs the time.
+    The same versions of Python and scikit-learn give the same corpus. It is cached in the user's
+    cache (``$RAYPIPE_CACHE``, by default ``~/.cache/raypipe``). A damaged entry is rebuilt; a cache
+    that cannot be written only costs time.
 
     Args:
-        max_documents: use a sample of this many docstrings, drawn by their names: a smaller
-            sample is part of a larger one. Those without a word are then still dropped.
-        tokenisation: which words count.
+        max_documents: size of a sample of docstrings, drawn by their names; a smaller sample is
+            part of a larger one. Sampled docstrings without a word are dropped.
+        tokenization: the definition of a word.
 
     Raises:
-        CorpusError: ``max_documents`` below 1, too few documents for the vocabulary, or a Python
-            without the sources of its standard library.
+        CorpusError: ``max_documents`` is below 1, there are too few documents for the vocabulary,
+            or Python lacks the sources of its standard library.
 
     """
     if max_documents is not None and max_documents < 1:
         raise CorpusError(f"max_documents is {max_documents}; allowed is 1 or more")
-    settings = tokenisation or Tokenisation()
+    settings = tokenization or Tokenization()
     path = _cache_path(max_documents, settings)
     try:
         if path.is_file():
             return read_cached(path)
     except (CorpusError, OSError) as error:
-        logger.warning("%s; the built-in corpus is built anew", error)
+        logger.warning("%s; the built-in corpus is rebuilt", error)
     records = list(docstring_records())
     if max_documents is not None:
         records = _sample(records, max_documents)
-    corpus = vectorise(NAME, (r.text for r in records), f"built-in corpus {NAME!r}", settings)
+    corpus = vectorize(NAME, (r.text for r in records), f"built-in corpus {NAME!r}", settings)
     try:
         write_cached(path, corpus)
     except OSError as error:
@@ -67,10 +67,10 @@ def builtin_corpus(
 
 
 def read_cached(path: Path) -> Corpus:
-    """A corpus that :func:`write_cached` wrote.
+    """Return a corpus that :func:`write_cached` wrote.
 
     Raises:
-        CorpusError: the file is damaged; zip checksums and the fingerprint tell.
+        CorpusError: the file is damaged, by its zip checksums or fingerprint.
 
     """
     with reading(path, "a cached corpus"):
@@ -92,7 +92,7 @@ def read_cached(path: Path) -> Corpus:
 
 
 def write_cached(path: Path, corpus: Corpus) -> None:
-    """Store a corpus as one ``.npz`` (arrays and a JSON text, no pickles), all or nothing.
+    """Write a corpus atomically as one ``.npz`` (arrays and a JSON text, no pickles).
 
     Raises:
         OSError: the folder cannot be written.
@@ -125,14 +125,14 @@ def write_cached(path: Path, corpus: Corpus) -> None:
 
 
 def _sample(records: list[DocstringRecord], size: int) -> list[DocstringRecord]:
-    """The records with the smallest hashes of their names, in their own order."""
+    """Return the records with the smallest hashes of their names, in the given order."""
     names = [f"{r.module}:{r.qualname}".encode() for r in records]
     order = sorted(range(len(records)), key=lambda i: hashlib.sha256(names[i]).digest())
     return [records[i] for i in sorted(order[:size])]
 
 
-def _cache_path(max_documents: int | None, settings: Tokenisation) -> Path:
-    """The entry of the cache, named by everything that decides its content."""
+def _cache_path(max_documents: int | None, settings: Tokenization) -> Path:
+    """Return the path of the cache entry, named by everything that decides its content."""
     parts = [sys.version, sklearn.__version__, sorted(SKIPPED), TOKEN_PATTERN]
     text = json.dumps([*parts, max_documents, asdict(settings)])
     key = hashlib.sha256(text.encode()).hexdigest()[:16]

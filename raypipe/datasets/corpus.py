@@ -14,30 +14,30 @@ from scipy import sparse
 
 from raypipe.errors import ConfigError
 
-#: A larger count is a damaged file; below it no sum of counts overflows int64.
+#: Maximum count: a larger one means a damaged file; below it, no sum of counts overflows int64.
 MAX_COUNT = 2**31 - 1
-#: A larger matrix is a damaged header; refused before memory is taken for its rows.
+#: Maximum rows: more mean a damaged header, which is rejected before memory is allocated.
 MAX_DOCUMENTS = 2**27
 
 
 class CorpusError(ConfigError):
-    """A corpus that cannot be used: the message names the source, the place and the remedy."""
+    """A corpus that cannot be used; the message names the source, the place and the remedy."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Documents as word counts.
 
-    Two corpora are equal when name, fingerprint and the two numbers of documents are.
+    Two corpora are equal if name, fingerprint and the two numbers of documents are.
 
     Attributes:
-        name: what results call it.
+        name: the name in results.
         counts: ``csr_matrix`` (documents, words), int64 counts of at least 1, indices sorted,
             no duplicates, no explicit zeros.
-        vocabulary: the word of each column, or ``None`` where the source has no words.
-        fingerprint: sha256 (hexadecimal) of the content, the same on every platform.
-        dropped_documents: how many documents the reader left out because they had no word.
-        empty_documents: how many rows of ``counts`` have no word.
+        vocabulary: the word of each column, or ``None`` if the source has no words.
+        fingerprint: SHA-256 (hexadecimal) of the content, the same on every platform.
+        dropped_documents: number of documents that the reader dropped because they had no word.
+        empty_documents: number of rows of ``counts`` without a word.
 
     """
 
@@ -72,17 +72,17 @@ def make_corpus(
     vocabulary: Sequence[str] | None = None,
     dropped_documents: int = 0,
 ) -> Corpus:
-    """Check ``counts`` and wrap them as a :class:`Corpus`.
+    """Validate ``counts`` and wrap them as a :class:`Corpus`.
 
     Args:
-        name: what results call it.
+        name: the name in results.
         counts: sparse matrix or dense array (documents, words).
-        source: what error messages name, usually the file.
-        vocabulary: one word a column, in the order of the columns.
-        dropped_documents: how many documents were left out before.
+        source: the origin for error messages, usually a file.
+        vocabulary: one word per column, in column order.
+        dropped_documents: number of documents that were dropped before.
 
     Raises:
-        CorpusError: see :func:`validate_counts`; also a vocabulary of another length.
+        CorpusError: see :func:`validate_counts`; also if the vocabulary has another length.
 
     """
     matrix = validate_counts(counts, source)
@@ -103,19 +103,19 @@ def make_corpus(
 
 
 def validate_counts(counts: Any, source: str) -> sparse.csr_matrix:
-    """Word counts in canonical form; the input is left as it is.
+    """Return word counts in canonical form; the input is not modified.
 
     Args:
-        counts: sparse matrix or dense array (documents, words) of whole numbers, whatever the
-            type. Repeated entries of a cell are added up, after each was checked.
-        source: what error messages name.
+        counts: sparse matrix or dense array (documents, words) of integers of any type. Repeated
+            entries of a cell are checked and then added.
+        source: the origin for error messages.
 
     Returns:
         ``csr_matrix``, int64, sorted indices, no duplicates, no explicit zeros.
 
     Raises:
-        CorpusError: a negative, fractional, non-finite or absurdly large count (the first one's
-            row and column are named), no document, no column, no token, broken indices.
+        CorpusError: a count is negative, fractional, non-finite or absurdly large (with its row and
+            column), there is no document, column or token, or the indices are invalid.
 
     """
     entries = _entries(counts, source)
@@ -148,10 +148,10 @@ def validate_counts(counts: Any, source: str) -> sparse.csr_matrix:
 
 
 def corpus_fingerprint(counts: sparse.csr_matrix, vocabulary: tuple[str, ...] | None) -> str:
-    """Sha256 (hexadecimal) over shape, canonical CSR arrays and vocabulary.
+    """Return the SHA-256 (hexadecimal) over shape, canonical CSR arrays and vocabulary.
 
-    Integers are hashed as little-endian int64, so index width and byte order of the machine
-    do not matter, nor does the file that the corpus came from.
+    Integers are hashed as little-endian int64: index width, byte order and file format make no
+    difference.
     """
     head = {"shape": [int(n) for n in counts.shape], "nnz": int(counts.nnz), "words": vocabulary}
     digest = hashlib.sha256(json.dumps(head, separators=(",", ":")).encode("ascii"))
@@ -161,7 +161,7 @@ def corpus_fingerprint(counts: sparse.csr_matrix, vocabulary: tuple[str, ...] | 
 
 
 def _entries(counts: Any, source: str) -> sparse.coo_matrix:
-    """The stored entries with their rows and columns, duplicates kept apart."""
+    """Return the stored entries with their rows and columns, duplicates apart."""
     if not sparse.issparse(counts):
         counts = np.asarray(counts)
         if counts.dtype == np.float16:  # not a type of scipy.sparse
@@ -171,16 +171,18 @@ def _entries(counts: Any, source: str) -> sparse.coo_matrix:
     if counts.dtype.kind not in "biuf":
         raise CorpusError(f"{source}: counts must be numbers, but their type is {counts.dtype}")
     if sparse.issparse(counts) and hasattr(counts, "check_format"):
-        # Before anything compiled follows the indices: out-of-range ones would crash it.
+        # Check indices before compiled code uses them: out-of-range ones would crash it.
         try:
             counts.check_format(full_check=True)
         except ValueError as error:
-            raise CorpusError(f"{source}: the indices are broken: {error}; save it anew") from error
+            raise CorpusError(
+                f"{source}: the indices are broken: {error}; save it again"
+            ) from error
     return sparse.coo_matrix(counts)
 
 
 def _first_bad_count(values: NDArray[Any]) -> tuple[int, str] | None:
-    """Position of the first value that is not a count, and why; ``None`` if all are."""
+    """Return the position of the first value that is not a count, and why; ``None`` if all are."""
     if values.dtype.kind == "f":
         values = values.astype(np.float64)
         bad = ~((values >= 0) & (values <= MAX_COUNT) & (values == np.floor(values)))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from raypipe.datasets.corpus import CorpusError
 
-#: Tests, programs, installed packages, generated tables (the character maps of ``encodings``).
+#: Excluded: tests, programs, installed packages, generated tables (character maps of ``encodings``)
 SKIPPED = frozenset(
     {
         "__pycache__",
@@ -64,12 +64,12 @@ class DocstringRecord:
 
 
 def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
-    """Every non-empty docstring below ``root``, by default the standard library.
+    """Return every non-empty docstring below ``root``, by default the standard library.
 
-    The order is fixed: modules by name, in each the order of the source.
+    The order is fixed: by module name, then by position in the source.
 
     Raises:
-        CorpusError: no Python sources there, or one that does not parse.
+        CorpusError: there are no Python sources, or one does not parse.
 
     """
     return _read(root) if root is not None else iter(_standard_library())
@@ -77,7 +77,7 @@ def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
 
 @lru_cache(maxsize=1)
 def _standard_library() -> tuple[DocstringRecord, ...]:
-    """Kept, for it takes seconds, and every point of a sweep may ask for it."""
+    """Return the standard library's records; cached, because reading takes seconds."""
     return tuple(_read(Path(sysconfig.get_path("stdlib"))))
 
 
@@ -103,7 +103,7 @@ def _records(
     qualname: str,
     kind: Kind,
 ) -> Iterator[DocstringRecord]:
-    """The docstring of a definition, then those of the definitions inside."""
+    """Yield the docstring of a definition, then those of the definitions inside."""
     text = ast.get_docstring(node)
     if text:
         yield DocstringRecord(module, qualname, kind, text)
@@ -117,7 +117,7 @@ def _records(
 def _definitions(
     node: ast.AST,
 ) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The definitions directly inside, also under ``if``, ``try``, ``with`` and ``match``."""
+    """Yield the definitions directly inside, also under ``if``, ``try``, ``with`` and ``match``."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield child
@@ -126,6 +126,6 @@ def _definitions(
 
 
 def _module_name(path: Path) -> str:
-    """``xml/dom/__init__.py`` -> ``xml.dom``."""
+    """Return the dotted name of a file: ``xml/dom/__init__.py`` -> ``xml.dom``."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)

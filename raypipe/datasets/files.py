@@ -1,4 +1,4 @@
-"""Files of corpora: find and open them, with errors that name them."""
+"""Corpus files: search, opening and parsing, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from raypipe.datasets.corpus import CorpusError
 
 
 def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> Path:
-    """The first existing ``directory/<prefix><name><suffix>`` of several forms.
+    """Return the first existing ``directory/<prefix><name><suffix>`` of several forms.
 
     Args:
-        directory: the folder to look in.
+        directory: the folder to search.
         name: the corpus.
         forms: pairs of prefix and suffix, the preferred one first.
 
     Raises:
-        CorpusError: no such folder or file; names the corpora the folder holds, and the nearest;
-            also a name that would lead out of the folder.
+        CorpusError: the folder or file does not exist (the message lists the folder's corpora and
+            the nearest one), or the name points outside of the folder.
 
     """
     check_name(name)
@@ -45,18 +45,18 @@ def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> P
 
 
 def check_name(name: str) -> None:
-    """Refuse a corpus that is not named but found somewhere else. Raises CorpusError."""
+    """Reject a corpus name that is a path. Raises CorpusError."""
     if "/" in name or name in (".", "..") or not name.isprintable():
         raise CorpusError(
-            f"{name!r} is no name of a corpus, but a path; set data.dir to the folder it lies in"
+            f"{name!r} is a path, not the name of a corpus; set data.dir to the folder it lies in"
         )
 
 
 def check_known(what: str, name: str, known: Sequence[str], source: str) -> None:
-    """Refuse a name that is not among the known ones.
+    """Reject a name that is not among the known ones.
 
     Raises:
-        CorpusError: lists the known names and the nearest.
+        CorpusError: the name is unknown; the message lists the known names and the nearest.
 
     """
     if name not in known:
@@ -65,23 +65,23 @@ def check_known(what: str, name: str, known: Sequence[str], source: str) -> None
 
 @contextmanager
 def reading(path: Path, form: str) -> Iterator[None]:
-    """Turn whatever a parser raises on a damaged file into a :class:`CorpusError` naming it."""
+    """Convert any error of a parser in the body into a :class:`CorpusError` that names the file."""
     try:
         yield
     except CorpusError:
         raise
-    except Exception as error:  # parsers raise anything on foreign bytes, from KeyError to zlib's
+    except Exception as error:  # parsers raise anything on invalid bytes
         raise CorpusError(
             f"{path}: cannot be read as {form}: {type(error).__name__}: {error}; "
-            "the file is damaged, incomplete or of another format: copy it anew"
+            "the file is damaged, incomplete or of another format: copy it again"
         ) from error
 
 
 @contextmanager
 def open_text(path: Path) -> Iterator[TextIO]:
-    """A UTF-8 text file, plain or, by its suffix ``.gz``, compressed; a BOM is no text.
+    """Open a UTF-8 text file, plain or ``.gz`` by its suffix, and skip a BOM.
 
-    Not read as ``utf-8-sig``, which takes a piece of a BOM for the end of the file.
+    The codec ``utf-8-sig`` is not used: it takes a partial BOM for the end of the file.
     """
     packed = path.suffix == ".gz"
     with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
@@ -91,10 +91,10 @@ def open_text(path: Path) -> Iterator[TextIO]:
 
 
 def json_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, plain or ``.gz``, one a line, each with its place.
+    """Yield the objects of a JSONL file, plain or ``.gz``, one per line, each with its place.
 
     Raises:
-        CorpusError: a damaged file, or a line of another form.
+        CorpusError: the file is damaged, or a line is not an object.
 
     """
     with reading(path, "JSONL, an object a line"), open_text(path) as file:

@@ -13,15 +13,15 @@ from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.builtin import NAME, builtin_corpus
 from raypipe.datasets.corpus import Corpus, CorpusError
 from raypipe.datasets.files import check_known
-from raypipe.datasets.text import Tokenisation, load_table, load_text
+from raypipe.datasets.text import Tokenization, load_table, load_text
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 
-_TOKENISATION = tuple(field.name for field in fields(Tokenisation))
+_TOKENIZATION = tuple(field.name for field in fields(Tokenization))
 
 
 class _Settings(Settings):
-    """All that any source takes; each checks the ranges itself."""
+    """Settings of all sources together; each source checks its part."""
 
     max_documents: int | None = None
     split: Literal["train", "val"] = "val"
@@ -39,23 +39,24 @@ def load_corpus(
 
     Args:
         source: ``builtin`` (its only name is ``stdlib``); ``bow`` for
-            ``X_<name>_<split>_bow.npz``; ``uci`` for ``docword``/``vocab``; ``text`` for a
-            document a line or a folder of files; ``jsonl``, ``csv``, ``parquet`` for a column.
+            ``X_<name>_<split>_bow.npz``; ``uci`` for ``docword``/``vocab``; ``text`` for a file
+            with one document per line or a folder of files; ``jsonl``, ``csv``, ``parquet`` for a
+            column.
         name: the corpus.
         directory: the folder of the files; not used by ``builtin``.
         settings: ``max_documents`` (builtin); ``split`` (bow); ``column`` (tables); the fields of
-            :class:`Tokenisation` (all but bow and uci).
+            :class:`Tokenization` (all but bow and uci).
 
     Raises:
-        CorpusError: an unknown source, name or setting, a missing folder, or what the reader of
-            that source raises.
+        CorpusError: the source, the name or a setting is unknown, the folder is missing, or the
+            source's reader raises.
 
     """
     check_known("source", source, get_args(Source), "data.source")
     own = {"builtin": ("max_documents",), "bow": ("split",), "uci": (), "text": ()}
     allowed = own.get(source, ("column",))
     if source not in ("bow", "uci"):
-        allowed += _TOKENISATION
+        allowed += _TOKENIZATION
     for key in settings:
         check_known("setting", key, allowed, f"data.source={source}")
     try:
@@ -66,10 +67,10 @@ def load_corpus(
         raise CorpusError(
             f"data.source={source}: {place} = {first['input']!r}: {first['msg'].lower()}"
         ) from error
-    words = Tokenisation(**{k: settings.pop(k) for k in _TOKENISATION if k in settings})
+    words = Tokenization(**{k: settings.pop(k) for k in _TOKENIZATION if k in settings})
     if source == "builtin":
         check_known("corpus", name, [NAME], "data.source=builtin")
-        return builtin_corpus(tokenisation=words, **settings)
+        return builtin_corpus(tokenization=words, **settings)
     if directory is None:
         raise CorpusError(f"data.source={source} reads files: set data.dir to their folder")
     if source == "bow":
@@ -78,4 +79,4 @@ def load_corpus(
         return load_uci(directory, name)
     if source == "text":
         return load_text(directory, name, words)
-    return load_table(directory, name, source, tokenisation=words, **settings)
+    return load_table(directory, name, source, tokenization=words, **settings)

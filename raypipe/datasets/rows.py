@@ -17,13 +17,13 @@ from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.files import check_known, json_objects, reading
 from raypipe.storage import parquet
 
-#: bytes parsed at a time; no row may be longer
+#: bytes parsed at a time, which is also the maximum length of a row
 _BLOCK = 2**26
 _SHARES = 10_000
 
 
 def checksum(path: Path, key: str) -> str:
-    """The SHA-256 of a file that ``key`` names. Raises CorpusError: it is not there."""
+    """Return the SHA-256 of the file that ``key`` names. Raises CorpusError if it is missing."""
     if not path.is_file():
         raise CorpusError(f"{path}: there is no such file; see {key}")
     with path.open("rb") as file:
@@ -31,23 +31,24 @@ def checksum(path: Path, key: str) -> str:
 
 
 def is_npz(path: Path) -> bool:
-    """Whether the suffix says that it is one of numpy's."""
+    """Whether the suffix is that of numpy's ``.npz`` files."""
     return path.suffix == ".npz"
 
 
 def read_rows(path: Path) -> pa.Table:
-    """The rows of a ``.parquet``, ``.csv`` or ``.jsonl`` file, the latter two also ``.gz``.
+    """Return the rows of a ``.parquet``, ``.csv`` or ``.jsonl`` file, the latter two also ``.gz``.
 
-    In CSV an empty field or an unquoted ``NA`` is a missing value.
+    In CSV, an empty field or an unquoted ``NA`` is a missing value.
 
     Raises:
-        CorpusError: another suffix, a damaged file, columns of the same name, or no row.
+        CorpusError: the suffix is unknown, the file is damaged or has no row, or two columns have
+            the same name.
 
     """
     name = path.name.removesuffix(".gz")
     with reading(path, "a table"):
         if path.name.endswith(".parquet"):
-            with pq.ParquetFile(path) as file:  # read_table would look columns up by name
+            with pq.ParquetFile(path) as file:  # read_table would look up columns by name
                 table = parquet.read(file)
         elif name.endswith(".csv"):
             table = pa.csv.read_csv(
@@ -57,7 +58,7 @@ def read_rows(path: Path) -> pa.Table:
                 pa.csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False),
             )
         elif name.endswith(".jsonl"):
-            for _ in json_objects(path):  # Arrow dies of a row that is null
+            for _ in json_objects(path):  # Arrow crashes on a null row
                 pass
             with pa.input_stream(str(path), compression="detect") as stream:
                 options = pa.json.ReadOptions(use_threads=False, block_size=_BLOCK)
@@ -67,7 +68,7 @@ def read_rows(path: Path) -> pa.Table:
                 f"{path}: the suffix says nothing; allowed are .parquet, .npz, and .csv and "
                 ".jsonl, also with .gz"
             )
-        table.validate(full=True)  # Arrow believes a file that says its bytes are UTF-8
+        table.validate(full=True)  # Arrow does not verify that text is UTF-8
     if not len(table):
         raise CorpusError(f"{path}: there is no row")
     twice = [name for name, count in Counter(table.column_names).items() if count > 1]
@@ -77,10 +78,10 @@ def read_rows(path: Path) -> pa.Table:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays of an ``.npz`` file, all of the same length.
+    """Return the arrays of an ``.npz`` file, all of the same length.
 
     Raises:
-        CorpusError: a damaged file, no row, arrays of different lengths.
+        CorpusError: the file is damaged or has no row, or the arrays differ in length.
 
     """
     with reading(path, "arrays"), np.load(path, allow_pickle=False) as stored:
@@ -92,10 +93,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 
 
 def table_of(path: Path) -> pa.Table:
-    """The columns of a file; of a matrix in ``.npz`` they are ``name_0``, ``name_1``, ...
+    """Return the columns of a file; those of a matrix in ``.npz`` are ``name_0``, ``name_1``, ...
 
     Raises:
-        CorpusError: what the readers raise, or an array of three dimensions.
+        CorpusError: see the readers; or an array has three dimensions.
 
     """
     if not is_npz(path):
@@ -112,33 +113,33 @@ def table_of(path: Path) -> pa.Table:
 
 
 def check_column(table: pa.Table, name: str, path: Path) -> None:
-    """Refuse a column that is not there. Raises CorpusError."""
+    """Reject a column that does not exist. Raises CorpusError."""
     check_known("column", name, table.column_names, str(path))
 
 
 def text_hashes(texts: list[str]) -> NDArray[np.uint64]:
-    """A number for each text, the same everywhere."""
+    """Return a hash of each text, the same on every platform."""
     digests = b"".join(hashlib.sha256(text.encode()).digest()[:8] for text in texts)
     return np.frombuffer(digests, "<u8")
 
 
 def held_out(hashes: NDArray[np.uint64], share: float, source: str, key: str) -> NDArray[np.bool_]:
-    """Which rows are held out: equal rows are on the same side.
+    """Return which rows are held out; equal rows are on the same side.
 
     Args:
         hashes: of the rows.
-        share: of the rows, about.
-        source: what an error names.
+        share: approximate fraction of the rows.
+        source: the origin for error messages.
         key: the setting that holds the share.
 
     Raises:
-        CorpusError: all are on one side.
+        CorpusError: all rows are on one side.
 
     """
     mask: NDArray[np.bool_] = hashes % np.uint64(_SHARES) < round(share * _SHARES)
     if mask.all() or not mask.any():
         raise CorpusError(
             f"{source}: of {len(mask)} rows {int(mask.sum())} are held out; give more "
-            f"rows, another {key} or a file of their own"
+            f"rows, another {key} or a separate file"
         )
     return mask

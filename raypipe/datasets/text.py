@@ -23,20 +23,20 @@ from raypipe.datasets.files import (
 )
 from raypipe.storage import parquet
 
-#: Runs of at least three letters: parts of identifiers count as words, numbers do not.
+#: At least three letters in a row: parts of identifiers are words, numbers are not.
 TOKEN_PATTERN = r"[^\W\d_]{3,}"
 
 TableFormat = Literal["jsonl", "csv", "parquet"]
 
 
 @dataclass(frozen=True)
-class Tokenisation:
-    """Which words make the vocabulary.
+class Tokenization:
+    """Selection of the vocabulary.
 
     Attributes:
-        max_features: keep this many words, the most frequent first, ties in alphabetical order.
-        min_df: drop words in fewer documents (a number, or a share of the documents).
-        max_df: drop words in more documents (a number, or a share of the documents).
+        max_features: maximum number of words, the most frequent first, ties in alphabetical order.
+        min_df: minimum number, or fraction, of documents that contain a word.
+        max_df: maximum number, or fraction, of documents that contain a word.
         stop_words: scikit-learn's English list, or ``None`` for no list.
 
     """
@@ -51,22 +51,22 @@ class Tokenisation:
             raise CorpusError(f"max_features is {self.max_features}; allowed is 1 or more")
 
 
-def load_text(directory: Path, name: str, tokenisation: Tokenisation | None = None) -> Corpus:
-    """The corpus in a text file or a folder of them.
+def load_text(directory: Path, name: str, tokenization: Tokenization | None = None) -> Corpus:
+    """Return the corpus in a text file or a folder of text files.
 
-    ``directory/<name>.txt`` or ``.txt.gz`` holds a document a line; in the folder
-    ``directory/<name>`` each ``.txt`` file, subfolders included, is a document.
+    ``directory/<name>.txt`` or ``.txt.gz`` holds one document per line. In the folder
+    ``directory/<name>``, each ``.txt`` file, subfolders included, is a document.
 
     Raises:
-        CorpusError: neither exists, bytes that are not UTF-8, or no word is left.
+        CorpusError: neither exists, the bytes are not UTF-8, or no word is left.
 
     """
     check_name(name)
     folder = directory / name
     if name and folder.is_dir():
-        return vectorise(name, _folder_texts(folder), str(folder), tokenisation)
+        return vectorize(name, _folder_texts(folder), str(folder), tokenization)
     path = find_file(directory, name, [("", ".txt"), ("", ".txt.gz")])
-    return vectorise(name, _line_texts(path), str(path), tokenisation)
+    return vectorize(name, _line_texts(path), str(path), tokenization)
 
 
 def load_table(
@@ -74,15 +74,15 @@ def load_table(
     name: str,
     form: TableFormat,
     column: str = "text",
-    tokenisation: Tokenisation | None = None,
+    tokenization: Tokenization | None = None,
 ) -> Corpus:
-    """The corpus in one column of ``directory/<name>.<form>``, a document a row.
+    """Return the corpus in one column of ``directory/<name>.<form>``, one document per row.
 
     JSONL and CSV may be ``.gz``. A missing value is an empty document.
 
     Raises:
-        CorpusError: no such file or column (those that exist are named), a damaged file, values
-            that are no text, or no word is left.
+        CorpusError: the file or column does not exist (the message lists those that do), the file
+            is damaged, values are not text, or no word is left.
 
     """
     readers: dict[TableFormat, Callable[[Path, str], Iterator[str]]] = {
@@ -93,29 +93,29 @@ def load_table(
     check_known("format", form, list(readers), str(directory))
     forms = [("", f".{form}")] if form == "parquet" else [("", f".{form}"), ("", f".{form}.gz")]
     path = find_file(directory, name, forms)
-    return vectorise(name, readers[form](path, column), str(path), tokenisation)
+    return vectorize(name, readers[form](path, column), str(path), tokenization)
 
 
-def vectorise(
-    name: str, texts: Iterable[str], source: str, tokenisation: Tokenisation | None = None
+def vectorize(
+    name: str, texts: Iterable[str], source: str, tokenization: Tokenization | None = None
 ) -> Corpus:
     """Count the words of texts; documents without a word of the vocabulary are dropped.
 
     Args:
-        name: what results call it.
+        name: the name in results.
         texts: the documents, read once.
-        source: what error messages name.
-        tokenisation: which words count.
+        source: the origin for error messages.
+        tokenization: the definition of a word.
 
     Raises:
-        CorpusError: no word is left, or settings scikit-learn refuses.
+        CorpusError: no word is left, or scikit-learn rejects the settings.
 
     """
-    settings = tokenisation or Tokenisation()
+    settings = tokenization or Tokenization()
     arguments = {k: v for k, v in asdict(settings).items() if k != "max_features"}
-    vectoriser = CountVectorizer(token_pattern=TOKEN_PATTERN, dtype=np.int64, **arguments)
+    vectorizer = CountVectorizer(token_pattern=TOKEN_PATTERN, dtype=np.int64, **arguments)
     try:
-        counts = vectoriser.fit_transform(texts)
+        counts = vectorizer.fit_transform(texts)
     except CorpusError:
         raise
     except ValueError as error:
@@ -123,7 +123,7 @@ def vectorise(
             f"{source}: no corpus with {settings}: {error}; "
             "lower min_df, raise max_df or give more documents"
         ) from error
-    # Not CountVectorizer's own limit: how it breaks ties depends on the processor's sort.
+    # Not CountVectorizer's own limit, which breaks ties depending on the processor.
     totals = np.asarray(counts.sum(axis=0)).ravel()
     kept = np.sort(np.argsort(-totals, kind="stable")[: settings.max_features])
     counts = counts[:, kept]
@@ -132,7 +132,7 @@ def vectorise(
         name,
         counts[filled],
         source=source,
-        vocabulary=[str(word) for word in vectoriser.get_feature_names_out()[kept]],
+        vocabulary=[str(word) for word in vectorizer.get_feature_names_out()[kept]],
         dropped_documents=int((~filled).sum()),
     )
 
@@ -158,7 +158,7 @@ def _jsonl_texts(path: Path, column: str) -> Iterator[str]:
 def _csv_texts(path: Path, column: str) -> Iterator[str]:
     with reading(path, "CSV with a header"):
         check_known("column", column, list(pd.read_csv(path, nrows=0).columns), str(path))
-        # usecols first, then as strings: "NA" and "1.0" are words of a document, not values
+        # usecols first, then as strings: "NA" and "1.0" are words, not values
         chunks = pd.read_csv(
             path, usecols=[column], dtype=str, keep_default_na=False, chunksize=10_000
         )
@@ -179,7 +179,7 @@ def _parquet_texts(path: Path, column: str) -> Iterator[str]:
 
 
 def _text(value: object, column: str, place: str) -> str:
-    """The document in a cell; a missing one is empty."""
+    """Return the document in a cell; a missing one is empty."""
     if value is None:
         return ""
     if not isinstance(value, str):

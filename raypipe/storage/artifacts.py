@@ -10,7 +10,7 @@ from raypipe.storage.run_directory import RunDirectory
 
 
 def write_parquet(run: RunDirectory, path: str, table: pa.Table) -> None:
-    """Write a table, all or nothing."""
+    """Write a table atomically."""
     run.write(path, parquet.to_bytes(table))
 
 
@@ -31,7 +31,7 @@ def read_parquet(run: RunDirectory, path: str) -> pa.Table:
 
 
 def write_arrow(run: RunDirectory, path: str, table: pa.Table) -> None:
-    """Write a table so that it can be mapped into memory, all or nothing."""
+    """Write a table atomically, in a format that can be mapped into memory."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
@@ -39,7 +39,7 @@ def write_arrow(run: RunDirectory, path: str, table: pa.Table) -> None:
 
 
 def read_arrow(run: RunDirectory, path: str) -> pa.Table:
-    """A table that :func:`write_arrow` wrote; on a mounted file system it is mapped, not read.
+    """Return a table of :func:`write_arrow`; on a mounted file system it is mapped, not read.
 
     Raises:
         OSError, ValueError: it is missing or damaged.

@@ -1,7 +1,7 @@
-"""Cache of results across run directories: rows by the fingerprint of what decides them.
+"""Cache of results across run directories, keyed by the fingerprint of what decides them.
 
-One SQLite file per kind of result, in the cache directory. A run's ledger is its record; the cache
-only saves computation, so damage to it costs time and nothing else.
+There is one SQLite file per kind of result, in the cache directory. A run's ledger is the record;
+the cache only saves computation, so damage to it costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SCHEMA = "CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, row TEXT, crc 
 
 
 class Cache:
-    """The kept rows of one kind, for one thread; several processes may use them at once.
+    """Cached rows of one kind, for one thread; several processes may use the file at once.
 
-    A file that cannot be opened, read or written is reported once and then left alone: nothing is
-    found in it and nothing kept. A damaged row counts as missing.
+    If the file cannot be opened, read or written, a warning is shown once and the cache is
+    disabled. A damaged row counts as missing.
 
     Args:
         name: the kind of result, part of the file's name.
-        enabled: whether to use it at all.
+        enabled: whether to use the cache.
 
     """
 
@@ -61,7 +61,7 @@ class Cache:
             self._database.close()
 
     def get(self, keys: Iterable[str]) -> dict[str, Row]:
-        """The rows of those keys that are kept."""
+        """Return the cached rows among these keys."""
         found: dict[str, Row] = {}
         for key in keys:
             if self._database is None:
@@ -77,7 +77,7 @@ class Cache:
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
-        """Keep rows by their keys."""
+        """Store rows by their keys."""
         if self._database is None or not rows:
             return
         texts = {key: json.dumps(row) for key, row in rows.items()}
@@ -99,7 +99,7 @@ class Cache:
 
 
 def _row(key: str, text: object, checksum: object) -> Row | None:
-    """A kept row; None if it is damaged."""
+    """Return a cached row; None if it is damaged."""
     if not isinstance(text, str) or _checksum(key, text) != checksum:
         return None
     try:

@@ -1,12 +1,12 @@
 """Ledger: the durable record of finished units and their results.
 
 The ledger is a log of rows ``(table, key, row)``; the newest row of a key counts. One writer
-appends, each append is on disk before it returns. The results tables are derived from it.
-On a local file system it is one file that grows; on object storage, where nothing can be
-appended to, it is a few segments that are merged before they become many. Each line ends with its
-number in the file and the CRC-32 of all that, which tells damaged, missing and misplaced lines.
-No two writers name a segment alike, and each is whole by itself: one that arrives late, of a writer
-that another replaced, only adds its rows.
+appends, and each append is on disk before it returns. The results tables derive from it. On a local
+file system the ledger is one growing file. Object storage cannot append, so there it is a few
+segments, which are merged before they become many. Each line ends with its number in the file and
+the CRC-32 of the line, which reveals damaged, missing and misplaced lines. No two writers use the
+same segment name, and each segment is complete: if a replaced writer's segment arrives late, it
+only adds rows.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory, make_folder, sync_folder
 
 Row = dict[str, Any]
-#: table, key, and the row, None where it is taken back
+#: table, key, and the row; None if it was removed
 _Entry = tuple[str, str, Row | None]
 _MAX_SEGMENTS = 32
-#: a reader begins again so often, after a pause, where segments were merged meanwhile
+#: attempts of a reader, with pauses, if segments are merged while it reads
 _READINGS, _PAUSE_S = 6, 0.5
 _CRC = b', "crc": '
 
 #: the table of finished units
 _UNITS = "units"
-#: the runner's own records, which are not results: they carry no stamp and become no table
+#: the runner's own records: they are not results, have no stamp and become no table
 INTERNAL = frozenset({_UNITS, "runs", "identities", "code"})
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ log = logging.getLogger(__name__)
 class Ledger:
     """The rows of a run, in memory and on disk.
 
-    Opening reads what is there: a half-written last line, left by a killed process, is cut
-    off. A damaged or missing line inside is reported; since nothing tells whose result it was,
-    every unit counts as not done then, and is done again from what is stored of it. With
-    ``writable=False`` nothing on disk is touched. ``before_writing`` raises where another command
-    has become the writer. ``stamp`` holds columns that every row written from now on gets.
+    Opening reads the stored rows. An incomplete last line, left by a killed process, is dropped. A
+    damaged or missing line inside is reported; since its unit is unknown, all units then count as
+    unfinished and are computed again from their stored parts. With ``writable=False`` nothing on
+    disk changes. ``before_writing`` raises if another command has become the writer. ``stamp``
+    holds columns that every new row gets.
 
     Raises:
-        ConfigError: what is there cannot be read, or is merged by its writer again and again.
+        ConfigError: the stored rows cannot be read, or their writer keeps merging them.
 
     """
 
@@ -70,7 +70,7 @@ class Ledger:
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
         self._segments: list[str] = []
-        self._lines: int | None = 0  # of the last segment; None where an append was interrupted
+        self._lines: int | None = 0  # of the last segment; None if an append was interrupted
         self._writable = writable
         self._token = secrets.token_hex(4)
         if not self._read_all():
@@ -79,11 +79,11 @@ class Ledger:
                 self._rewrite()
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
-        """Record rows by their keys, durably, replacing earlier rows of the same keys."""
+        """Record rows by key, durably; they replace earlier rows with the same keys."""
         self.put_tables({table: rows})
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
-        """Record rows of several tables with one wait for the disk."""
+        """Record rows of several tables with one disk sync."""
         if self._stamp:
             tables = {
                 table: {key: {**row, **self._stamp} for key, row in rows.items()}
@@ -99,7 +99,7 @@ class Ledger:
                     self._tables.setdefault(table, {}).update(rows)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
-        """Take rows back, durably; a missing one is fine."""
+        """Remove rows durably; missing ones are ignored."""
         with self._lock:
             known = [key for key in keys if key in self._tables.get(table, {})]
             self._append([(table, key, None) for key in known])
@@ -107,27 +107,27 @@ class Ledger:
                 del self._tables[table][key]
 
     def get(self, table: str, key: str) -> Row | None:
-        """The newest row of a key."""
+        """Return the newest row of a key, or None."""
         with self._lock:
             return self._tables.get(table, {}).get(key)
 
     def rows(self, table: str) -> list[Row]:
-        """All rows of a table, in the order in which their keys first appeared."""
+        """Return all rows of a table, in the order in which their keys first appeared."""
         with self._lock:
             return list(self._tables.get(table, {}).values())
 
     def items(self, table: str) -> list[tuple[str, Row]]:
-        """All keys of a table with their rows."""
+        """Return all keys of a table with their rows."""
         with self._lock:
             return list(self._tables.get(table, {}).items())
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
+        """Return the number of rows of a table."""
         with self._lock:
             return len(self._tables.get(table, {}))
 
     def tables(self) -> list[str]:
-        """The names of the tables that have rows."""
+        """Return the names of the tables that have rows."""
         with self._lock:
             return list(self._tables)
 
@@ -162,7 +162,7 @@ class Ledger:
                 while rest:  # an unbuffered write may be short
                     rest = rest[stream.write(rest) :]
                 os.fsync(stream.fileno())
-            except BaseException:  # a full disk, an interrupt: what follows starts on a new line
+            except BaseException:  # disk full or interrupted: the next append starts a new line
                 stream.truncate(before)
                 raise
         self._lines = lines + len(entries)
@@ -171,12 +171,12 @@ class Ledger:
         last = self._segments[-1].partition(".")[0].partition("-")[0] if self._segments else "-1"
         name = _segment(int(last) + 1, "" if self._run.is_local else f"-{self._token}")
         content = _encode(entries, 0)
-        self._segments.append(name)  # not used again, even if it is unknown whether it was written
+        self._segments.append(name)  # never reused, since it may have been written
         self._run.write(f"{self._run.ledger}/{name}", content)
         self._lines = len(entries)
 
     def _rewrite(self, entries: Sequence[_Entry] = ()) -> None:
-        """Put all rows, and what is new, into one segment, then remove those it replaces."""
+        """Write all rows and the new ones to one segment, then remove the segments it replaces."""
         earlier = [(t, key, row) for t, rows in self._tables.items() for key, row in rows.items()]
         self._write_segment([*earlier, *entries])
         *replaced, new = self._segments
@@ -185,14 +185,14 @@ class Ledger:
         self._segments = [new]
 
     def _read_all(self) -> bool:
-        """Take the rows of all segments; whether all their lines are whole."""
+        """Read the rows of all segments; return whether all lines are intact."""
         for _ in range(_READINGS):
             self._tables, self._segments = {}, []
             try:
                 names = [n for n in self._run.list(self._run.ledger) if n.endswith(".jsonl")]
                 whole = [self._read(name) for name in names]
                 return all(whole)
-            except FileNotFoundError:  # the writer has merged it since it was listed
+            except FileNotFoundError:  # merged by the writer since it was listed
                 time.sleep(_PAUSE_S)
             except OSError as error:
                 raise ConfigError(
@@ -204,7 +204,7 @@ class Ledger:
         )
 
     def _read(self, name: str) -> bool:
-        """Take the rows of a segment; whether all its lines are whole."""
+        """Read the rows of a segment; return whether all lines are intact."""
         path = f"{self._run.ledger}/{name}"
         content = self._run.read(path)
         damaged, self._lines = False, 0
@@ -237,7 +237,7 @@ class Ledger:
 
 
 def _with_shared_names(pairs: list[tuple[str, Any]]) -> Row:
-    """A JSON object; the names in 10^5 rows are the same strings, not as many equal ones."""
+    """Return a JSON object whose names are shared strings: 10^5 rows have the same ones."""
     return {intern(name): value for name, value in pairs}
 
 
@@ -246,14 +246,14 @@ def _segment(number: int, writer: str = "") -> str:
 
 
 def _count(path: Path) -> int:
-    """How many lines a segment has; a half-written last one is cut off."""
+    """Return the number of lines of a segment; an incomplete last one is dropped."""
     content = path.read_bytes()
     os.truncate(path, content.rfind(b"\n") + 1)
     return content.count(b"\n")
 
 
 def _encode(entries: Iterable[_Entry], before: int) -> bytes:
-    """Lines of a segment that has so many before them."""
+    """Return the lines of a segment, numbered from ``number`` on."""
     lines = []
     for number, (table, key, row) in enumerate(entries, start=before + 1):
         content = {"table": table, "key": key, "row": row, "line": number}
@@ -263,7 +263,7 @@ def _encode(entries: Iterable[_Entry], before: int) -> bytes:
 
 
 def _decode(line: bytes) -> tuple[str, str, Row | None, int]:
-    """Table, key, row and number of a line.
+    """Return table, key, row and number of a line.
 
     Raises:
         ValueError, KeyError, TypeError, RecursionError: it is damaged.

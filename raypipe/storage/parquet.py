@@ -1,6 +1,6 @@
 """Parquet files: written with page checksums, read completely or rejected.
 
-The footer has no checksum: it may declare other rows than there are, or any number of them.
+The footer has no checksum: it may declare other rows than there are, and any number of them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import pyarrow.parquet as pq
 
 
 def to_bytes(table: pa.Table) -> bytes:
-    """The table as a file."""
+    """Return the table as the content of a file."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return bytes(sink.getvalue().to_pybytes())
 
 
 def from_bytes(content: bytes) -> pa.Table:
-    """The table of a file.
+    """Return the table in the content of a file.
 
     Raises:
-        ValueError: it holds other rows than it declares.
-        Exception: anything, from KeyError to Unicode's: Arrow, on foreign bytes.
+        ValueError: it has other rows than it declares.
+        Exception: any kind, from KeyError to UnicodeDecodeError, for invalid bytes.
 
     """
     with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
@@ -29,7 +29,7 @@ def from_bytes(content: bytes) -> pa.Table:
 
 
 def read(file: pq.ParquetFile) -> pa.Table:
-    """All rows of a file, in batches, so that memory is taken for those that are there.
+    """Return all rows of a file, read in batches so that memory follows the actual rows.
 
     Raises as :func:`from_bytes`.
     """
@@ -39,7 +39,7 @@ def read(file: pq.ParquetFile) -> pa.Table:
 
 
 def check_rows(file: pq.ParquetFile, found: int) -> None:
-    """Refuse a file that gives other rows than it declares. Raises ValueError."""
+    """Reject a file with other rows than it declares. Raises ValueError."""
     declared = file.metadata.num_rows
     if found != declared:
         raise ValueError(f"it declares {declared} rows and holds {found}")

@@ -23,14 +23,14 @@ from pyarrow import fs as arrow_fs
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
-#: what ``RunDirectory.write`` calls a file until it is whole
+#: suffix of a file that ``RunDirectory.write`` has not completed
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
-#: seconds after which a process that outlived its command does not write one any more
+#: seconds after which a process that survived its command writes no more
 _WRITING_S = 60
 
 
 def cache_directory() -> Path:
-    """``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache; what is in it can be made anew."""
+    """Return ``$RAYPIPE_CACHE``, else ``raypipe`` in the user's cache. It can be rebuilt."""
     chosen = os.environ.get("RAYPIPE_CACHE")
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     place = Path(chosen or f"{caches}/raypipe")
@@ -44,13 +44,13 @@ def cache_directory() -> Path:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory by its location; cheap to pickle, opened where it is used."""
+    """A run directory by its location; cheap to pickle, opened on use."""
 
     location: str = field(repr=False)
 
     @classmethod
     def at(cls, location: str | Path) -> RunDirectory:
-        """The run directory at a path (made absolute) or a URI. Raises ConfigError."""
+        """Return the run directory at a path (made absolute) or a URI. Raises ConfigError."""
         text = str(location)
         scheme, separator, rest = text.partition("://")
         if separator:
@@ -58,8 +58,12 @@ class RunDirectory:
         else:
             try:
                 found = str(Path(text).expanduser().resolve())
-            except (OSError, RuntimeError, ValueError) as error:  # links in a circle, no such home
-                raise ConfigError(f"--run-dir {text!r}: is no path: {error}") from error
+            except (
+                OSError,
+                RuntimeError,
+                ValueError,
+            ) as error:  # circular links, unknown home
+                raise ConfigError(f"--run-dir {text!r}: is not a valid path: {error}") from error
         try:
             found.encode()
         except UnicodeEncodeError as error:
@@ -69,7 +73,7 @@ class RunDirectory:
 
     @classmethod
     def new(cls, runs: str, experiment: str) -> RunDirectory:
-        """A name not used before: ``<runs>/<experiment>/<timestamp>-<short id>``."""
+        """Return a new run directory ``<runs>/<experiment>/<timestamp>-<short id>``."""
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         return cls.at(f"{runs.rstrip('/')}/{experiment}/{stamp}-{secrets.token_hex(2)}")
 
@@ -80,33 +84,33 @@ class RunDirectory:
         try:
             filesystem, root = arrow_fs.FileSystem.from_uri(self.location)
         except (OSError, ValueError, pa.ArrowException) as error:
-            reason = without_credentials(str(error))  # Arrow repeats what it was given
+            reason = without_credentials(str(error))  # Arrow's message repeats the location
             raise ConfigError(f"--run-dir {self.shown}: cannot be opened: {reason}") from None
         return filesystem, root
 
     @property
     def shown(self) -> str:
-        """The location for people and files: without credentials."""
+        """The location without credentials, for messages and files."""
         return without_credentials(self.location)
 
     @property
     def fs(self) -> arrow_fs.FileSystem:
-        """The file system the directory lies on."""
+        """The file system of the directory."""
         return self._opened[0]
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a path of this machine (or a shared file system mounted on it)."""
+        """Whether it is a path on this machine or on a mounted file system."""
         return isinstance(self.fs, arrow_fs.LocalFileSystem)
 
     def path(self, *parts: str) -> str:
-        """The path of a file inside, in the terms of ``fs``."""
+        """Return the path of a file inside, as ``fs`` expects it."""
         for part in parts:
             if ".." in part.split("/") or not part.isprintable():
                 raise ConfigError(f"{part!r}: cannot be a path in a run directory")
         return "/".join((self._opened[1], *parts))
 
-    # what lies where
+    # paths
 
     @property
     def config(self) -> str:
@@ -119,23 +123,23 @@ class RunDirectory:
         return self.path("ledger")
 
     def table(self, table: str) -> str:
-        """The folder of a results table."""
+        """Return the folder of a results table."""
         return self.path("results", _flat(table))
 
     def partition(self, table: str, name: str = "data") -> str:
-        """One Parquet file of a results table."""
+        """Return the path of one Parquet file of a results table."""
         return self.path("results", _flat(table), f"{_flat(name)}.parquet")
 
     def checkpoints(self, trial_id: str) -> str:
-        """The folder of a training run's checkpoints."""
+        """Return the folder of a training run's checkpoints."""
         return self.path("checkpoints", _flat(trial_id))
 
     def model(self, trial_id: str) -> str:
-        """The trained weights of a finished training run."""
+        """Return the path of a training run's weights."""
         return self.path("models", f"{_flat(trial_id)}.safetensors")
 
     def artifact(self, stage: str, *parts: str) -> str:
-        """A file or folder that a stage leaves for those after it."""
+        """Return the path of a file or folder that a stage leaves for later stages."""
         return self.path("artifacts", _flat(stage), *parts)
 
     @property
@@ -150,7 +154,7 @@ class RunDirectory:
 
     @property
     def tracking(self) -> str:
-        """The folder of what trackers write."""
+        """The folder of the trackers' files."""
         return self.path("tracking")
 
     @property
@@ -161,7 +165,7 @@ class RunDirectory:
     # files
 
     def check(self) -> None:
-        """Raise ConfigError where what is in it cannot be read; a missing one is fine."""
+        """Raise ConfigError if the directory cannot be read; a missing one is accepted."""
         ledger = self.ledger
         try:
             self.list(ledger)
@@ -173,20 +177,20 @@ class RunDirectory:
         return bool(self.fs.get_file_info(path).type != arrow_fs.FileType.NotFound)
 
     def list(self, folder: str) -> list[str]:
-        """The names in a folder, sorted; none where the folder is missing."""
+        """Return the names in a folder, sorted; empty if the folder is missing."""
         selector = arrow_fs.FileSelector(folder, allow_not_found=True)
         return sorted(info.base_name for info in self.fs.get_file_info(selector))
 
     def read(self, path: str) -> bytes:
-        """The content of a file. Raises FileNotFoundError."""
+        """Return the content of a file. Raises FileNotFoundError."""
         with self.fs.open_input_stream(path) as stream:
             return bytes(stream.read())
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file durably; readers see the old content or the new, never a part."""
+        """Write a file durably and atomically: readers see the old content or the new."""
         folder = path.rpartition("/")[0]
         if not self.is_local:
-            # an object store makes an object visible once it is complete
+            # an object becomes visible once it is complete
             self.fs.create_dir(folder, recursive=True)
             with self.fs.open_output_stream(path) as stream:
                 stream.write(content)
@@ -205,15 +209,15 @@ class RunDirectory:
         sync_folder(folder)
 
     def remove_unfinished(self) -> None:
-        """Remove what processes killed inside ``write`` have left of their files."""
+        """Remove incomplete files that killed processes left."""
         for path in Path(self.path()).rglob("*.tmp"):
-            with suppress(OSError):  # its writer lives, and has just renamed it
+            with suppress(OSError):  # its writer is alive and has just renamed it
                 old = time.time() - path.stat().st_mtime > _WRITING_S
                 if old and _UNFINISHED.fullmatch(path.name):
                     path.unlink()
 
     def delete(self, path: str) -> None:
-        """Remove a file, or a folder with all it holds; a missing one is fine."""
+        """Remove a file, or a folder with its content; a missing one is ignored."""
         kind = self.fs.get_file_info(path).type
         if kind == arrow_fs.FileType.Directory:
             self.fs.delete_dir(path)
@@ -222,7 +226,7 @@ class RunDirectory:
 
 
 def make_folder(folder: str | Path) -> None:
-    """Make a local folder and those above it; they outlast a loss of power."""
+    """Create a local folder and its parents durably."""
     path = Path(folder)
     if not path.is_dir():
         make_folder(path.parent)
@@ -231,19 +235,19 @@ def make_folder(folder: str | Path) -> None:
 
 
 def sync_folder(folder: str | Path) -> None:
-    """Let the names in a local folder outlast a loss of power."""
+    """Make the names in a local folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of file systems that sync no folders
+        if error.errno != errno.EINVAL:  # the file system cannot sync folders
             raise
     finally:
         os.close(descriptor)
 
 
 def _flat(name: str) -> str:
-    """One file's or folder's name from that of a unit, a stage or a table."""
+    """Return a single file name for the name of a unit, stage or table."""
     if name.strip(".") == "":
         raise ConfigError(f"{name!r}: cannot name a file of a run directory")
     return name.replace("/", "-")

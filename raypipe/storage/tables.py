@@ -60,11 +60,11 @@ class Table:
 
     Args:
         name: the folder below ``results/``.
-        row: what one row is.
+        row: a noun phrase for one row, such as ``a stage's outcome``.
         columns: the columns that every file of the table has, whatever its rows.
-        partitioned: whether each training run writes a file of its own.
+        partitioned: whether each training run writes a separate file.
         internal: keys of its rows in the ledger that are not columns.
-        optional: whether it is written only when it has rows.
+        optional: whether it is written only if it has rows.
 
     """
 
@@ -213,7 +213,7 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
-        advice = "run the configuration again with this run directory: it is written anew"
+        advice = "run the configuration again with this run directory to rebuild it"
         if PurePath(path).name != "data.parquet":
             advice = "what it held is lost, the results are in the other tables"
         raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error

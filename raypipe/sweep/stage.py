@@ -76,7 +76,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         under_way = Sweep(context, sweep, trials, memory, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
         context.session.launcher.trials(under_way, settings, context.run_dir)
-        _summarise(context, maker, under_way.trials, memory)
+        _summarize(context, maker, under_way.trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last.key)
@@ -146,7 +146,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
 
 
-def _summarise(
+def _summarize(
     context: StageContext, maker: TrialMaker, trials: Sequence[Trial], memory: Memory
 ) -> None:
     """Write the sweep's results: parity, memory models, Pareto front and recommendation."""

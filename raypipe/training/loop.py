@@ -347,9 +347,9 @@ class _Loop:
         names = [n for n, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
         if names and (self.plan.accumulation > 1 or self.plan.workers > 1):
             self.report(
-                f"WARNING: {names[0]} is a batch normalisation: its statistics are those of a "
+                f"WARNING: {names[0]} is a batch normalization: its statistics are those of a "
                 f"micro-batch of {self.plan.micro_batch} on one worker, so the result depends on "
-                "training.micro_batch and scaling.workers; use layer or group normalisation"
+                "training.micro_batch and scaling.workers; use layer or group normalization"
             )
 
 

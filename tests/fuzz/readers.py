@@ -37,7 +37,7 @@ from raypipe.datasets import builtin
 from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.corpus import make_corpus
 from raypipe.datasets.rows import table_of
-from raypipe.datasets.text import Tokenisation, load_table, load_text
+from raypipe.datasets.text import Tokenization, load_table, load_text
 from raypipe.errors import ConfigError
 from raypipe.storage import artifacts, parquet
 from raypipe.storage import cache as caches
@@ -58,7 +58,7 @@ LABELS = b"0\tfood\n1\tfruit\n2\tapple\n3\ttools\n"
 EDGES = b"0\t1\n1\t2\n"
 TERMS = b"fruit:sweet,juicy\napple:red\n"
 TEXTS = ["an apple a day", "tools, and more tools", 'a "quoted" apple']
-EVERY_WORD = Tokenisation(min_df=1, max_df=1.0, stop_words=None)
+EVERY_WORD = Tokenization(min_df=1, max_df=1.0, stop_words=None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _lines(content: bytes, folder: Path) -> bool:
 
 def _column(content: bytes, folder: Path, *, form: str) -> bool:
     path = stored(folder, f"x.{form}", content)
-    corpus = named(path, lambda: load_table(folder, "x", form, tokenisation=EVERY_WORD))
+    corpus = named(path, lambda: load_table(folder, "x", form, tokenization=EVERY_WORD))
     if form == "jsonl":
         lines = [line for line in path.read_text("utf-8-sig").split("\n") if line.strip()]
         assert corpus.documents + corpus.dropped_documents == len(lines)

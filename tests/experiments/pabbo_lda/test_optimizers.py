@@ -292,18 +292,18 @@ def pabbo(scorer, **options) -> Optimizer:
 
 def test_pabbo_shows_the_model_true_duels_and_evaluates_the_candidate_it_prefers():
     space = IntegerRange(2, 1000)
-    favourite = int(space.grid(256)[80])
+    favorite = int(space.grid(256)[80])
     seen = []
 
     def scorer(duels, preferred, points, pairs, used):
         T, candidates = space.integers(duels), space.integers(points)
         seen.append((T, preferred, candidates[pairs], used))
-        scores = (candidates[pairs] == favourite).any(axis=1).astype(float)
+        scores = (candidates[pairs] == favorite).any(axis=1).astype(float)
         return np.where(pairs[:, 0] == 0, 1.5, scores)  # one order alone must not decide
 
     optimizer = pabbo(scorer, exploration=0.0, horizon=40, context=7)
     told(optimizer, START, [bowl(T) for T in START])
-    assert optimizer.ask() == [Point(favourite)]
+    assert optimizer.ask() == [Point(favorite)]
     ((duels, preferred, candidates, used),) = seen
     assert used == 0.5
     assert [T for duel in duels for T in duel if T != 115] == START[-7:]

@@ -337,7 +337,7 @@ def test_settings_without_sense_are_refused(tmp_path):
 def test_an_incomplete_file_is_refused(tmp_path, suffix):
     path = save(tmp_path / f"a{suffix}", [row | {"text": row["id"] * 50} for row in ROWS])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(CorpusError, match=r"cannot be read as.*copy it anew"):
+    with pytest.raises(CorpusError, match=r"cannot be read as.*copy it again"):
         read_documents(path, TAXONOMY)
 
 

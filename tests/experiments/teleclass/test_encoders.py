@@ -36,12 +36,12 @@ def test_lsa_is_that_of_scikit_learn(anywhere):
     texts = [*written(60), "Gälaxy of the 42 gal_axy rent"]
     settings = EncodeSettings(dimensions=8, seed=3)
     assert fit_lsa(texts, settings, "one", anywhere) == 8
-    vectoriser = TfidfVectorizer(
+    vectorizer = TfidfVectorizer(
         token_pattern=r"[^\W\d_]{2,}", stop_words="english", min_df=2, max_df=0.5, sublinear_tf=True
     )
-    svd = TruncatedSVD(8, n_iter=5, random_state=3).fit(vectoriser.fit_transform(texts))
+    svd = TruncatedSVD(8, n_iter=5, random_state=3).fit(vectorizer.fit_transform(texts))
     others = [*written(20, seed=1), "GALAXY rovira", texts[-1]]
-    expected = normalize(svd.transform(vectoriser.transform(others)))
+    expected = normalize(svd.transform(vectorizer.transform(others)))
     found = LsaEncoder.stored(anywhere).encode(others)
     assert found.dtype == np.float32
     # bases of the same space: where two singular values are close, they may be turned

@@ -211,7 +211,7 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         with pytest.raises(CorpusError, match=r"none.txt: there is no such file"):
             read_taxonomy(*missing)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(LABELS.encode())[:-9])
-    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it anew"):
+    with pytest.raises(CorpusError, match=r"cut.gz: cannot be read.*copy it again"):
         read_taxonomy(tmp_path / "cut.gz", paths[1])
 
 

@@ -7,12 +7,12 @@ import textwrap
 import numpy as np
 import pytest
 
-from raypipe.datasets import CorpusError, Tokenisation, builtin_corpus, docstring_records
+from raypipe.datasets import CorpusError, Tokenization, builtin_corpus, docstring_records
 from raypipe.datasets import builtin as module
 from raypipe.datasets.builtin import read_cached, write_cached
 from raypipe.datasets.docstrings import SKIPPED, DocstringRecord
 
-SMALL = Tokenisation(max_features=200)
+SMALL = Tokenization(max_features=200)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_the_cache_serves_equal_settings_only(library, tmp_path):
     assert second.vocabulary == first.vocabulary
     assert (second.counts != first.counts).nnz == 0
     builtin_corpus(401, SMALL)
-    builtin_corpus(400, Tokenisation(max_features=201))
+    builtin_corpus(400, Tokenization(max_features=201))
     assert len(library) == 3
     assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".npz"] * 3
 
@@ -152,7 +152,7 @@ def test_a_damaged_cache_entry_is_built_anew(library, tmp_path, caplog, damage):
         arrays["data"] = arrays["data"] + 1
         np.savez(path, **arrays)
     assert builtin_corpus(400, SMALL) == first
-    assert "built anew" in caplog.text
+    assert "is rebuilt" in caplog.text
     assert read_cached(path) == first
 
 

@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
-from raypipe.datasets import Corpus, CorpusError, Tokenisation, load_corpus
-from raypipe.datasets.text import TOKEN_PATTERN, vectorise
+from raypipe.datasets import Corpus, CorpusError, Tokenization, load_corpus
+from raypipe.datasets.text import TOKEN_PATTERN, vectorize
 
 TEXTS = [
     "Topic models find topics in documents",
     "",
     "Documents hold words, words hold topics; models count words",
     "the and of 12 x",  # stop words, numbers and single letters: nothing is left
-    "Optimiser compares models of topics",
+    "Optimizer compares models of topics",
 ]
-ALL = Tokenisation(min_df=1, max_df=1.0)
+ALL = Tokenization(min_df=1, max_df=1.0)
 KEEP = {"min_df": 1, "max_df": 1.0}
 
 
@@ -44,7 +44,7 @@ def write(folder: Path, form: str, texts=TEXTS, name: str = "mine") -> Path:
 
 
 def test_counts_equal_those_of_scikit_learn():
-    corpus = vectorise("c", TEXTS, "test", ALL)
+    corpus = vectorize("c", TEXTS, "test", ALL)
     reference = CountVectorizer(stop_words="english", token_pattern=TOKEN_PATTERN)
     counts = reference.fit_transform(TEXTS).toarray()
     np.testing.assert_array_equal(corpus.counts.toarray(), counts[[0, 2, 4]])
@@ -56,9 +56,9 @@ def test_counts_equal_those_of_scikit_learn():
 def test_the_vocabulary_holds_the_most_frequent_words(texts, limit):
     words = Counter(w for text in texts for w in text.split() if len(w) >= 3)
     expected = sorted(sorted(words), key=lambda w: -words[w])[:limit]
-    tokenisation = Tokenisation(limit, min_df=1, max_df=1.0, stop_words=None)
+    tokenization = Tokenization(limit, min_df=1, max_df=1.0, stop_words=None)
     try:
-        corpus = vectorise("c", texts, "test", tokenisation)
+        corpus = vectorize("c", texts, "test", tokenization)
     except CorpusError:
         assert not words
         return
@@ -75,7 +75,7 @@ FORMS = ["txt", "txt.gz", "jsonl", "jsonl.gz", "csv", "csv.gz", "parquet"]
 def test_every_format_gives_the_same_corpus(tmp_path, form):
     write(tmp_path, form)
     source = "text" if form.startswith("txt") else form.removesuffix(".gz")
-    assert load_corpus(source, "mine", tmp_path, **KEEP) == vectorise("mine", TEXTS, "test", ALL)
+    assert load_corpus(source, "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
 
 
 def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
@@ -84,7 +84,7 @@ def test_folder_of_text_files_is_read_in_order_of_names(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "mine" / "notes.md").write_text("ignored entirely")
-    assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorise("mine", TEXTS, "test", ALL)
+    assert load_corpus("text", "mine", tmp_path, **KEEP) == vectorize("mine", TEXTS, "test", ALL)
 
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
@@ -133,18 +133,18 @@ def test_parquet_column_must_be_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "tokenisation",
-    [Tokenisation(), Tokenisation(min_df=0.9, max_df=0.1), Tokenisation(min_df=-1)],
+    "tokenization",
+    [Tokenization(), Tokenization(min_df=0.9, max_df=0.1), Tokenization(min_df=-1)],
     ids=["too rare", "contradictory", "not allowed"],
 )
-def test_no_word_left_says_so(tokenisation):
-    with pytest.raises(CorpusError, match=r"mine: no corpus with Tokenisation.*lower min_df"):
-        vectorise("c", ["only words", "seen once"], "mine", tokenisation)
+def test_no_word_left_says_so(tokenization):
+    with pytest.raises(CorpusError, match=r"mine: no corpus with Tokenization.*lower min_df"):
+        vectorize("c", ["only words", "seen once"], "mine", tokenization)
 
 
 def test_vocabulary_limit_must_be_positive():
     with pytest.raises(CorpusError, match="max_features is 0"):
-        Tokenisation(max_features=0)
+        Tokenization(max_features=0)
 
 
 def test_missing_files_name_what_there_is(tmp_path):

@@ -93,17 +93,17 @@ def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
     assert len(read_table(RunDirectory.at(tmp_path / "run"), "evaluations")) == 3
 
 
-def test_a_derived_stage_follows_what_it_summarises(session):
+def test_a_derived_stage_follows_what_it_summarizes(session):
     ran: list[str] = []
 
-    def summarise(context: StageContext) -> None:
+    def summarize(context: StageContext) -> None:
         ran.append("sum")
         finish_all(context)
 
     def stages(x: int) -> list[Stage]:
         return [
             Stage("a", finish_all, [Unit(f"a/{x}", {"x": x})]),
-            stage("sum", "a", do=summarise, derived=True),
+            stage("sum", "a", do=summarize, derived=True),
         ]
 
     for x, times in ((1, 1), (1, 1), (2, 2)):

@@ -133,7 +133,7 @@ def test_without_a_gpu_the_use_of_the_cpu_is_drawn_for_each_worker() -> None:
     )
 
 
-def test_an_attempt_has_its_own_line_and_its_worker_one_colour() -> None:
+def test_an_attempt_has_its_own_line_and_its_worker_one_color() -> None:
     parts = [
         _cpu("t", [start, start + 1], rank=rank, attempt=attempt)
         for rank in (1, 0)

@@ -121,7 +121,7 @@ def test_a_place_that_no_path_leads_to_is_a_mistake(
 ) -> None:
     (tmp_path / "circle").symlink_to("circle")
     for place in ("~nobodyx/x", tmp_path / "circle" / "x", "a\0b"):
-        with pytest.raises(ConfigError, match=r"^--run-dir .*(is no path|cannot be read)"):
+        with pytest.raises(ConfigError, match=r"^--run-dir .*(is not a valid path|cannot be read)"):
             RunDirectory.at(place).check()
     for place in ("x\udcff", "s3://key:S3cr3t@bucket/\udcff"):
         with pytest.raises(ConfigError, match=r"^--run-dir .*udcff': must be UTF-8") as caught:

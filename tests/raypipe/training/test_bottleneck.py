@@ -84,7 +84,7 @@ def test_what_is_tried() -> None:
 
 
 class Normed(Regression):
-    """With dropout and a batch normalisation, whose statistics a measurement must not move."""
+    """With dropout and a batch normalization, whose statistics a measurement must not move."""
 
     def build_model(self) -> nn.Module:
         return nn.Sequential(*super().build_model(), nn.BatchNorm1d(1)).to(self.dtype)

@@ -110,7 +110,7 @@ def test_clipping_is_torchs(
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, fail_at: int, loaders: int
 ) -> None:
-    """With dropout, an optimiser's state, an evaluation that draws, and steps logged twice."""
+    """With dropout, an optimizer's state, an evaluation that draws, and steps logged twice."""
     given: dict[str, Any] = {"checkpoint_every": 3, "eval_every": 2, "warmup_steps": 2}
     loader = LoaderSettings(workers=loaders)
     plan = (5, 4, 16, 1)
@@ -358,13 +358,13 @@ class Normed(Regression):
 
 
 @pytest.mark.parametrize(("plan", "warned"), [((16, 1, 16, 1), False), ((8, 2, 16, 1), True)])
-def test_batch_normalisation_is_warned_about(
+def test_batch_normalization_is_warned_about(
     tmp_path: Path, plan: tuple[int, int, int, int], warned: bool
 ) -> None:
     said: list[Any] = []
     run(job(Normed(), tmp_path, plan, steps=2), report=said.append)
     texts = [text for text in said if isinstance(text, str)]
-    assert [("batch normalisation" in text, "micro-batch of 8" in text) for text in texts] == [
+    assert [("batch normalization" in text, "micro-batch of 8" in text) for text in texts] == [
         (True, True)
     ] * warned
 
