@@ -488,9 +488,12 @@ def test_children_that_outlive_the_holder_do_not_keep_the_lock(tmp_path: Path) -
         "import os, signal, subprocess, time\nfrom raypipe.storage.lock import writing\n"
         "from raypipe.storage.run_directory import RunDirectory\n"
         f"with writing(RunDirectory.at({str(tmp_path)!r}), print):\n"
+        "    started, ready = os.pipe()\n"
         "    child = os.fork()\n"
         "    if not child:\n"
+        "        os.write(ready, b'x')\n"
         "        time.sleep(600)\n"
+        "    os.read(started, 1)\n"  # the child has closed its copy of the lock
         "    other = subprocess.Popen(['sleep', '600'], close_fds=False)\n"
         "    print(child, other.pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
