@@ -1,4 +1,4 @@
-"""Ray: clusters, training worker groups and fractional-CPU tasks. The only importer of Ray."""
+"""Ray backend: clusters, worker groups and tasks. No other package imports Ray."""
 
 import os
 
@@ -38,5 +38,5 @@ def in_job() -> bool:
 
 
 def in_cluster() -> bool:
-    """Whether this process runs in a Ray cluster, or has the address of one."""
+    """Whether this process runs in a Ray cluster, or ``RAY_ADDRESS`` names one."""
     return in_job() or bool(os.environ.get("RAY_ADDRESS"))

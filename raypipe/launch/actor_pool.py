@@ -20,7 +20,7 @@ from raypipe.pipeline.launcher import PoolOptions, TaskResult
 @dataclass(frozen=True)
 class _Process:
     actor: Any
-    node: Any  # a reference that is ready once the actor is
+    node: Any  # reference to the node ID, ready once the actor has started
 
 
 class ActorPool(RayPool):
@@ -107,7 +107,7 @@ class ActorPool(RayPool):
         return result
 
     def _started(self, process: _Process) -> TaskResult | None:
-        """Take an actor that is ready; a death counts for the task that has waited longest."""
+        """Add a started actor; if it died, charge the failure to the oldest queued task."""
         try:
             ray.get(process.node)
         except (OutOfMemoryError, RayActorError) as error:
@@ -120,7 +120,7 @@ class ActorPool(RayPool):
 
 
 def _kind(error: Exception, node: str | None = None) -> FailureKind:
-    """Return the kind of failure that ended an actor, with its node if known."""
+    """Return the kind of failure that ended an actor on ``node`` (None if unknown)."""
     if isinstance(error, OutOfMemoryError):
         return "host_out_of_memory"
     if node is None:

@@ -17,7 +17,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from raypipe.errors import UnitError
 from raypipe.training.job import TrainingJob
 
-#: custom resource: if some nodes have it (as much as CPUs), CPU tasks run on those only
+#: custom resource, one per CPU: if any node has it, CPU tasks run on such nodes only
 TASKS = "raypipe_tasks"
 #: seconds; spot instances return within minutes or not at all
 WAIT_FOR_NODES_S = 600.0
@@ -25,7 +25,7 @@ _POLL_S = 0.5
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
-    """Return the resources of each living node, by its name."""
+    """Return the resources of each living node by node ID."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
@@ -38,7 +38,7 @@ def check_alive(unit: str) -> None:
 
 
 def bundle(cpus: float, gpus: float, custom: str | None = None) -> dict[str, float]:
-    """Return the resources of a process; ``custom`` is a resource in the same amount as CPUs."""
+    """Return the resources of one process; ``custom`` is requested in the amount of the CPUs."""
     asked = {"CPU": cpus, "GPU": gpus} | ({custom: cpus} if custom else {})
     return {name: amount for name, amount in asked.items() if amount}
 
@@ -49,9 +49,9 @@ def room(
     custom: str | None = None,
     nodes: Iterable[Mapping[str, float]] | None = None,
 ) -> int:
-    """Return how many processes with these CPUs and GPUs each the nodes can run at a time.
+    """Return how many processes of this size fit on the nodes at the same time.
 
-    The default nodes are the living ones.
+    ``nodes`` defaults to the living nodes.
     """
     asked = bundle(cpus, gpus, custom)
     return sum(_on(node, asked) for node in _or_living(nodes))
@@ -123,7 +123,7 @@ class Shared:
         self._used: dict[tuple[int, object], float] = {}
 
     def hold(self, owner: object, cpus: float) -> bool:
-        """Whether ``owner`` can have these CPUs now; otherwise CPU tasks make room."""
+        """Whether ``owner`` got its CPUs; if not, CPU tasks of other threads free them."""
         key = threading.get_ident(), owner
         with self._lock:
             self._wanted[key] = cpus
@@ -172,7 +172,7 @@ class Shared:
         enough: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        """Wait, ten minutes at most, until there is enough capacity again.
+        """Wait up to ten minutes until ``enough()``, and request nodes for the bundles.
 
         Raises:
             UnitError: no node is left.
@@ -187,11 +187,11 @@ class Shared:
                 self.pause(_POLL_S)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every thread that waits here, now or later."""
+        """Raise KeyboardInterrupt in every current and later ``pause``."""
         self._interrupted.set()
 
     def pause(self, seconds: float = 0) -> None:
-        """Sleep. Raises KeyboardInterrupt if the run is interrupted."""
+        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
         if self._interrupted.wait(seconds):
             raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Connection to a Ray cluster, or start of one on this machine."""
+"""Ray launcher: connect to a cluster or start one on this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RayLauncher:
     def __init__(self, address: str | None = None) -> None:
         self._local = address is None and not in_cluster()
         quiet = {name: os.environ[name] for name in QUIET}
-        # workers import like the command: the current directory comes first
+        # workers import as the command does: current directory first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
         options: dict[str, Any] = {
             "log_to_driver": False,
@@ -83,7 +83,7 @@ class RayLauncher:
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
 
-        A node that dies meanwhile returns nothing.
+        Nodes that die meanwhile are skipped.
 
         Raises:
             ConfigError: no node is alive.
@@ -97,7 +97,7 @@ class RayLauncher:
             with suppress(*_NODE_GONE):
                 results.append(ray.get(call))
         if not results:
-            raise ConfigError("no node of the Ray cluster is alive; start one, or name another")
+            raise ConfigError("no node of the Ray cluster is alive; start one, or use another")
         return results
 
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _ended_if_stuck() -> Iterator[None]:
     """End the process with status 1 and a stack trace if the body takes minutes.
 
     ``ray.init`` may never return: seen when the clock was set in the second in which it connects.
-    It then holds the interpreter, so that no Python thread or signal handler could end the process.
+    It then holds the GIL, so that no Python thread or signal handler could end the process.
     """
     faulthandler.dump_traceback_later(_START_S, exit=True, file=_STDERR)
     try:

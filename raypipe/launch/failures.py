@@ -12,7 +12,7 @@ from raypipe.launch.capacity import living_nodes
 from raypipe.training.oom import failure_kind, unit_error
 
 _POLL_S = 0.5
-# seconds after which Ray gives up a silent node
+# seconds after which Ray declares a silent node dead
 _NODE_VERDICT_S = 40.0
 _PROBE_S = 5.0
 
@@ -41,27 +41,27 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
 
 
 def worker_failure(unit: str, error: Exception) -> UnitError:
-    """Return the failure of this worker, called in the worker itself."""
+    """Return an exception of this worker as a UnitError; call it in the worker."""
     failure = unit_error(unit, error)
     if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
-        # Ray ends the group, and this sleep, once it knows which worker died
+        # Ray ends the group, and with it this sleep, once it knows which worker died
         time.sleep(_NODE_VERDICT_S)
         failure = UnitError(unit, "worker_died", str(error))
     return failure
 
 
 def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:
-    """Return the most informative failure of a group's workers, which began on these nodes."""
+    """Return the most informative worker failure of a group that started on these nodes."""
     causes = list(getattr(error, "worker_failures", {}).values()) or [error]
     failures = [_classify(unit, cause) for cause in causes]
     worst = min(failures, key=lambda failure: _MOST_TELLING.index(failure.kind))
     if worst.kind == "worker_died" and is_node_gone(nodes):
-        return UnitError(unit, "node_lost", f"a node of the cluster is gone: {worst.message}")
+        return UnitError(unit, "node_lost", f"a node of the cluster was lost: {worst.message}")
     return worst
 
 
 def _classify(unit: str, error: BaseException) -> UnitError:
-    """Return the failure of a worker: the first named one in its chain of causes."""
+    """Return the failure of a worker: the first recognized error in its chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         kind: FailureKind | None = None
@@ -93,7 +93,7 @@ def is_node_gone(nodes: set[str]) -> bool:
 
 
 def _answer(nodes: set[str]) -> bool:
-    """Return whether each node still starts a task."""
+    """Whether every node still runs a task."""
     probe = ray.remote(num_cpus=0, max_retries=0)(_nothing)
     strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     tasks = [probe.options(scheduling_strategy=strategy).remote() for strategy in strategies]

@@ -52,7 +52,7 @@ class WorkerGroup:
                 "num_workers": (scaling.fewest_workers, scaling.most_workers),
                 "elastic_resize_monitor_interval_s": _GROW_S,
             }
-        # on the driver's node: neither a lost node nor a memory-hungry neighbor ends it for good
+        # on the driver's node, and restarted: it survives lost nodes and out-of-memory kills
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.mailbox: Any = (
             ray.remote(JobMailbox)
@@ -120,7 +120,7 @@ class WorkerGroup:
 class _Trainer(TorchTrainer):
     """Trainer without two of Ray's actors, for which there is no public switch.
 
-    One ends the workers of a dead controller, which end by themselves. It queries any cluster on
+    One ends the workers of a dead controller, which end anyway. It queries any cluster on
     the machine, and if another one has a dashboard, it ends the workers of a healthy group. The
     other distributes Ray datasets, which raypipe does not use. Both take time.
     """
@@ -151,14 +151,14 @@ class Groups:
         return self._idle.pop() if self._idle else WorkerGroup(job)
 
     def give_back(self, group: WorkerGroup, job: TrainingJob) -> None:
-        """Return the group of a job that ended."""
+        """Keep the group of an ended job for reuse, or close it."""
         if group.serves(job) and not job.settings.scaling.gpus_per_worker:
             self._idle.append(group)
         else:
             group.close()
 
     def close(self) -> None:
-        """End the kept groups."""
+        """End the idle groups."""
         for group in self._idle:
             group.close()
         self._idle = []
@@ -180,7 +180,7 @@ def follow(
     while True:
         pause()
         progress: Progress = ray.get(mailbox.drain.remote(_POLL_S))
-        if progress.job != name:  # it was killed for its memory, and restarted
+        if progress.job != name:  # Ray's OOM killer ended the mailbox; it restarted
             ray.get(mailbox.submit.remote(name, pickled))
         for each in progress.rows:
             report(each)

@@ -20,7 +20,7 @@ from raypipe.training.oom import unit_error
 
 
 class InlineLauncher:
-    """Launcher in the calling thread, on the CPU; training has one worker."""
+    """Launcher that runs everything in the calling thread, on the CPU, with one worker."""
 
     def __init__(self) -> None:
         self._interrupted = threading.Event()
@@ -32,7 +32,7 @@ class InlineLauncher:
     def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
         if job.settings.scaling.fewest_workers != 1:
-            raise ValueError(f"{job.trial_id}: training in this process has one worker")
+            raise ValueError(f"{job.trial_id}: in-process training supports one worker")
         try:
             return train(job, Worker(0, torch.device("cpu")), self._unless_interrupted(report))
         except Exception as error:
@@ -54,12 +54,12 @@ class InlineLauncher:
 
     @contextmanager
     def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
-        """Return a pool that runs a task when the caller waits for it, without a time limit."""
+        """Open a pool that runs each task in ``finished``, without a time limit."""
         del options, say
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:
-        """End the wait for the next task, or a training at its next logged step."""
+        """Raise KeyboardInterrupt at the next task or logged step."""
         self._interrupted.set()
 
     def close(self) -> None:

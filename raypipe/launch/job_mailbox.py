@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 
 class JobMailbox:
-    """An asynchronous actor: all methods run in one thread, in turns."""
+    """Asynchronous actor: its methods interleave in one thread."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -35,15 +35,15 @@ class JobMailbox:
         self._closed = False
 
     async def join(self, group: Any) -> None:
-        """Record the node of a worker."""
+        """Record the placement group of the workers."""
         self._group = group
 
     async def submit(self, name: str, job: bytes) -> None:
-        """Submit a pickled job to the workers, after the job before has ended."""
+        """Submit a pickled job to the workers; the previous job must have ended."""
         self._name, self._job, self._rows, self._outcome = name, job, [], None
 
     async def next(self, done: str | None) -> bytes | None:
-        """Return the next job to a worker, after waiting for it."""
+        """Wait for the job after ``done`` and return it; None once the mailbox is closed."""
         while not self._closed:
             if self._outcome is None and self._name not in (None, done):
                 return self._job
@@ -59,11 +59,11 @@ class JobMailbox:
         self._outcome = outcome
 
     async def settle(self, failure: UnitError) -> None:
-        """Record that the group ended; callers that wait for a job get the reason."""
+        """Record why the group ended; ``drain`` returns it to callers that wait for a job."""
         self._failure = failure
 
     async def drain(self, seconds: float) -> Progress:
-        """Return the progress since the last request, waiting for some up to a time limit."""
+        """Return the progress since the last request; wait up to ``seconds`` for some."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not (self._rows or self._outcome or self._failure) and loop.time() < until:
@@ -72,6 +72,6 @@ class JobMailbox:
         return Progress(self._name, rows, self._outcome, self._failure)
 
     async def close(self) -> Any:
-        """Release the workers; return their nodes if a job is still running."""
+        """Release the workers; return their placement group if a job is still running."""
         self._closed = True
         return self._group if self._name is not None and self._outcome is None else None

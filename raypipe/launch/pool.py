@@ -26,7 +26,7 @@ from raypipe.pipeline.launcher import PoolOptions, TaskResult
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
 _AHEAD = 1.25
 _POLL_S = 0.5
-# seconds between counts of the nodes, which come and go
+# seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
 
 
@@ -68,7 +68,7 @@ def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None])
 def _custom(
     options: PoolOptions, nodes: Collection[Mapping[str, float]] | None = None
 ) -> str | None:
-    """Return the custom resource that tasks must request on these (or the living) nodes."""
+    """Return the custom resource that tasks request on these nodes (default: living), if any."""
     return None if options.gpus else for_tasks(nodes)
 
 
@@ -129,7 +129,7 @@ class RayPool:
         """Queue a task."""
         largest = self._options.cpus
         if cpus is not None and not 0 < cpus <= largest:
-            raise ValueError(f"{key} asks for {cpus:g} CPUs of a pool for at most {largest:g}")
+            raise ValueError(f"{key} asks for {cpus:g} CPUs; the pool allows at most {largest:g}")
         self._waiting.append(Call(key, function, arguments, cpus or largest))
         self._launch()
 
@@ -148,7 +148,7 @@ class RayPool:
                 ready, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
                 if not ready:
                     ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
-            # if no task may run now, queued tasks wait here
+            # if nothing is in flight, wait here for capacity
             self._shared.pause(0 if watched else _POLL_S)
             done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
@@ -169,7 +169,7 @@ class RayPool:
         return list(self._running)
 
     def _limit(self) -> float:
-        """Return the CPUs that may be in flight: slightly more than there are, or one task."""
+        """Return the CPUs that may be in flight: slightly over capacity, at least one task."""
         if not self._options.gpus and time.monotonic() > self._measured + _MEASURE_S:
             self._measure()
         left = None if self._options.gpus else self._shared.left()
@@ -223,7 +223,7 @@ class RayPool:
         return call
 
     def _collect(self, reference: Any) -> TaskResult | None:
-        """Return the outcome of a ready reference; None if no attempt ended."""
+        """Return the outcome of a ready reference; None if it ends no attempt."""
         call = self._ended(reference)
         try:
             result: TaskResult = ray.get(reference)
@@ -238,14 +238,14 @@ class RayPool:
         return result
 
     def _overdue(self, call: Call) -> TaskResult | None:
-        """Return the result of an attempt that ended itself at the time limit."""
+        """Return a timeout result if a dead attempt had reached its time limit, else None."""
         limit = self._options.time_limit_s
         if limit is None or time.monotonic() - call.started < limit:
             return None
         return self._failed(call, "timeout", f"took longer than its limit of {limit:g} s")
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
-        """Return the result of an attempt without a value; queue a retry if it is worth one."""
+        """Return the result of a failed attempt; queue a retry if the failure is transient."""
         again = kind in {*TRANSIENT, "timeout"} and call.attempt < self._options.attempts
         if again:
             self._waiting.appendleft(replace(call, attempt=call.attempt + 1))

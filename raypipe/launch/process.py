@@ -1,4 +1,4 @@
-"""Actor process for many tasks. It imports this module only: torch takes seconds to load."""
+"""Actor of the actor pool, in a module without torch, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from raypipe.pipeline.launcher import TaskResult
 
 
 class TaskProcess:
-    """A Ray actor that runs tasks in sequence."""
+    """Ray actor that runs tasks in sequence."""
 
     def node(self) -> str:
-        """Return the node it runs on."""
+        """Return the ID of the actor's node."""
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, *arguments: Any) -> TaskResult:

@@ -17,7 +17,7 @@ from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
 _MODE = "RAY_AUTH_MODE"
-#: variables and file from which Ray reads a token
+#: environment variables and file from which Ray reads a token
 _TOKEN, _TOKEN_PATH, _TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 # before Ray is imported: a cluster with tokens rejects clients that do not announce one
 if any(os.environ.get(name) for name in (_TOKEN, _TOKEN_PATH)) or (
@@ -87,11 +87,11 @@ def submit(
     except AuthenticationError as error:
         raise ConfigError(
             f"--address {shown}: this cluster asks for a token: set {_TOKEN} or {_TOKEN_PATH}, "
-            f"or put it into {_TOKEN_FILE} (`ray get-auth-token` on the head prints it)"
+            f"or write it to {_TOKEN_FILE} (`ray get-auth-token` on the head prints it)"
         ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = without_credentials(str(error))
-        raise ConfigError(f"--address {shown}: the job was not taken: {reason}") from error
+        raise ConfigError(f"--address {shown}: the cluster rejected the job: {reason}") from error
     say(f"job {job} on {shown} (dashboard: {shown.rstrip('/')}/#/jobs/{job})")
     logs = f"follow it: {ray_job} logs --follow --address {shown} {job}"
     stop = f"end it: {ray_job} stop --address {shown} {job}"
@@ -101,7 +101,7 @@ def submit(
     try:
         return _status(asyncio.run(_followed(client, job, say)), say)
     except KeyboardInterrupt:
-        say(f"the job goes on; {stop}")
+        say(f"the job is still running; {stop}")
         return 130
     except ConnectionError as error:
         say(f"{error}; the job may go on; {logs}; {stop}")

@@ -16,7 +16,7 @@ from raypipe.training.job import Report, TrainingJob
 def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
     """Run a training job once, in new processes, and return rank 0's result.
 
-    It waits for lost nodes.
+    First wait for lost nodes to return, up to a time limit.
 
     Raises:
         UnitError: there is no room for the workers, or one failed or died.
@@ -31,7 +31,7 @@ def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
             return follow(group.mailbox, job, report, shared.pause)
         finally:
             group.close()
-    except ray.exceptions.RayError as error:  # the group's mailbox died, too
+    except ray.exceptions.RayError as error:  # the group's mailbox died
         raise group_failure(job.trial_id, error, nodes) from error
 
 
@@ -56,6 +56,6 @@ def _await_room(job: TrainingJob, report: Report, shared: Shared) -> None:
         raise UnitError(
             job.trial_id,
             kind,
-            f"scaling.workers: {wanted} worker(s) of {cpus:g} CPUs and {gpus:g} GPUs each are "
-            f"asked for, and the cluster has room for {has}; lower one of the three or add nodes",
+            f"scaling.workers: {wanted} worker(s) of {cpus:g} CPUs and {gpus:g} GPUs each were "
+            f"requested, but the cluster has room for {has}; lower one of the three or add nodes",
         )

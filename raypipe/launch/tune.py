@@ -129,7 +129,7 @@ class _Order(Searcher):
         return {"job": job, "mailbox": mailbox, "faults": os.environ.get(VARIABLE, "")}
 
     def over(self, trial_id: str, *, ended: bool) -> TrainingJob:
-        """Return the job of a trial that ended, early or not; its group is free."""
+        """Return the job of a trial that is over; free its group, or close it unless ``ended``."""
         job, group = self.running.pop(trial_id), self._group_of.pop(trial_id, None)
         if group is not None and ended:
             self._groups.give_back(group, job)
@@ -138,7 +138,7 @@ class _Order(Searcher):
         return job
 
     def _may_come(self, job: TrainingJob) -> bool:
-        """Whether lost nodes that had room for a trial may still return."""
+        """Whether the trial fit on the initial nodes and lost ones may still return."""
         if _lacking_room(job, self._shared.nodes) is not None:
             return False
         if self._lacking_at is None:
@@ -189,8 +189,8 @@ class _Order(Searcher):
     def _may_start(self, job: TrainingJob) -> bool:
         """Whether concurrent stages leave enough CPUs.
 
-        The sweep holds the largest amount that it ever needed to its end: otherwise tasks would
-        take CPUs between its trials.
+        Until its end, the sweep holds the most CPUs that it ever needed: otherwise CPU tasks would
+        take them between trials.
         """
         jobs = [*self.running.values(), job]
         self._cpus = max(self._cpus, sum(_needs(each)["CPU"] for each in jobs))
@@ -242,7 +242,7 @@ class _Outcomes(Callback):
         job = self._order.over(trial.trial_id, ended=False)
         # Tune's own getter reads a delayed copy
         path = trial.pickled_error_file
-        error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("no reason")
+        error = cloudpickle.loads(Path(path).read_bytes()) if path else RuntimeError("unknown")
         self._trials.ended(job.trial_id, group_failure(job.trial_id, error, self._nodes))
 
 
@@ -299,19 +299,19 @@ def _needs(job: TrainingJob) -> dict[str, float]:
 def _lacking_room(
     job: TrainingJob, nodes: Iterable[Mapping[str, float]] | None = None
 ) -> str | None:
-    """Return why no cluster of these nodes (by default, the living) could run a trial, or None."""
+    """Return why the trial does not fit on these nodes (default: living), or None if it fits."""
     cpus, gpus = of_a_worker(job)
     wanted, has = job.settings.scaling.fewest_workers, room(cpus, gpus, nodes=nodes)
     if has >= wanted:
         return None
     return (
         f"{wanted} worker(s) of {cpus:g} CPUs (with the loader's processes) and {gpus:g} GPUs "
-        f"each are asked for, and the cluster has room for {has}"
+        f"each were requested, but the cluster has room for {has}"
     )
 
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
-    """Return the scheduler that stops bad trials, with the results of earlier commands replayed."""
+    """Return the scheduler that stops bad trials, with earlier commands' results replayed."""
     metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
     mode, grace = settings.direction, settings.grace_steps or 1
     scheduler: TrialScheduler

@@ -74,7 +74,7 @@ def load_experiment(module: str, origin: str) -> Experiment:
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(
             f"{origin}: experiment = {module}: cannot be imported "
-            f"({type(error).__name__}: {error}); run from the directory that holds it"
+            f"({type(error).__name__}: {error}); run from the directory that contains it"
         ) from error
     experiment = getattr(loaded, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment):

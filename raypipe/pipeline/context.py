@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from raypipe.training.task import TrainTask
 
 K = TypeVar("K")
-#: maximum number of results that wait for an earlier call; beyond it, no call is drawn
+#: maximum number of results buffered behind an earlier call before `map` draws no more calls
 _MOST_BUFFERED = 1000
 #: the ledger's table of the shared parts of identities, by their hash
 IDENTITIES = "identities"
@@ -98,8 +98,8 @@ class StageContext:
 
         Args:
             unit: a unit of the stage, or its key.
-            rows: rows by table and row key. Rows that were put before need not be repeated; one
-                wait for the disk is less than two.
+            rows: the unit's rows, by table and row key, written in the same disk sync. Rows that
+                were put before need not be repeated.
 
         """
         if isinstance(unit, str):
@@ -214,10 +214,10 @@ class StageContext:
     def call(
         self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False
     ) -> Any:
-        """Run one function in a task, on a GPU where there is one, and return its value.
+        """Run a function in one task and return its value; ``on_gpu`` uses a GPU if there is one.
 
         Raises:
-            UnitError: it failed, also when tried again.
+            UnitError: the last attempt failed.
 
         """
         from raypipe.pipeline.launcher import PoolOptions

@@ -39,8 +39,7 @@ class Unit:
         literals: plain values that decide the result in addition to settings and needs: the
             fingerprint of the data, a seed, the name of a method. Never a path or an address.
         needs: the stages whose results it uses; by default all that its stage needs.
-        budget: the amount of a result that can be extended later, such as the evaluations of a
-            study.
+        budget: how much of an extensible result to compute, such as the evaluations of a study.
         budget_key: the configuration key that sets the budget, for messages.
         identity: composed by the framework.
 
@@ -85,14 +84,14 @@ class Stage:
 
     Args:
         name: the stage; its settings are the section of this name.
-        run: does the unfinished units, which the context lists.
+        run: computes the unfinished units, which ``context.todo()`` lists.
         units: by default one, named after the stage. The framework finishes it when ``run``
             returns.
         needs: the stages whose results it uses.
         reads: dotted keys of the settings that ``context.settings`` has; by default the stage's
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
-        always_rerun: whether it runs again after any other stage ran, such as a summary.
+        always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
 
@@ -120,9 +119,9 @@ class Experiment:
         stages: returns the stages; it may read data, and raises ``ConfigError`` (or any
             ``ValueError``) for settings that cannot work.
         report: returns its sections of the report from the tables.
-        presets: batch sizes published for some cards, which ``raypipe fit`` also prints.
+        presets: batch sizes published for some GPUs, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
-        step_metrics: columns ``eval_...`` that its trainings add to the table ``steps``.
+        step_metrics: columns ``eval_...`` that its training runs add to the table ``steps``.
 
     """
 

@@ -41,14 +41,14 @@ class PoolOptions:
     """Options of all tasks of a pool.
 
     Args:
-        cpus: CPUs, or a fraction of one, that a task takes at most.
+        cpus: maximum number of CPUs per task; may be a fraction.
         gpus: GPUs per task.
         time_limit_s: seconds after which an attempt is ended; None for no limit.
-        attempts: attempts of a task whose worker dies or that exceeds the time limit.
-        keep_processes: run tasks in actors that live as long as the pool. What one task loads (a
-            model of several GB, kept with ``functools.cache`` in the experiment's code), the next
-            task of that actor finds. The actors hold their GPU memory until the pool ends. All
-            tasks then take the same CPUs.
+        attempts: maximum number of attempts, if the worker dies or the task exceeds the limit.
+        keep_processes: run tasks in actors that live as long as the pool. Later tasks of
+            an actor reuse what earlier ones cached, such as a model kept with ``functools.cache``
+            in the experiment's code. Actors hold their GPU memory until the pool ends. All tasks
+            then take the same CPUs.
         most_tasks: maximum number of concurrent tasks; None for as many as fit.
 
     """
@@ -73,8 +73,7 @@ class TaskPool(Protocol):
     def has_room(self) -> bool:
         """Whether another task would start now or next.
 
-        A caller with very many tasks, or with a better order than first in, first out, submits only
-        then.
+        Callers with very many tasks, or with priorities of tasks, submit only while it is true.
         """
         ...
 
@@ -89,16 +88,16 @@ class TaskPool(Protocol):
         ...
 
     def finished(self) -> list[TaskResult]:
-        """Wait until at least one submitted task has ended; empty if none is pending.
+        """Return tasks that ended, after waiting for at least one; empty if none is pending.
 
-        A task whose worker died comes with ``kind="worker_died"``. If it is retried, ``retried`` is
-        set, and it comes again later.
+        A failed attempt has ``error`` and ``kind`` set. If ``retried`` is set too, another result
+        of the same task follows.
         """
         ...
 
 
 class Trials(Protocol):
-    """Trials of a sweep, decided one at a time while others run."""
+    """Source of a sweep's trials: chooses each next trial from the results so far."""
 
     def next(self) -> TrainingJob | None:
         """Return the next trial to start, or None while it depends on running trials."""
@@ -127,7 +126,7 @@ class Trials(Protocol):
 
 
 class Launcher(Protocol):
-    """The place where stages run: a Ray cluster, or this process."""
+    """Backend that runs the work of stages: a Ray cluster, or this process."""
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function once on each node."""
@@ -143,13 +142,13 @@ class Launcher(Protocol):
         ...
 
     def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
-        """Run the trials of a sweep (its section is ``settings``) as the cluster has room."""
+        """Run a sweep's trials as the cluster has room; ``settings`` is the sweep's section."""
         ...
 
     def pool(
         self, options: PoolOptions, say: Callable[[str], None] = print
     ) -> AbstractContextManager[TaskPool]:
-        """Return a pool of CPU tasks; ``say`` receives what it waits for.
+        """Return a pool of tasks; ``say`` receives a message if it must wait for nodes.
 
         Raises:
             ConfigError: no node has the resources of a task.

@@ -75,7 +75,7 @@ class Display:
         self._done[stage], self._total[stage] = done, total
         self._tasks[stage] = self._progress.add_task(stage, total=total, completed=done, note="")
         if not self._live:
-            stored = f", {done} of them stored" if done else ""
+            stored = f", {done} already stored" if done else ""
             self.say(f"{stage}: started ({total} to do{stored})")
 
     def advance(self, stage: str, done: int, note: str = "") -> None:

@@ -35,7 +35,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 continue
             if "shared" not in stored:
                 raise ConfigError(
-                    f"{where}: was made by raypipe 0.1, whose identities this version cannot "
+                    f"{where}: created by raypipe 0.1, whose identities this version cannot "
                     "compare; use another --run-dir, or continue it with raypipe 0.1 "
                     "(`raypipe results` and `raypipe report` read it)"
                 )
@@ -52,8 +52,8 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
                 raise ConfigError(
-                    f"{where}: holds {unit.key} with other settings, which this command would "
-                    "alter; use another --run-dir, or take back:\n" + "\n".join(lines)
+                    f"{where}: {unit.key} is stored with other settings, and stored results "
+                    "are never altered; use another --run-dir, or revert:\n" + "\n".join(lines)
                 )
 
 

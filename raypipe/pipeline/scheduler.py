@@ -1,4 +1,4 @@
-"""Concurrent stages: one that works on GPUs, and one on the remaining cores."""
+"""Stage scheduler: up to one GPU stage and one CPU stage at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
 
     Args:
         stages: in an order in which each follows what it needs.
-        run: runs a stage, in a new thread.
+        run: called with each stage, in a new thread.
         interrupt: makes the other threads raise KeyboardInterrupt.
 
     Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def hardware_stage() -> Stage:
     """Return the stage that reports each node's hardware; no GPU is a note, not a failure."""
-    return Stage("hardware", _report_hardware, reads=(), workload="one look at every node")
+    return Stage("hardware", _report_hardware, reads=(), workload="a check of every node")
 
 
 def _report_hardware(context: StageContext) -> None:

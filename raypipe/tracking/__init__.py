@@ -53,7 +53,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class Target:
-    """The raypipe run of a tracker's runs; ``configuration`` is flat, without secrets."""
+    """The raypipe run that trackers copy; ``configuration`` is flat, without secrets."""
 
     run: RunDirectory
     run_id: str
@@ -78,7 +78,7 @@ class TrialTracker(Protocol):
 
 
 class Trackers:
-    """Forward logged rows to every tracker; an ended trial may continue."""
+    """Forward logged rows to every tracker; a trial may be logged again after ``end``."""
 
     def __init__(self, names: Sequence[TrackerName], target: Target) -> None:
         self._target = target
@@ -123,7 +123,7 @@ class Trackers:
 
     @contextmanager
     def _sparing_the_training(self, name: TrackerName) -> Iterator[None]:
-        """Disable a tracker that fails in the body.
+        """Disable the tracker for this command if the body raises.
 
         Its package may raise anything (disk full, server down, a bug), and hours of training must
         not end because of a copy of the run directory. This is the one place that catches every
@@ -135,14 +135,14 @@ class Trackers:
             self._kinds.pop(name, None)
             self._trials = {key: trial for key, trial in self._trials.items() if key[0] != name}
             log.warning(
-                "tracking: %s failed and gets nothing more from this command; the tables of the "
+                "tracking: %s failed and is disabled for this command; the tables of the "
                 "run are complete: %s: %s",
                 *(name, type(error).__name__, without_credentials(str(error))),
             )
 
 
 def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
-    """Reject trackers that cannot work here, before anything starts; loads no package.
+    """Reject trackers that cannot work here, without importing their packages.
 
     Raises:
         ConfigError: a package is missing, or the run directory cannot hold a tracker's files.
@@ -151,13 +151,13 @@ def check(names: Sequence[TrackerName], run: RunDirectory) -> None:
     for name in names:
         if missing := [package for package in _PACKAGES[name] if not _is_installed(package)]:
             raise ConfigError(
-                f"tracking: {name} needs {', '.join(missing)}, not installed here: "
-                "pip install 'raypipe-runner[tracking]', or take it out of tracking"
+                f"tracking: {name} needs {', '.join(missing)}, not installed: "
+                f"pip install 'raypipe-runner[tracking]', or remove {name} from tracking"
             )
         server = {
             "tensorboard": (False, ""),
-            "mlflow": (mlflow_server() is not None, ", or a server: set MLFLOW_TRACKING_URI"),
-            "wandb": (not wandb_is_offline(), ", or its server: set WANDB_MODE=online"),
+            "mlflow": (mlflow_server() is not None, ", or a server (set MLFLOW_TRACKING_URI)"),
+            "wandb": (not wandb_is_offline(), ", or its server (set WANDB_MODE=online)"),
         }
         used, hint = server[name]
         if not (used or run.is_local):

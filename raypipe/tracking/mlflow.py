@@ -12,7 +12,7 @@ from mlflow.entities import Metric, Param, Run
 
 from raypipe.tracking import Setting, Target, mlflow_server
 
-_MOST_PARAMETERS = 100  # limits of a request
+_MOST_PARAMETERS = 100  # per request
 _LONGEST_VALUE = 6000
 _STATUS = {"succeeded": "FINISHED", "failed": "FAILED", "out_of_memory": "FAILED"}
 
