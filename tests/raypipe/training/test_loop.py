@@ -321,7 +321,7 @@ class Unnamed(Regression):
 def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"gradient_checkpointing = true: this task names no"):
         run(job(Unnamed(), tmp_path, gradient_checkpointing=True))
-    with pytest.raises(ValueError, match="phase second: 5 samples a step"):
+    with pytest.raises(ValueError, match="phase second: 5 samples per step"):
         train(job(TwoPhases(), tmp_path, (4, 1, 24, 6)), Worker(0, CPU, 6))
     with pytest.raises(ValueError, match="no samples"):
         run(job(Regression(samples=0), tmp_path))
