@@ -98,6 +98,7 @@ class _Loop:
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
+        self.has_data = False
 
     def run(self) -> dict[str, Any]:
         total = self.job.steps
@@ -108,6 +109,7 @@ class _Loop:
         if self.settings.loader.workers == "auto" and not over:
             self._choose_loader_workers()
         with closing(self._batches()) as batches:
+            self.has_data = True
             for number, phase, phase_step in steps(self.phases, self.start):
                 if over or number == total:
                     break
@@ -336,11 +338,11 @@ class _Loop:
         }
 
     def store_rows(self) -> None:
-        """Write the logged steps and the telemetry of this worker."""
+        """Write the logged steps and the telemetry of this worker; nothing without data."""
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
-        if rows := self.sampler.rows():
+        if self.has_data and (rows := self.sampler.rows()):
             results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
 
     def _warn_of_batch_norm(self) -> None:
