@@ -11,7 +11,12 @@ from tests.chaos.rounds import run_rounds
 
 
 @pytest.mark.timeout(900)
-def test_disturbed_runs_end_as_an_undisturbed_one(tmp_path: Path) -> None:
+def test_disturbed_runs_end_as_an_undisturbed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray's default: with the tests' ten minutes, an agent that was starting when its cluster was
+    # killed waits longer than the test does for it to end
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "60")
     chosen = (disturbances.driver_killed, disturbances.node_lost, disturbances.checkpoint_cut)
     counts, failures = run_rounds(range(3), 0, tmp_path, chosen, most=1, jobs=3)
     assert counts.total() == 3
