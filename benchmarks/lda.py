@@ -1,14 +1,14 @@
-"""Compiled topic model against scikit-learn's: time on one core, and the value.
+"""Benchmark the compiled topic model against scikit-learn's: time on one core, and perplexity.
 
     python -m benchmarks.lda
 
-Both fit the same documents with the same seed and settings and compute their perplexity, in turn,
-in this process and on one thread; CPU time is compared. scikit-learn computes the perplexity once
-at the end of ``fit`` and again in ``perplexity``, as the published study and earlier versions of
-raypipe called it: ``ratio`` counts both, ``ratio_fit`` only the first, which has the same value.
-The passes (``max_iter``) are fewer than a study's 60, and fewer for more topics, so that
-scikit-learn ends within minutes. The corpora are the published ones of ``$RAYPIPE_DATA`` (or
-``../shared/data``) if present, else the built-in one.
+Both fit the same documents with the same seed and settings and compute the perplexity. They
+alternate in this process, on one thread; CPU time is compared. scikit-learn computes the
+perplexity once at the end of ``fit`` and again in ``perplexity``, which the published study and
+earlier versions of raypipe called: ``ratio`` counts both, ``ratio_fit`` only the first, which has
+the same value. There are fewer passes (``max_iter``) than the 60 of a study, and fewer for more
+topics, so that scikit-learn ends within minutes. The corpora are the published ones in
+``$RAYPIPE_DATA`` (or ``../shared/data``) if present, otherwise the built-in one.
 
 Results: ``benchmarks/results/lda/<corpus>.json``.
 """
@@ -101,7 +101,7 @@ def compare(counts: csr_matrix, T: int) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
-    """Return the printed summary."""
+    """Return the summary to print."""
     shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     columns = (
         "T",
@@ -133,7 +133,7 @@ def table(results: list[dict[str, Any]], title: str) -> Table:
 
 
 def load(name: str) -> tuple[str, csr_matrix]:
-    """Return a published corpus if present, else the built-in one."""
+    """Return a published corpus if present, otherwise the built-in one."""
     data = Path(os.environ.get("RAYPIPE_DATA", "../shared/data")) / "lda_bow"
     if data.is_dir():
         return name, load_corpus("bow", name, data).counts
@@ -147,7 +147,7 @@ def main(
         "benchmarks/results/lda"
     ),
 ) -> None:
-    """Measure both in turn and write the results."""
+    """Measure both alternately and write the results."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     name, counts = load(corpus)
     results = []

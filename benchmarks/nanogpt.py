@@ -4,16 +4,16 @@
     python -m benchmarks.nanogpt --nanogpt nanoGPT --text data/tinyshakespeare/input.txt --threads 1
 
 Both train on 12 sequences of 64 characters per step: 4 layers, 4 heads, width 128, no dropout,
-fp32, not compiled, AdamW, clipping, warm-up and cosine, in this process with the same number of
-threads; they log every 10 steps, and do not evaluate or save in the measured steps. nanoGPT runs
-its unchanged ``train.py``. raypipe trains
+fp32, not compiled, AdamW, clipping, warm-up and cosine schedule. They run in this process with the
+same number of threads, log every 10 steps, and neither evaluate nor save during the measured steps.
+nanoGPT runs its unchanged ``train.py``. raypipe trains
 
-- ``raypipe``: nanoGPT's model (LayerNorm, learned positions, GELU, tied; as many parameters),
+- ``raypipe``: nanoGPT's model (LayerNorm, learned positions, GELU, tied; same parameter count),
 - ``raypipe_config``: the model of configs/lm_shakespeare.yaml (RMSNorm, rotary, SwiGLU, untied).
 
 Each contender trains once per round, in rotating order; its first 10 steps are not counted. The
-report gives the ratio to nanoGPT in the same round, above 1 where raypipe is faster: of tokens per
-second, of the median step, and of CPU time, which other work on the machine hardly changes.
+report gives ratios to nanoGPT in the same round, above 1 if raypipe is faster: of tokens per
+second, of the median step time, and of CPU time, which other work on the machine hardly affects.
 
 Results: ``benchmarks/results/nanogpt/threads-<n>.json``.
 """
@@ -60,7 +60,7 @@ _BATCH = 12
 
 
 def store_tokens(text: Path, place: Path) -> TokenFolder:
-    """Store the characters of a text as shards, with links of nanoGPT's names."""
+    """Store the characters of a text as shards, with links under nanoGPT's file names."""
     texts = divide([text.read_text(encoding="utf-8")], 0.1, str(text))
     tokenizer = make_tokenizer("characters", texts.train, 0)
     folder = run_folder(RunDirectory.at(place))
@@ -101,7 +101,7 @@ def measure(
             torch.set_num_threads(threads)
             contender, case = contenders[name]
             row, losses = run(contender, case, cpu, LOG_EVERY, GpuUtilization(cpu))
-            # nanoGPT logs steps 1, 11 and so on, raypipe 10, 20
+            # nanoGPT logs steps 1, 11, ...; raypipe logs steps 10, 20, ...
             row["loss"] = median(each.loss for each in losses if 5 < each.first < case.steps - 5)
             rows.append({"round": number, "contender": name, **row})
             typer.echo(f"{number} {name}: {row['units_per_s']:.0f} tokens/s")
@@ -144,7 +144,7 @@ def main(
         "benchmarks/results/nanogpt"
     ),
 ) -> None:
-    """Measure the loops in turn and write the results."""
+    """Measure the loops alternately and write the results."""
     for path in (repository / "train.py", text):
         if not path.is_file():
             raise typer.BadParameter(f"{path}: the file does not exist")

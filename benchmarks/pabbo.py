@@ -1,20 +1,20 @@
-"""Training of PABBO: raypipe against the existing implementation, on the same cores.
+"""Benchmark the training of PABBO against the existing implementation, on the same cores.
 
     OMP_NUM_THREADS=1 python benchmarks/pabbo.py --reference CHECKOUT/pabbo_method
 
 ``CHECKOUT`` is the public repository draiqw/lgd, branch SABO; ``pabbo_reference.py`` lists what is
-replaced in it. Two comparisons, both in CPU time of the process, which a shared machine hardly
-disturbs:
+replaced in it. There are two comparisons, both in CPU time of the process, which other work on the
+machine hardly affects:
 
 1. steps per second at equal settings (small model; burn-in batch 16; policy batch 8 x 10
    trajectories of 30 duels; 50 points, pairs and prediction points; contexts up to 20; 31
-   prediction splits; the published policy gradient), in alternating blocks of both;
-2. held-out simple regret by CPU time: the reference's own quick training (2000 steps, its
-   ``train()``) against our recipe, all measured by our evaluation on the same functions and
-   candidate pairs, choosing the best score and drawing from the policy (the reference's own
-   evaluation draws). The held-out functions are joint draws of Gaussian processes; with
-   ``--published`` the ends of both are also measured on PABBO's published functions, which the
-   reference's own sampler has made.
+   prediction splits; the published policy gradient), in alternating blocks;
+2. held-out simple regret by CPU time: the reference's quick training (2000 steps of its
+   ``train()``) against our recipe. Our evaluation measures both on the same functions and
+   candidate pairs, once with the best score and once with draws from the policy, as the
+   reference's evaluation does. The held-out functions are joint draws of Gaussian processes. With
+   ``--published``, both final models are also measured on PABBO's published functions, which the
+   reference's sampler made.
 
 Results: ``speed.csv``, ``curves.csv``, ``published.csv``, ``summary.json``, ``curves.png`` and
 ``curves.svg``.
@@ -76,7 +76,7 @@ MODES = {"best score": False, "drawn": True}
 
 @dataclass(frozen=True)
 class Point:
-    """The regret of a stage of a training, or of random search."""
+    """Regret at one point of a training, or of random search."""
 
     method: str
     mode: str
@@ -89,7 +89,7 @@ class Point:
     by_function: dict[str, Any] = field(repr=False)
 
     def row(self) -> dict[str, Any]:
-        """Without the regrets of single functions."""
+        """Return the row without the regrets of single functions."""
         values = asdict(self)
         del values["by_function"]
         return values
@@ -110,7 +110,7 @@ def our_steps(task: PabboTask, phase: Phase, count: int) -> float:
 
 
 def their_steps(reference: Any, folder: Path, burn_in: int, policy: int) -> float:
-    """Return the CPU seconds of the reference's ``train()`` for these numbers of steps."""
+    """Return the CPU seconds of the reference's ``train()`` for the given numbers of steps."""
     model = reference.TransformerModel(**MODEL)
     save, torch.save = torch.save, lambda *_: None
     changes = {"n_steps": burn_in + policy, "n_burnin": burn_in}
@@ -135,7 +135,7 @@ def profile_policy_step() -> str:
 
 
 def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[str, Any]], Any]:
-    """Return the rows of alternating blocks of both, and the ratios with their spread."""
+    """Return the rows of alternating blocks, and the speed ratios with their spread."""
     task = PabboTask(EQUAL)
     phases = {"burn_in": (BURN_IN, 10), "policy": (POLICY, 4)}
     rows: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[st
             ours = our_steps(task, phase, count) / count
             steps = (count, 0) if name == "burn_in" else (0, count)
             theirs = their_steps(reference, work / "speed", *steps) / count
-            if block:  # the first warms up
+            if block:  # the first block warms up
                 rows.append({"block": block, "phase": name, "ours_s": ours, "reference_s": theirs})
     ratios: dict[str, list[float]] = {"burn_in": [], "policy": [], "combined": []}
     for block in range(1, blocks + 1):
@@ -200,11 +200,11 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
 
 
 def summarize(points: list[Point]) -> dict[str, Any]:
-    """Return the CPU time from which our training is as good as the reference's end, or better.
+    """Return the CPU times from which our training equals or beats the final reference.
 
-    All later points must be as good too, so that a lucky early point does not count. "Better": the
-    mean difference to the reference's end over the same functions is below zero with its 95 %
-    interval. Each mode is compared with itself.
+    All later points must be as good, too, so that a lucky early point does not count. "Beats"
+    means that the 95 % interval of the mean difference to the final reference, over the same
+    functions, is below zero. Each mode is compared with itself.
     """
     summary: dict[str, Any] = {}
     for mode in MODES:
@@ -266,7 +266,7 @@ def draw(points: list[Point], out: Path) -> None:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows with equal keys."""
+    """Write rows that have the same keys."""
     with path.open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(rows[0]))
         writer.writeheader()
@@ -300,13 +300,13 @@ def main(
     typer.echo(json.dumps(ratios))
     (out / "profile.txt").write_text(profile_policy_step())
 
-    # a seed that no setting was chosen on
+    # a seed on which no setting was tuned
     settings = EvaluationSettings(
         functions=functions, starts=1, query_points=128, candidate_pairs=512, seed=1
     )
     held_out = held_out_functions(settings, FunctionSettings())
     points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
-    ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # measured here instead
+    ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # evaluated below
     points_of = {"log_every": 100, "checkpoint_every": 100, "keep_checkpoints": 10, "seed": seed}
     training = training_recipe(steps=1000, effective_batch=32).model_copy(update=points_of)
     with TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""The existing PABBO implementation, driven as its users run it, for the side-by-side measurement.
+"""Reference for benchmarks/pabbo.py: the existing PABBO implementation, run as its users run it.
 
-It takes a checkout of the public repository draiqw/lgd (branch SABO, folder ``pabbo_method``) and
-calls its own ``train()``. What is not numerically relevant there and not installed here is replaced
-before the import: ``wandb``, ``hydra``, ``omegaconf`` (logging and configuration), ``botorch``,
-``gpytorch`` and ``sobol_seq`` (only used by data sets and grids that its ``train.yaml`` does not
-use). torchrl's ``MaskedCategorical`` is replaced by the equal ``torch.distributions.Categorical``
-over logits with ``-inf`` where masked. No line of that repository is part of this one.
+The module imports a checkout of the public repository draiqw/lgd (branch SABO, folder
+``pabbo_method``) and calls its ``train()``. Dependencies that are not installed here and do not
+affect the numbers are replaced before the import: ``wandb``, ``hydra``, ``omegaconf`` (logging and
+configuration), ``botorch``, ``gpytorch`` and ``sobol_seq`` (used only by data sets and grids that
+its ``train.yaml`` does not select). torchrl's ``MaskedCategorical`` is replaced by the equivalent
+``torch.distributions.Categorical`` over logits that are ``-inf`` where masked. This repository
+contains no line of that one.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ QUICK = {
 
 
 class MaskedCategorical(Categorical):
-    """A categorical distribution that never draws where the mask is false."""
+    """Categorical distribution that never draws masked-out values (mask false)."""
 
     def __init__(self, logits: Tensor, mask: Tensor) -> None:
         super().__init__(logits=logits.masked_fill(~mask, float("-inf")))
 
 
 class _Absent(ModuleType):
-    """A module of which any name can be imported, but none used."""
+    """Stub module: any name can be imported, but not used."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -63,7 +64,7 @@ class _Absent(ModuleType):
 
 
 def load_reference(folder: Path) -> ModuleType:
-    """The reference's ``train`` module, imported from its folder with the replacements above."""
+    """Return the reference's ``train`` module, imported with the replacements above."""
     if not (folder / "train.py").is_file():
         raise ValueError(f"{folder} has no train.py: give the folder pabbo_method of the checkout")
     for name in (
@@ -78,7 +79,7 @@ def load_reference(folder: Path) -> ModuleType:
 
 
 def _retry_sampling(reference: ModuleType) -> None:
-    """Draw again where the reference's unbatched Cholesky fails, instead of ending its run."""
+    """Draw again if the reference's unbatched Cholesky fails, instead of ending its run."""
     sampler = reference.OptimizationSampler
     draw = sampler.sample_a_function
 
@@ -95,8 +96,8 @@ def _retry_sampling(reference: ModuleType) -> None:
 def train_reference(folder: Path, out: Path, save_every: int, **changes: Any) -> None:
     """Run the reference's ``train()`` in this process.
 
-    Every ``save_every`` steps its weights go to ``out/<step>.pt`` and ``step, cpu_s`` (CPU time of
-    the training so far, without the saving) as a line to ``out/times.jsonl``.
+    Every ``save_every`` steps, write its weights to ``out/<step>.pt`` and append ``step, cpu_s``
+    (CPU time of the training so far, without the saving) to ``out/times.jsonl``.
     """
     reference = load_reference(folder)
     _retry_sampling(reference)
@@ -130,7 +131,7 @@ def train_reference(folder: Path, out: Path, save_every: int, **changes: Any) ->
 
 
 def reference_scorer(reference: ModuleType, weights: Path) -> Scorer:
-    """Scores by the reference's encoder and acquisition head, for our evaluation."""
+    """Return a scorer with the reference's encoder and acquisition head, for our evaluation."""
     model = reference.TransformerModel(**MODEL)
     model.load_state_dict(torch.load(weights))
     model.eval()

@@ -1,18 +1,17 @@
-"""What raypipe itself costs: beside bare Ray, with the number of units, and of nodes.
+"""Benchmark raypipe's overhead: against bare Ray, by number of units, and by number of nodes.
 
-    python -m benchmarks.scale overhead   # raypipe's rate against that of bare Ray tasks
-    python -m benchmarks.scale units      # runs of 10^3 to 10^5 units by the command
-    python -m benchmarks.scale studies    # the main job, its evaluations looked up
-    python -m benchmarks.scale nodes      # on 1 to 16 simulated nodes
+    python -m benchmarks.scale overhead   # raypipe against bare Ray tasks
+    python -m benchmarks.scale units      # 10^3 to 10^5 units, through the command
+    python -m benchmarks.scale studies    # the main job with evaluations looked up in a table
+    python -m benchmarks.scale nodes      # 1 to 16 simulated nodes
 
-``overhead`` runs the same units by Ray tasks that are recorded nowhere and by a stage of an
-experiment that records each durably, in this process, on one Ray instance and in turn, in random
-order: units of 100 ms that sleep or that use the CPU, and units that do nothing, on a quarter of a
-CPU each or a whole one. The others run the command in a process of its own and
-watch it: its peak of resident memory, its CPU time, and what it leaves. The machine's load is
-noted with every figure.
+``overhead`` runs the same units as Ray tasks that record nothing, and as a stage of an experiment
+that records each unit durably. They alternate in random order in this process, on one Ray instance.
+Units sleep for 100 ms, use the CPU for 100 ms, or do nothing, on a quarter of a CPU or a whole one.
+The other benchmarks run the command in a separate process and measure its peak resident memory, its
+CPU time and the files that it leaves. Every result records the machine's load.
 
-Results: ``benchmarks/results/scale/``; what follows from them: ``docs/scaling.md``.
+Results: ``benchmarks/results/scale/``; conclusions: ``docs/scaling.md``.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def overhead(
     seed: Annotated[int, typer.Option(help="of the order of the contenders")] = 0,
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """The pool and the ledger against bare Ray tasks, in turn, in this process."""
+    """Compare the pool and the ledger with bare Ray tasks, alternately, in this process."""
     started = _now()
     launcher = RayLauncher()
     cases: dict[str, Any] = {}
@@ -88,7 +87,7 @@ def units(
     numbers: Annotated[list[int] | None, typer.Option(help="of units, rising")] = None,
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """Runs of more and more units that do nothing, by the command."""
+    """Measure the command with growing numbers of units that do nothing."""
 
     def configuration(number: int, folder: Path) -> str:
         del folder
@@ -102,7 +101,7 @@ def studies(
     numbers: Annotated[list[int] | None, typer.Option(help="of evaluations, rising")] = None,
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """The main job's studies with more and more evaluations, which are looked up in a table."""
+    """Measure the main job with growing numbers of evaluations, looked up in a table."""
     _grow(numbers, made_up.configuration, ["lda"], out / "studies.json")
 
 
@@ -136,7 +135,7 @@ def nodes(
     waves: Annotated[int, typer.Option(min=4, help="units for each CPU")] = 40,
     out: Annotated[Path, typer.Option(help="folder of the results")] = OUT,
 ) -> None:
-    """The same work for each CPU on more and more simulated nodes."""
+    """Measure growing numbers of simulated nodes with the same work per CPU."""
     started = _now()
     rows: list[dict[str, Any]] = []
     for number in numbers or NODES:

@@ -1,19 +1,19 @@
-"""One reduced study with the existing scripts and with raypipe, on the same cores.
+"""Benchmark a reduced study with the existing scripts and with raypipe, on the same cores.
 
     pip install -e '.[bench]'
     python -m benchmarks.study --reference CHECKOUT/lda_hyperopt
 
 CHECKOUT is the public repository draiqw/lgd, branch SABO, whose cluster script starts
-``run_no_early_stop.py`` in a process per algorithm and seed. This benchmark does the same, with as
-many concurrent processes as cores and one scikit-learn job each: more processes or jobs only
-compete for the cores, and the number of jobs changes the values. raypipe then runs
-``configs/pabbo_lda.yaml`` on the same corpus, seeds and passes with its counterparts, in one
-command, without its cache, for as many iterations of each optimizer as the scripts make (its
-batches are at least as large). The use of the cores is measured there and again with the 60 passes
-of a study, which would take the scripts hours.
+``run_no_early_stop.py`` in a process per algorithm and seed. This benchmark does the same, with
+one concurrent process per core and one scikit-learn job each: more processes or jobs only compete
+for the cores, and the number of jobs changes the values. raypipe then runs
+``configs/pabbo_lda.yaml`` on the same corpus, seeds and passes with the corresponding optimizers,
+in one command without its cache. Each optimizer makes as many iterations as in the scripts (its
+batches are at least as large). The utilization of the cores is measured in this run, and again
+with the 60 passes of a study, which would take the scripts hours.
 
-Both times are of whole commands, including imports and the start of Ray. PABBO's model, which has
-no counterpart in the scripts (their PABBO_Simple has none), is trained before and not counted.
+Both times are of whole commands, including imports and the start of Ray. PABBO's model is trained
+beforehand and not counted, because the scripts' PABBO_Simple has no model.
 
 Results: ``benchmarks/results/study/<corpus>.json``.
 """
@@ -44,7 +44,7 @@ from raypipe.provenance import git_commit, package_version
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 
-#: algorithms of both, by their names
+#: raypipe's optimizer for each algorithm of the scripts
 COUNTERPARTS = {"GA": "ga", "ES": "es", "PABBO_Simple": "pabbo_small", "SABO": "sabbo"}
 FIRST_SEED, BATCH_SIZE, PASSES = 42, 2048, 60
 GOAL_RATIO, GOAL_EFFICIENCY, TOLERANCE = 10.0, 0.95, 0.002
@@ -59,14 +59,14 @@ Values = dict[tuple[int, int], float]
 
 
 def environment(**changed: str) -> dict[str, str]:
-    """Return the environment of a process with one thread."""
+    """Return the environment for a process with one thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **changed}
 
 
 def run_scripts(
     reference: Path, data: Path, seeds: int, passes: int, iterations: int, folder: Path
 ) -> dict[str, Any]:
-    """Run all processes of the scripts; return seconds, values and distinct T per process."""
+    """Run the scripts in all their processes; return seconds, values and distinct T per process."""
 
     def one(algorithm: str, seed: int) -> str:
         command = [sys.executable, "run_no_early_stop.py", "--algorithms", algorithm]
@@ -108,12 +108,12 @@ def run_scripts(
 def run_raypipe(
     corpus: str, data: Path, seeds: int, passes: int, iterations: int, folder: Path
 ) -> dict[str, Any]:
-    """Run the whole command; return seconds, values and the use of the cores."""
+    """Run the whole command; return seconds, values and the utilization of the cores."""
     run = RunDirectory.at(folder / "run")
     options = {
         "data.source": "bow",
         "data.dir": data.parent,
-        "train_small.training.steps": 20,  # how good the model is does not matter here
+        "train_small.training.steps": 20,  # the quality of the model does not matter here
         "lda.datasets": f"[{corpus}]",
         "lda.optimizers": f"[{','.join(COUNTERPARTS.values())}]",
         "lda.runs": seeds,
@@ -162,7 +162,7 @@ def main(
         "benchmarks/results/study"
     ),
 ) -> None:
-    """Run both, one after the other, and compare."""
+    """Run both in sequence and compare them."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     folder = Path(os.environ.get("RAYPIPE_DATA", "../shared/data")) / "lda_bow"
     data = (folder / f"X_{corpus}_val_bow.npz").resolve()

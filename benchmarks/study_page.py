@@ -1,8 +1,8 @@
 """Documentation page of a study, made from its run directory.
 
 ``python -m benchmarks.study_page RUN_DIR --out docs/studies/NAME`` writes ``results.md`` and the
-figures (PNG and SVG) into the folder and nothing else: the text about them is in another file. For
-the published corpora the published values, from ``$RAYPIPE_DATA`` or ``../shared/data``, stand next
+figures (PNG and SVG) into the folder and nothing else; the discussion is in another file. For the
+published corpora, the published values from ``$RAYPIPE_DATA`` or ``../shared/data`` are shown next
 to ours.
 """
 
@@ -109,7 +109,7 @@ def lines_of(cells: Mapping[str, Sequence[str]]) -> list[list[str]]:
 
 
 def final_values(tables: Tables, published: Published | None) -> str:
-    """Return mean and sample standard deviation of the final values, the published ones below."""
+    """Return mean and sample standard deviation of the final values, then the published ones."""
     summary = tables["summary"]
     texts = [f"{m:.2f} ± {s:.2f}" for m, s in zip(summary["mean"], summary["std"], strict=True)]
     made = summary.groupby("optimizer")["evaluations_mean"].mean()
@@ -141,7 +141,7 @@ def at_published_counts(tables: Tables, published: Published) -> str:
 
 
 def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = number) -> str:
-    """Return median and quartiles over runs of a column of ``convergence``.
+    """Return the median and quartiles over runs of a column of ``convergence``.
 
     A missing value is censored: it counts as larger than any other, and the cell gives the number
     of runs with a value.
@@ -203,7 +203,7 @@ def _tests(ranks: pd.DataFrame, pairs: pd.DataFrame, against: pd.DataFrame) -> s
 
 
 def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
-    """Return the origin of the numbers: settings, evaluations, time, code and packages."""
+    """Return the provenance of the numbers: settings, evaluations, time, code and packages."""
     lines = []
     chosen = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
     if settings.get("start"):

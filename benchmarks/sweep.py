@@ -1,16 +1,18 @@
-"""What a trial costs beside its training: raypipe's sweeps against plain Ray Tune.
+"""Benchmark the overhead per trial of raypipe's sweeps against plain Ray Tune.
 
     python -m benchmarks.sweep
 
-Two contenders run the same trials (model, samples, seeds, steps, settings), one trial at a time,
-on one Ray instance of this process and in turn: ``raypipe`` runs a sweep as its command does, with
-the ledger, tables and recommendation of a run directory; ``plain_ray`` is a Tune function with a
-TorchTrainer in it, as Ray's guide shows. A clock in the model takes the time from a training's
-first forward to its last update. What is compared is the rest: from the last update of a trial to
-the first forward of the next. What comes before the first trial's training (for raypipe the start
-of the actor that the others reuse) and after the last one's is reported apart, and so is the wall
-time of a whole sweep without its training, a trial; the start of Ray is not counted. That both
-train the same is checked: the last losses have to agree.
+Two contenders run the same trials (model, samples, seeds, steps, settings), one trial at a time.
+They alternate on one Ray instance of this process. ``raypipe`` runs a sweep as its command does,
+with the ledger, tables and recommendation of a run directory; ``plain_ray`` is a Tune function
+that runs a TorchTrainer, as in Ray's guide. A clock in the model measures each training, from the
+first forward pass to the last update. The benchmark compares the time between trainings, from the
+last update of one trial to the first forward pass of the next.
+
+Three times are reported separately: before the first training (for raypipe, the start of the actor
+that later trials reuse), after the last training, and the wall time of a whole sweep without its
+trainings, per trial. The start of Ray is not counted. The last losses must agree, which shows that
+both contenders train the same.
 
 Results: ``benchmarks/results/sweep/trials.json``.
 """
@@ -43,7 +45,7 @@ from raypipe.provenance import git_commit, package_version
 REFERENCE = "plain_ray"
 CONTENDERS = ("raypipe", REFERENCE)
 PACKAGES = ("torch", "ray", "raypipe-runner")
-#: at most this part of the reference's time, by the number of workers
+#: largest acceptable ratio to the reference's time, by number of workers
 TARGETS = {1: 0.1, 2: 0.6}
 TOLERANCE = 1e-4
 
@@ -51,10 +53,10 @@ Contender = Callable[[Plan, Path, Path], list[float]]
 
 
 def measure(contender: Contender, plan: Plan) -> tuple[dict[str, Any], list[float]]:
-    """One sweep: its times in seconds, and the last loss of each trial.
+    """Run one sweep; return its times in seconds and the last loss of each trial.
 
     Raises:
-        RuntimeError: another number of trainings than trials.
+        RuntimeError: the number of trainings is not the number of trials.
 
     """
     with TemporaryDirectory() as folder:
@@ -82,7 +84,7 @@ def measure(contender: Contender, plan: Plan) -> tuple[dict[str, Any], list[floa
 def run_rounds(
     contenders: dict[str, Contender], plan: Plan, rounds: int
 ) -> tuple[list[dict[str, Any]], float]:
-    """A row for each round and contender, and the largest relative difference of a loss."""
+    """Return a row per round and contender, and the largest relative difference of a loss."""
     rows: list[dict[str, Any]] = []
     difference = 0.0
     for number in range(rounds):
@@ -102,7 +104,7 @@ def run_rounds(
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and spread of each contender, and its ratios to the reference in the same round."""
+    """Return the median and spread of each contender, and its ratios to the reference by round."""
     reference = {row["round"]: row for row in rows if row["contender"] == REFERENCE}
     summary: dict[str, Any] = {}
     for name in CONTENDERS:
@@ -128,7 +130,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(summaries: dict[int, dict[str, Any]]) -> Table:
-    """What is shown at the end."""
+    """Return the summary to print."""
     title = f"seconds a trial beside its training: medians; ratios to {REFERENCE}, round by round"
     shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("contender", no_wrap=True)
@@ -158,7 +160,7 @@ def main(
         "benchmarks/results/sweep"
     ),
 ) -> None:
-    """Measure both in turn and write the results."""
+    """Measure both alternately and write the results."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     launcher = RayLauncher()
     contenders: dict[str, Contender] = {

@@ -1,12 +1,13 @@
-"""TELEClass's phases at scale: time and memory of refine, samples a second of encode and train.
+"""Benchmark TELEClass at scale: time and memory of refine, speed and memory of the classifier.
 
     python -m benchmarks.teleclass refine       # 10^5 to 10^6 documents x 1000 classes, no GPU
     python -m benchmarks.teleclass classifier   # a BERT-base-sized classifier, on a GPU
 
-``refine`` runs phase 2 in one process on random vectors, memory-mapped, for growing numbers of
-documents; beside it what the published pipeline does, the whole matrix of similarities and a sort
-of each row, for a number of documents whose matrix fits. ``classifier`` measures forwards as in
-phase 6 and training steps as in phase 5, in fp32, tf32 and bf16, with the peak of memory.
+``refine`` runs phase 2 in one process on memory-mapped random vectors, for growing numbers of
+documents. For comparison it runs the method of the published pipeline, which sorts each row of the
+whole similarity matrix, on the smallest number of documents, whose matrix fits in memory.
+``classifier`` measures samples per second and peak memory of forward passes as in phase 6 (infer)
+and of training steps as in phase 5 (train), in fp32, tf32 and bf16.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ BERT_BASE = ClassifierSettings(
 
 
 def taxonomy(classes: int) -> Taxonomy:
-    """Ten roots, and ten children below each class as long as there are classes."""
+    """Return a taxonomy of ten roots with up to ten children per class."""
     rows = [Row("benchmark", str(c), f"class {c}") for c in range(classes)]
     edges = [Row("benchmark", str((c - 10) // 10), str(c)) for c in range(10, classes)]
     return make_taxonomy(rows, edges, source="benchmark")
 
 
 def make_vectors(run: RunDirectory, encoding: EncodeSettings, documents: int) -> None:
-    """Classes at random, documents around them; written block by block."""
+    """Write random class vectors and document vectors around them, block by block."""
     draw = np.random.default_rng(0)
     classes = draw.standard_normal((CLASSES, DIMENSIONS)).astype(np.float32)
     classes /= np.linalg.norm(classes, axis=1, keepdims=True)
@@ -83,7 +84,7 @@ SETTINGS = TeleclassSettings()
 
 
 def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
-    """Phase 2 in this process: seconds, and the process's peak resident memory in bytes."""
+    """Run phase 2 in this process; return its time and the process's peak resident memory."""
     ids = pa.array(np.arange(documents)).cast(pa.large_string())
     train = Documents(ids, ids, None, {})
     corpus = Corpus(taxonomy(CLASSES), train, None)
@@ -103,7 +104,7 @@ def refine_once(run: RunDirectory, documents: int) -> dict[str, Any]:
 
 
 def dense_once(run: RunDirectory, documents: int) -> dict[str, Any]:
-    """The whole matrix and a sort of each row, three rounds and the labels, in torch."""
+    """Run three rounds and the labels in torch, with the whole matrix and sorted rows."""
     encoding = EncodeSettings()
     stores = [
         Embeddings(run, n, r, encoding.block)
@@ -124,7 +125,7 @@ def dense_once(run: RunDirectory, documents: int) -> dict[str, Any]:
 
 
 def measure_refine(sizes: list[int]) -> dict[str, Any]:
-    """Each size in a process of its own, one thread; the published way at the smallest."""
+    """Measure each size in a separate process, one thread; the published method at the smallest."""
     rows: list[dict[str, Any]] = []
     for size in sizes:
         with TemporaryDirectory(prefix="raypipe-teleclass-") as folder:
@@ -149,7 +150,7 @@ def measure_refine(sizes: list[int]) -> dict[str, Any]:
 
 
 def measure_classifier(batches: list[int], steps: int) -> dict[str, Any]:
-    """Samples a second and peak memory of forwards and of training steps on this GPU."""
+    """Return samples per second and peak memory of forward passes and training steps on a GPU."""
     if not torch.cuda.is_available():
         raise SystemExit("classifier needs a GPU")
     classes = 531
@@ -204,7 +205,7 @@ def _speed(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

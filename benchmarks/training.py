@@ -1,17 +1,21 @@
-"""raypipe's training loop against a hand-written one, two trainers and a library.
+"""Benchmark raypipe's training loop against a hand-written one, two trainers and a library.
 
     python -m benchmarks.training --case lm-small [--threads 1]
 
 All train the same model from the same weights on the same samples, with the same optimizer,
-clipping, schedule, precision, accumulation and loader; they log every 10 steps, evaluate nothing
-and save nothing in the steps that count. In each round every contender trains once, in an order
-that rotates; its first 10 steps are not counted. What is reported is the ratio to the hand-written
-loop of the same round, and how far the losses are from its losses: a contender that takes other
-steps is not comparable. In fp32 that ends the benchmark with an error.
+clipping, schedule, precision, accumulation and loader. They log every 10 steps, and neither
+evaluate nor save during the counted steps. Each contender trains once per round, in rotating
+order; its first 10 steps are not counted. The report gives the speed as a ratio to the
+hand-written loop in the same round, and the largest difference to its losses: a contender that
+takes different steps is not comparable. In fp32, such a difference ends the benchmark with an
+error.
 
-The cases: ``lm-small``, a step of some 100 ms on a CPU; ``lm-tiny``, a step of milliseconds,
-where a loop's own work shows; ``transformer``, the classifier of experiments/transformer;
-``lm-medium``, the 75 M language model at 2048 tokens for a GPU, bf16 and compiled.
+Cases:
+
+- ``lm-small``: a step takes some 100 ms on a CPU;
+- ``lm-tiny``: a step takes milliseconds, which exposes the overhead of a loop;
+- ``transformer``: the classifier of experiments/transformer;
+- ``lm-medium``: the 75 M language model at 2048 tokens for a GPU, in bf16 and compiled.
 
 Results: ``benchmarks/results/training/<case>.json``.
 """
@@ -54,7 +58,7 @@ TOLERANCE = 1e-4
 def measure(
     case: Case, contenders: Sequence[str], device: torch.device, rounds: int, threads: int
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A row for each round and contender, and each one's largest difference of a loss."""
+    """Return a row per round and contender, and each contender's largest difference of a loss."""
     functions: dict[str, Contender] = {
         name: import_module(f"benchmarks.loops.{name}").train for name in contenders
     }
@@ -85,7 +89,7 @@ def measure(
 
 
 def summarize(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> dict[str, Any]:
-    """Medians of each contender, and its ratios to the reference in the same round."""
+    """Return the medians of each contender, and its ratios to the reference by round."""
     reference = {row["round"]: row for row in rows if row["contender"] == REFERENCE}
     summary: dict[str, Any] = {}
     for name, difference in differences.items():
@@ -103,7 +107,7 @@ def summarize(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> 
 
 
 def machine(device: torch.device, threads: int) -> dict[str, Any]:
-    """What it ran on."""
+    """Return a description of the machine."""
     hardware = detect()
     lines = Path("/proc/cpuinfo")
     models = [
@@ -125,7 +129,7 @@ def machine(device: torch.device, threads: int) -> dict[str, Any]:
 
 
 def table(case: Case, summary: dict[str, Any]) -> Table:
-    """What is shown at the end."""
+    """Return the summary to print."""
     title = f"{case.name}: medians over the rounds; ratios to {REFERENCE}"
     shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     on_gpu = any("peak_reserved_bytes" in entry for entry in summary.values())
@@ -162,9 +166,9 @@ def main(
         "benchmarks/results/training"
     ),
 ) -> None:
-    """Measure the contenders in turn and write the results."""
+    """Measure the contenders alternately and write the results."""
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if torch.cuda.device_count() > 1:  # Hugging Face's Trainer would use all of them
+    if torch.cuda.device_count() > 1:  # Hugging Face's Trainer would use all GPUs
         raise typer.BadParameter("there are several GPUs: choose one by CUDA_VISIBLE_DEVICES")
     name = case or ("lm-medium" if device.type == "cuda" else "lm-small")
     if name not in NAMES:

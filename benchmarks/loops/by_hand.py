@@ -1,7 +1,7 @@
-"""The loop as it is written by hand, with nothing in it but what this run needs.
+"""Minimal hand-written training loop, the reference of the benchmark.
 
-Fused AdamW, norm and clipping by PyTorch's multi-tensor functions, model and loss compiled as
-one, asynchronous copies from page-locked memory, and the losses read from the device only where
+It uses fused AdamW, PyTorch's multi-tensor functions for norm and clipping, model and loss compiled
+together, and asynchronous copies from page-locked memory. It reads losses from the device only when
 they are logged.
 """
 
@@ -18,7 +18,7 @@ from benchmarks.loops.measure import Logged
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train; the loss of every micro-batch."""
+    """Train and return the loss of every micro-batch."""
     model = case.model(device)
     optimizer = case.optimizer(model)
     if case.training.compile:

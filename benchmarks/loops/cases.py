@@ -1,4 +1,4 @@
-"""What is trained: the same model, samples and settings for every contender."""
+"""Cases: the model, samples and settings that all contenders share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext, TrainTask
 
 NAMES = ("lm-tiny", "lm-small", "transformer", "lm-medium")
-#: steps of a round: the first LOG_EVERY are not counted
+#: steps per round; the first LOG_EVERY are not counted
 STEPS = {"lm-tiny": 210, "lm-small": 30, "transformer": 30, "lm-medium": 40}
 LOG_EVERY = 10
 CLIP_NORM = 1.0
@@ -30,7 +30,7 @@ _WARMUP_STEPS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """A training run of ``steps`` steps; ``unit`` is what a sample counts, ``units`` how many."""
+    """Training run of ``steps`` steps; a sample counts as ``units`` of ``unit``, such as tokens."""
 
     name: str
     task: TrainTask
@@ -44,35 +44,35 @@ class Case:
 
     @property
     def effective_batch(self) -> int:
-        """The samples of a step."""
+        """Samples per step."""
         return self.micro_batch * self.accumulation
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: warm-up, then a cosine."""
+        """Return the learning rate of a step, counted from 0: warm-up, then cosine."""
         phase = Phase("train", self.steps, self.effective_batch, self.training.learning_rate)
         return learning_rate(self.training, phase, step)
 
     def model(self, device: torch.device) -> MeanLoss:
-        """The model with the weights that every contender begins with."""
+        """Return the model with the initial weights of every contender."""
         torch.manual_seed(self.training.seed)
         return MeanLoss(self.task.build_model().to(device), self.task)
 
     def optimizer(self, model: nn.Module) -> torch.optim.AdamW:
-        """The fused AdamW of the settings."""
+        """Return fused AdamW with the settings of the case."""
         t = self.training
         return torch.optim.AdamW(
             model.parameters(), t.learning_rate, t.betas, weight_decay=t.weight_decay, fused=True
         )
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-        """The learning rates as a scheduler that is stepped after each step."""
+        """Return the learning rates as a scheduler that is stepped after each optimizer step."""
         peak = self.training.learning_rate
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: self.rate(min(step, self.steps - 1)) / peak
         )
 
     def loader_settings(self, device: torch.device) -> dict[str, Any]:
-        """Processes, prefetching and page-locked memory, by DataLoader's names."""
+        """Return loader processes, prefetching and page-locked memory, by DataLoader's names."""
         processes = self.loader_workers
         return {
             "num_workers": processes,
@@ -82,16 +82,16 @@ class Case:
         }
 
     def loader(self, device: torch.device) -> DataLoader[Any]:
-        """The micro-batches in the order of the samples."""
+        """Return the micro-batches in the order of the samples."""
         return DataLoader(
             self.task.build_dataset(), self.micro_batch, **self.loader_settings(device)
         )
 
 
 class MeanLoss(nn.Module):
-    """The model and its loss in one module, so that compiling it includes the loss.
+    """Model and loss in one module, so that compiling it includes the loss.
 
-    Micro-batches are equally large here: the mean of their means is the mean over all tokens.
+    All micro-batches have the same size, so the mean of their means is the mean over all tokens.
     """
 
     def __init__(self, model: nn.Module, task: TrainTask) -> None:
@@ -101,16 +101,16 @@ class MeanLoss(nn.Module):
         self._context = StepContext(0, Phase("train", 1, 1, 1.0), 0)
 
     def forward(self, batch: Any) -> Tensor:
-        """The mean loss of a micro-batch, a scalar."""
+        """Return the mean loss of a micro-batch, a scalar."""
         loss = self._task.loss(self.model, batch, self._context)
         return loss.total / loss.weight
 
 
 def make(name: str, steps: int, device: torch.device, loader_workers: int) -> Case:
-    """A case by its name; no dropout, so that every contender's losses are the same.
+    """Return a case by name, without dropout, so that all contenders have the same losses.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
 
     """
     on_gpu = device.type == "cuda"

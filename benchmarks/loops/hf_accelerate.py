@@ -1,4 +1,4 @@
-"""A loop with Hugging Face Accelerate, as its documentation shows it.
+"""Training loop with Hugging Face Accelerate, as in its documentation.
 
 Losses stay on the device between logged steps.
 """
@@ -15,7 +15,7 @@ from benchmarks.loops.measure import Logged
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train; the loss of every micro-batch."""
+    """Train and return the loss of every micro-batch."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = Accelerator(

@@ -1,8 +1,8 @@
-"""Hugging Face's Trainer.
+"""Hugging Face's Trainer, with the same training as the other contenders.
 
-Its own filter of losses that are no numbers is off, since it reads each loss from the device; so
-are the printing of what is logged, checkpoints and progress bars. Optimizer and schedule are
-handed over, because its own cosine begins a step earlier.
+Its filter of non-finite losses is off, because it reads each loss from the device. Printing of
+logged values, checkpoints and progress bars are off, too. It receives the benchmark's optimizer
+and schedule, because its own cosine schedule begins one step earlier.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Trainer(Trainer):
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train; the mean loss between logged steps."""
+    """Train and return the mean losses between logged steps."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     model = case.model(device)

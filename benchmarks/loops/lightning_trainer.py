@@ -1,8 +1,8 @@
-"""Lightning's Trainer.
+"""Lightning's Trainer, with the same training as the other contenders.
 
-Checkpoints, progress bar, summary and sanity checks are off, and what is logged goes to a list.
-Its ``barebones`` mode would log nothing at all. Clipping overrides its hook for that with the same
-PyTorch function that it would call, since it refuses to clip with fused AdamW in bf16.
+Checkpoints, progress bar, summary and sanity checks are off, and logged values go to a list. (Its
+``barebones`` mode would log nothing.) The clipping hook is overridden and calls the PyTorch
+function that Lightning would call, because Lightning refuses to clip with fused AdamW in bf16.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Module(lightning.LightningModule):
         gradient_clip_val: float | None = None,  # noqa: ARG002
         gradient_clip_algorithm: str | None = None,  # noqa: ARG002
     ) -> None:
-        # its own refuses a fused optimizer in mixed precision
+        # Lightning refuses to clip with a fused optimizer in mixed precision
         torch.nn.utils.clip_grad_norm_(self.parameters(), CLIP_NORM)
 
     def configure_optimizers(self) -> Any:
@@ -64,11 +64,11 @@ class _List(Logger):
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train; the loss of the last micro-batch of each logged step."""
+    """Train and return the loss of the last micro-batch of each logged step."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logger = _List()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # few loader processes, no checkpoints: as it is wanted
+        warnings.simplefilter("ignore")  # few loader processes and no checkpoints are intended
         trainer = lightning.Trainer(
             accelerator=device.type,
             devices=1,

@@ -1,4 +1,4 @@
-"""Timing that is the same for every contender, and the comparison of their losses."""
+"""Timing shared by all contenders, and the comparison of their losses."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from benchmarks.loops.cases import Case
 
 
 class Logged(NamedTuple):
-    """A loss as a contender logged it: the mean of the micro-batches from ``first`` to ``last``.
+    """Loss logged by a contender: the mean of the micro-batches from ``first`` to ``last``.
 
-    Micro-batches are counted from 0 over the whole run, ``last`` is not included.
+    Micro-batches are counted from 0 over the whole run; ``last`` is excluded.
     """
 
     first: int
@@ -44,11 +44,11 @@ class _Mark:
 
 
 class StepTimes:
-    """The end of every optimizer step while the context is open.
+    """Context manager that records the end of every optimizer step.
 
-    A step lasts from the end of one update to the end of the next. The hook is PyTorch's for all
-    optimizers: outside of what is compiled, and in the same place of every loop. On a GPU the
-    marks are CUDA events, read when all is done.
+    A step lasts from the end of one update to the end of the next. PyTorch's global optimizer hook
+    takes the time: it is outside of compiled code, and at the same place in every loop. On a GPU
+    the marks are CUDA events, which are read at the end.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,10 +75,10 @@ class StepTimes:
         self._marks.append(_Mark(time.perf_counter(), time.process_time(), event))
 
     def result(self, case: Case, warmup: int) -> dict[str, Any]:
-        """The counted steps: how long, the median step, units a second.
+        """Return the duration of the counted steps, the median step time and units per second.
 
         Raises:
-            RuntimeError: another number of steps than the case has.
+            RuntimeError: the number of steps is not that of the case.
 
         """
         if len(self._marks) != case.steps:
@@ -96,7 +96,7 @@ class StepTimes:
         }
 
     def window(self, warmup: int) -> tuple[float, float]:
-        """Begin and end of the counted steps on the host's clock."""
+        """Return the begin and end of the counted steps on the host's clock."""
         return self._marks[warmup - 1].wall_s, self._marks[-1].wall_s
 
     def _seconds(self, begin: _Mark, end: _Mark) -> float:
@@ -107,7 +107,7 @@ class StepTimes:
 
 
 class GpuUtilization:
-    """What ``nvidia-smi`` says of the GPU, by a process of its own; nothing where there is none."""
+    """GPU utilization sampled by a separate ``nvidia-smi`` process; no samples without a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._seen: list[tuple[float, float]] = []
@@ -121,13 +121,13 @@ class GpuUtilization:
         threading.Thread(target=self._read, args=[self._process.stdout], daemon=True).start()
 
     def mean(self, window: tuple[float, float]) -> float | None:
-        """Percent of the time in which a kernel ran, in a window of the host's clock."""
+        """Return the percentage of time in which a kernel ran, in a window of the host's clock."""
         begin, end = window
         values = [value for at, value in self._seen if begin <= at <= end]
         return sum(values) / len(values) if values else None
 
     def close(self) -> None:
-        """End the process."""
+        """End the ``nvidia-smi`` process."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -141,8 +141,8 @@ class GpuUtilization:
 def run(
     contender: Contender, case: Case, device: torch.device, warmup: int, gpu: GpuUtilization
 ) -> tuple[dict[str, Any], list[Logged]]:
-    """One contender's part of a round, in a clean state of the process."""
-    torch.compiler.reset()  # graphs of the others count against the limit of recompilations
+    """Run one contender's part of a round, from a clean state of the process."""
+    torch.compiler.reset()  # graphs of other contenders count toward the limit of recompilations
     torch.set_float32_matmul_precision("highest")
     gc.collect()
     if device.type == "cuda":
@@ -159,14 +159,14 @@ def run(
 
 
 def largest_difference(losses: Sequence[Logged], reference: Sequence[Logged]) -> float:
-    """The largest relative difference to the mean of the same micro-batches of a reference.
+    """Return the largest relative difference to a reference's mean over the same micro-batches.
 
     Args:
-        losses: what a contender logged.
+        losses: the logged losses of a contender.
         reference: the loss of every micro-batch.
 
     Returns:
-        Infinity where nothing was logged or a loss is no number.
+        The difference; infinity if nothing was logged or a loss is not finite.
 
     """
     if not losses:

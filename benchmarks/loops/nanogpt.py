@@ -1,7 +1,7 @@
-"""nanoGPT's own ``train.py``, run as it is from a copy of its repository.
+"""nanoGPT's unchanged ``train.py``, run from a copy of its repository.
 
-It is a script that reads its settings from the command line and paths from the current directory,
-so it runs there under its own name, and what it prints is read.
+The script reads its settings from the command line and its paths from the current directory. It
+therefore runs in its directory under its own name, and the benchmark parses its output.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from experiments.lm_pretrain.model import LmSettings
 
 
 def train(repository: Path, data: Path, model: LmSettings, case: Case) -> list[Logged]:
-    """Train; the loss of each logged step. It evaluates once before the first step, on one batch.
+    """Train and return the loss of each logged step.
+
+    The script evaluates once before the first step, on one batch.
 
     Args:
-        repository: of nanoGPT.
+        repository: a copy of nanoGPT's repository.
         data: the folder of its ``train.bin``, ``val.bin`` and ``meta.pkl``.
-        model: the sizes; its parts are those of nanoGPT.
-        case: batch, steps, rates and logging.
+        model: the sizes of the model; its components are nanoGPT's.
+        case: batch size, steps, learning rates and logging.
 
     Raises:
-        RuntimeError: its model has another number of parameters than ours of these settings.
+        RuntimeError: its model has a different number of parameters from ours with these settings.
 
     """
     t = case.training
@@ -64,12 +66,12 @@ def _size(model: torch.nn.Module) -> int:
 
 @contextmanager
 def _as_script(repository: Path, arguments: list[str]) -> Iterator[None]:
-    """The process as the script expects it: its directory, its modules, its arguments."""
+    """Set the directory, modules and arguments of the process as the script expects them."""
     held = sys.argv, sys.path[:], torch.get_rng_state()
     sys.argv, sys.path[:0] = ["train.py", *arguments], [os.fspath(repository)]
     try:
         with chdir(repository), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # names of PyTorch that have moved since
+            warnings.simplefilter("ignore")  # PyTorch names that have moved since
             yield
     finally:
         sys.argv, sys.path[:] = held[:2]

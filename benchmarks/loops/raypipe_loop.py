@@ -1,4 +1,4 @@
-"""raypipe's loop, in this process."""
+"""raypipe's training loop, in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raypipe.training.settings import LoaderSettings, TrainStageSettings
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train; the mean loss of each logged step. The one checkpoint comes after the last step."""
+    """Train and return the mean loss of each logged step; checkpoint only after the last step."""
     stage = TrainStageSettings(
         training=case.training, loader=LoaderSettings(workers=case.loader_workers)
     )

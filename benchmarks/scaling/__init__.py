@@ -1,1 +1,1 @@
-"""What raypipe itself costs: units that do next to nothing, counted and timed."""
+"""Benchmarks of raypipe's overhead with units that do almost nothing."""

@@ -1,4 +1,4 @@
-"""Units by a Ray task each on a cluster, recorded nowhere; prints when each was there, as JSON.
+"""Run units as bare Ray tasks on a cluster, unrecorded; print the finish times as JSON.
 
 python -m benchmarks.scaling.bare ADDRESS UNITS SECONDS
 """
@@ -16,7 +16,7 @@ from benchmarks.scaling.units import unit
 
 
 def main(address: str, units: int, seconds: float) -> None:
-    """All tasks are handed to Ray at once."""
+    """Submit all tasks to Ray at once."""
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     task = ray.remote(unit).options(num_cpus=1, max_retries=0)
     waiting = [task.remote("sleep", seconds, number) for number in range(units)]

@@ -1,4 +1,4 @@
-"""An experiment of units that do next to nothing, and a summary of their values."""
+"""Experiment with units that do almost nothing, and a summary of their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raypipe.pipeline.launcher import PoolOptions
 
 
 class Work(Settings):
-    """So many units of a kind."""
+    """Number and kind of the units."""
 
     count: PositiveInt = 1000
     kind: Kind = "noop"
@@ -23,13 +23,13 @@ class Work(Settings):
 
 
 class Scale(Settings):
-    """The configuration."""
+    """Configuration of the experiment."""
 
     work: Work = Work()
 
 
 def stages(settings: Scale) -> list[Stage]:
-    """The units and their summary."""
+    """Return the stage of the units and the stage of their summary."""
     work = settings.work
     identity = {"kind": work.kind, "seconds": work.seconds}
     units = [

@@ -1,4 +1,4 @@
-"""The command on clusters of more and more simulated nodes."""
+"""Benchmark of the command on clusters of growing numbers of simulated nodes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from benchmarks.scaling.runs import run_command
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 
-# between these parts of the units, the workers have started and none is idle
+# between these fractions of the units, all workers have started and none is idle
 _FROM, _TO = 0.5, 0.95
 _STORE_BYTES = 80_000_000
 
 
 def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]:
-    """Units that sleep, so many for each CPU of the cluster, one after the other.
+    """Run sleeping units, ``waves`` in sequence per CPU of the cluster; return the measurements.
 
-    ``rate`` counts the units that ended in the second half of the run, ``ideal`` what the CPUs
-    could do; then the same units by a plain Ray script on the same nodes.
+    ``rate`` counts the units that ended in the second half of the run; ``ideal`` is the rate of
+    fully used CPUs. A bare Ray script then runs the same units on the same nodes.
 
     Raises:
         RuntimeError: the command failed, or a unit has no result.
@@ -91,13 +91,13 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
 
 
 def _by_ray(address: str, units: int, seconds: float) -> NDArray[np.float64]:
-    """When each unit of a plain Ray script was there, in a process of its own, too."""
+    """Return the finish times of a bare Ray script's units; it runs in a separate process."""
     command = [sys.executable, "-m", "benchmarks.scaling.bare", address, f"{units}", f"{seconds}"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     return np.array(json.loads(ended.stdout.splitlines()[-1]))
 
 
 def _window(times: NDArray[np.float64]) -> tuple[float, float, int]:
-    """When it begins and ends, and how many units ended in it."""
+    """Return the begin and end of the measured window and the number of units that ended in it."""
     first, last = int(_FROM * len(times)), int(_TO * len(times)) - 1
     return float(times[first]), float(times[last]), last - first

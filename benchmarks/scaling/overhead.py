@@ -1,4 +1,4 @@
-"""Units by raypipe's pool, each recorded durably, and by a Ray task each, recorded nowhere."""
+"""Units run by raypipe's pool, recorded durably, against bare Ray tasks, unrecorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFERENCE, OURS = "bare_ray", "raypipe"
 
 @dataclass(frozen=True)
 class Case:
-    """So many units of a kind, each on a share of a CPU."""
+    """Number and kind of the units, and the fraction of a CPU of each."""
 
     kind: Kind
     cpus: float
@@ -39,12 +39,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called in the results."""
+        """Name in the results."""
         return f"{self.kind}, {self.cpus:g} CPU"
 
 
 def by_ray(case: Case) -> int:
-    """All tasks handed to Ray at once, and results taken as they are there."""
+    """Submit all tasks to Ray at once and take results as they arrive."""
     task = ray.remote(unit).options(num_cpus=case.cpus, max_retries=0)
     waiting = [task.remote(case.kind, case.seconds, number) for number in range(case.units)]
     done = 0
@@ -55,7 +55,7 @@ def by_ray(case: Case) -> int:
 
 
 def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
-    """A stage of the toy experiment in a run directory, as the command runs it."""
+    """Run a stage of the toy experiment in a run directory, as the command does."""
     work = experiment.Work(count=case.units, kind=case.kind, seconds=case.seconds, cpus=case.cpus)
     stage = experiment.stages(experiment.Scale(work=work))[0]
     run = RunDirectory.at(folder)
@@ -67,10 +67,10 @@ def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
 
 
 def measure(contender: Callable[[], int], case: Case) -> dict[str, Any]:
-    """One run: seconds, units a second, CPU seconds of this process.
+    """Run once; return seconds, units per second and CPU seconds of this process.
 
     Raises:
-        RuntimeError: another number of units was done.
+        RuntimeError: a different number of units was finished.
 
     """
     clock, cpu = time.perf_counter(), time.process_time()
@@ -83,7 +83,7 @@ def measure(contender: Callable[[], int], case: Case) -> dict[str, Any]:
 
 
 def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[dict[str, Any]]:
-    """A row for each round and contender, in random order; a first round starts the workers."""
+    """Return a row per round and contender, in random order; a first round starts the workers."""
     draw = random.Random(seed)
     rows: list[dict[str, Any]] = []
     for number in range(-1, rounds):
@@ -103,7 +103,7 @@ def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[d
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Medians and spread of both contenders, and the ratio of their rates, round by round."""
+    """Return the median and spread of both contenders, and the ratio of their rates by round."""
     rates = {
         name: {r["round"]: r for r in rows if r["contender"] == name} for name in (REFERENCE, OURS)
     }
@@ -122,7 +122,7 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles, least and most."""
+    """Return median, quartiles, minimum and maximum."""
     lower, _, upper = quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return {
         "median": median(values),

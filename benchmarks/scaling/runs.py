@@ -1,4 +1,4 @@
-"""Whole runs by the command, with growing numbers of units: what the driver and the files take."""
+"""Whole runs of the command with growing numbers of units: resources of driver and files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SAMPLE_S = 0.05
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command's own process, without those of Ray; ``peak_bytes`` is resident memory.
+    """Resources of a command's process, without Ray's processes; ``peak_bytes`` is resident memory.
 
-    ``cpu_by_time`` has its CPU seconds by the time of day, in seconds of the epoch.
+    ``cpu_by_time`` has its CPU seconds by time, in seconds since the epoch.
     """
 
     wall_s: float
@@ -34,17 +34,17 @@ class Cost:
 
     @property
     def whole(self) -> dict[str, float]:
-        """What counts for the command as a whole."""
+        """Measurements of the command as a whole."""
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s, "peak_bytes": self.peak_bytes}
 
 
 def run_command(
     arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str] | None = None
 ) -> Cost:
-    """Run ``raypipe`` with these arguments.
+    """Run ``raypipe`` with the given arguments.
 
     Raises:
-        RuntimeError: its exit status is not 0; with the end of what it wrote.
+        RuntimeError: its exit status is not 0; the message has the end of its output.
 
     """
     everything = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
@@ -70,21 +70,21 @@ def run_command(
 
 
 def _peak(status: str) -> int:
-    """The most resident memory a process had so far; one that ended has none."""
+    """Return the peak resident memory of a process so far; 0 if it has ended."""
     line = next((line for line in status.splitlines() if line.startswith("VmHWM")), "VmHWM: 0 kB")
     return int(line.split()[1]) * 1024
 
 
 def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
-    """One run of a configuration, the same command again, and what lies there.
+    """Run a configuration and then the same command again; return the resources and the files.
 
     Args:
         text: the configuration.
         only: the stages to run; the first has the evaluations.
-        folder: an empty one, for all that comes of it.
+        folder: an empty folder for the results.
 
     Raises:
-        RuntimeError: a command failed, or the second one did something.
+        RuntimeError: a command failed, or the second one did work.
 
     """
     log, place, config = folder / "log", folder / "run", folder / "scale.yaml"
@@ -121,7 +121,7 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What an evaluation adds, between the smallest and the largest run."""
+    """Return the increase per evaluation between the smallest and the largest run."""
     first, last = rows[0], rows[-1]
     if first is last:
         return {}

@@ -1,4 +1,4 @@
-"""Studies of the main job on recorded values, so that only raypipe's own work remains."""
+"""Studies of the main job on recorded values, which leave only raypipe's overhead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOPICS = np.array([2, 10, 50, 200, 500, 1000])
 
 
 def configuration(evaluations: int, folder: Path) -> str:
-    """Return a configuration of about this many evaluations: studies of 80, with made-up values.
+    """Return a configuration of about this many evaluations: studies of 80 artificial values.
 
     Two optimizers share their start of 20 evaluations, so that a pair of studies has 140.
     """

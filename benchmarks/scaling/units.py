@@ -1,4 +1,4 @@
-"""What the units do; their processes import nothing else of the benchmark."""
+"""Work of a unit; worker processes import nothing else of the benchmark."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Kind = Literal["noop", "sleep", "spin"]
 
 
 def unit(kind: Kind, seconds: float, number: int) -> tuple[float, int]:
-    """Do nothing, sleep, or spin until this process has used so many seconds of CPU time.
+    """Do nothing, sleep, or spin until this process has used the given seconds of CPU time.
 
-    Returns a value, and the process that started this one: each node, also a simulated one, has a
-    raylet, which starts its workers.
+    Return a value and the PID of the parent process. Each node, even a simulated one, has a raylet
+    that starts its workers, so the parent identifies the node.
     """
     if kind == "sleep":
         time.sleep(seconds)

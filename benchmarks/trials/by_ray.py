@@ -1,9 +1,9 @@
-"""The trials as Ray's documentation has them: a Tune function that runs a TorchTrainer.
+"""Trials as in Ray's documentation: a Tune function that runs a TorchTrainer.
 
-The guide is "Hyperparameter Tuning with Ray Tune" of Ray Train V2. Tune's function holds no CPU,
-or two workers would wait for ever on two CPUs, and ``max_concurrent_trials`` is one. All else is
-as Ray has it by default. The loop reports once, at its end, which is the least that Tune needs:
-every report waits for the controller's next poll.
+The guide is "Hyperparameter Tuning with Ray Tune" of Ray Train V2. Tune's function reserves no
+CPU, because two workers would otherwise wait forever on two CPUs, and ``max_concurrent_trials`` is
+one. All other settings are Ray's defaults. The loop reports once, at its end, which is the minimum
+that Tune needs: every report waits for the controller's next poll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.trials.experiment import make_task
 from benchmarks.trials.plan import Plan
 from raypipe.launch import QUIET
 
-# raypipe sets these for all processes of its cluster; here they are what Ray takes without
+# Ray's defaults of variables that raypipe sets for all processes of its cluster
 _DEFAULTS = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "2",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "60",
@@ -37,7 +37,7 @@ _DEFAULTS = {
 
 
 def run(plan: Plan, clock: Path, folder: Path) -> list[float]:
-    """Run the trials; the last loss of each seed.
+    """Run the trials and return the last loss of each seed.
 
     Raises:
         RuntimeError: a trial failed.
@@ -66,7 +66,7 @@ def run(plan: Plan, clock: Path, folder: Path) -> list[float]:
 
 
 def _drive(config: dict[str, Any]) -> None:
-    """A trial: a Ray Train run of its own."""
+    """Run a trial as a separate Ray Train run."""
     os.environ.update(_DEFAULTS)
     workers = config["plan"]["workers"]
     callbacks: list[Any] = [TuneReportCallback()]
@@ -86,7 +86,7 @@ def _drive(config: dict[str, Any]) -> None:
 
 
 def _train(config: dict[str, Any]) -> None:
-    """The loop of each worker, written by hand."""
+    """Run the hand-written training loop of a worker."""
     plan = Plan(**config["plan"])
     torch.manual_seed(config["seed"])
     task = make_task(plan.steps, plan.effective_batch, config["clock"])

@@ -1,4 +1,4 @@
-"""The trials as a sweep of raypipe, by what its command calls."""
+"""Trials as a raypipe sweep, with the functions that the command calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sweep:
 
 
 def run(plan: Plan, launcher: Launcher, clock: Path, folder: Path) -> list[float]:
-    """Run the sweep; the last loss of each seed.
+    """Run the sweep and return the last loss of each seed.
 
     Raises:
         RuntimeError: a trial failed.

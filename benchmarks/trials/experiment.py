@@ -23,14 +23,14 @@ from raypipe.training.settings import TrainStageSettings
 
 
 class Span(NamedTuple):
-    """From the first step of a training to the end of its last, on the machine's clock."""
+    """Period from the first step of a training to the end of its last, on the machine's clock."""
 
     begin_s: float
     end_s: float
 
 
 class TrialSettings(Settings):
-    """The settings of the benchmark's experiment."""
+    """Settings of the benchmark's experiment."""
 
     steps: int
     clock: Operational[str]
@@ -38,10 +38,10 @@ class TrialSettings(Settings):
 
 
 class TimedTask(LanguageModelTask):
-    """A training whose rank 0 leaves a file in a folder that says when its steps began and ended.
+    """Training whose rank 0 writes a file with the times at which its steps began and ended.
 
-    The begin is the first forward, the end that of the last update: the same moments in whatever
-    loop calls them. Linux's monotonic clock is the same for all processes.
+    The period begins at the first forward pass and ends after the last update, in any loop. Linux's
+    monotonic clock is the same for all processes.
     """
 
     shuffle = False
@@ -52,7 +52,7 @@ class TimedTask(LanguageModelTask):
         self.steps, self.clock = steps, clock
 
     def build_model(self) -> LanguageModel:
-        """The model, with the clock attached to it."""
+        """Return the model with the clock attached."""
         model = super().build_model()
         if not dist.is_initialized() or dist.get_rank() == 0:
             _attach_clock(model, self.steps, Path(self.clock))
@@ -60,12 +60,12 @@ class TimedTask(LanguageModelTask):
 
 
 def make_task(steps: int, effective_batch: int, clock: str) -> TimedTask:
-    """The task of a training of so many steps."""
+    """Return the task of a training with the given number of steps."""
     return TimedTask(steps, steps * effective_batch, clock)
 
 
 def spans(clock: Path) -> list[Span]:
-    """The trainings that left a file, in the order of time."""
+    """Return the trainings that wrote a file, in order of time."""
     return sorted(Span(**json.loads(file.read_text())) for file in clock.glob("*.json"))
 
 
@@ -82,7 +82,7 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
         done += 1
         if done == steps:
             span = Span(begin_s[0], time.monotonic())
-            # an actor that is reused must not count the steps of its next trial, too
+            # a reused actor must not count the steps of its next trial
             ends.remove()
             (folder / f"{time.monotonic_ns()}.json").write_text(json.dumps(span._asdict()))
 

@@ -1,4 +1,4 @@
-"""The trials of a sweep of the benchmark."""
+"""Plan of the benchmark: the trials of a sweep."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """As many trials as ``trials``, one a seed, with the same number of steps and workers."""
+    """``trials`` trials, one per seed, with the same number of steps and workers."""
 
     workers: int
     trials: int
@@ -18,10 +18,10 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """The seed of each trial."""
+        """Seeds of the trials."""
         return list(range(self.trials))
 
     @property
     def effective_batch(self) -> int:
-        """Samples a step, of all workers."""
+        """Samples per step, over all workers."""
         return self.micro_batch * self.workers
