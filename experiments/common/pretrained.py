@@ -1,4 +1,4 @@
-"""Identity of pretrained models."""
+"""Fingerprint of a pretrained model, for the identity of units that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training samples: the token stream cut into sequences that overlap by one token, or random."""
+"""Training samples: sequences of a token stream that overlap by one token, or of random tokens."""
 
 from __future__ import annotations
 

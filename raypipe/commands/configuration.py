@@ -1,4 +1,4 @@
-"""From a configuration file, overrides and the hardware to the configuration of a command."""
+"""Configuration of a command, assembled from its file, overrides and the hardware."""
 
 from __future__ import annotations
 

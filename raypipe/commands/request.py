@@ -1,4 +1,4 @@
-"""A command as the user gave it, and the command that continues its run."""
+"""Arguments of a command, and the command line that resumes its run."""
 
 from __future__ import annotations
 

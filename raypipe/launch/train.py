@@ -1,4 +1,4 @@
-"""Training job in a new worker group."""
+"""Single training job: start a new worker group, run the job, end the group."""
 
 from __future__ import annotations
 
