@@ -131,10 +131,19 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def table(summaries: dict[int, dict[str, Any]]) -> Table:
     """Return the summary to print."""
-    title = f"seconds a trial beside its training: medians; ratios to {REFERENCE}, round by round"
+    title = f"overhead per trial in seconds: medians; ratios to {REFERENCE} by round"
     shown = Table(title=title, box=SIMPLE, padding=(0, 1, 0, 0))
     shown.add_column("contender", no_wrap=True)
-    columns = ("workers", "a trial", "lowest", "highest", "ratio", "target", "whole sweep", "ratio")
+    columns = (
+        "workers",
+        "per trial",
+        "lowest",
+        "highest",
+        "ratio",
+        "target",
+        "whole sweep",
+        "ratio",
+    )
     for column in columns:
         shown.add_column(column, justify="right")
     for workers, summary in summaries.items():
@@ -153,8 +162,8 @@ def table(summaries: dict[int, dict[str, Any]]) -> Table:
 
 def main(
     trials: Annotated[int, typer.Option(min=2, help="of a sweep")] = 4,
-    rounds: Annotated[int, typer.Option(min=0, help="sweeps of each, one worker a trial")] = 3,
-    rounds_of_two: Annotated[int, typer.Option(min=0, help="two workers a trial")] = 2,
+    rounds: Annotated[int, typer.Option(min=0, help="sweeps of each, one worker per trial")] = 3,
+    rounds_of_two: Annotated[int, typer.Option(min=0, help="two workers per trial")] = 2,
     steps: Annotated[int, typer.Option(min=5, help="of a training")] = 50,
     out: Annotated[Path, typer.Option(help="folder of the results")] = Path(
         "benchmarks/results/sweep"

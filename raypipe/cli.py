@@ -221,6 +221,7 @@ def doctor(
 ) -> None:
     """Show the hardware and the environment: GPUs, CPUs, memory, versions, Ray cluster."""
     from raypipe.commands import doctor as command
+    from raypipe.hardware import bytes_text
 
     found = command.doctor()
     if as_json:
@@ -229,7 +230,7 @@ def doctor(
     gpus = found["hardware"]["gpus"]
     for gpu in gpus:
         typer.echo(
-            f"GPU {gpu['index']}: {gpu['name']}, {gpu['memory_bytes'] / 2**30:.1f} GiB, "
+            f"GPU {gpu['index']}: {gpu['name']}, {bytes_text(gpu['memory_bytes'])}, "
             f"compute capability {gpu['compute_capability']}, {gpu['uuid']}"
         )
     if not gpus:

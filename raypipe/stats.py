@@ -15,8 +15,8 @@ from typing import TypedDict
 
 import numpy as np
 import pandas as pd
+import scipy  # loads scipy.stats on first use: it takes half a second
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 #: Significance level of every conclusion.
 ALPHA = 0.05
@@ -180,13 +180,13 @@ def friedman(values: pd.DataFrame) -> Friedman:
     )
     if k < 3:
         return result
-    needed = next(m for m in range(2, 100) if stats.chi2.sf(m * (k - 1), k - 1) <= ALPHA)
+    needed = next(m for m in range(2, 100) if scipy.stats.chi2.sf(m * (k - 1), k - 1) <= ALPHA)
     columns = complete.to_numpy()
     if n > 0:
         if (columns == columns[:, :1]).all():  # nothing to rank; scipy would divide zero by zero
             result["chi2"], result["p_value"] = 0.0, 1.0
         else:
-            test = stats.friedmanchisquare(*columns.T)
+            test = scipy.stats.friedmanchisquare(*columns.T)
             result["chi2"], result["p_value"] = float(test.statistic), float(test.pvalue)
         result["kendalls_w"] = result["chi2"] / (n * (k - 1))
     if result["p_value"] <= ALPHA:
@@ -242,7 +242,7 @@ def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, fl
     }
     if difference.size == 0:
         return {**counts, "statistic": 0.0, "p_value": 1.0, "effect": 0.0}
-    ranks = stats.rankdata(np.abs(difference))
+    ranks = scipy.stats.rankdata(np.abs(difference))
     lower, higher = ranks[difference < 0].sum(), ranks[difference > 0].sum()
     return {
         **counts,
@@ -255,8 +255,8 @@ def _signed_rank(a: NDArray[np.float64], b: NDArray[np.float64]) -> dict[str, fl
 def _p_value(difference: NDArray[np.float64], ranks: NDArray[np.float64]) -> float:
     """Return the p-value of ``scipy.stats.wilcoxon``, without its slow loop for few ties."""
     if difference.size > 13 or np.unique(ranks).size == ranks.size:
-        return float(stats.wilcoxon(difference).pvalue)
-    test = stats.permutation_test(
+        return float(scipy.stats.wilcoxon(difference).pvalue)
+    test = scipy.stats.permutation_test(
         (np.sign(difference) * ranks,),
         np.sum,
         permutation_type="samples",

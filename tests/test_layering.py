@@ -132,6 +132,12 @@ def test_help_and_small_processes_are_quick(code: str) -> None:
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+def test_commands_start_without_the_statistics() -> None:
+    """Loading scipy.stats takes half a second; few commands need it."""
+    code = "import raypipe.commands.run, sys; assert 'scipy.stats' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_name_of_the_public_api_can_be_imported() -> None:
     import raypipe
 

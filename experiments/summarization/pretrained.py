@@ -70,8 +70,8 @@ def load_pretrained(name: str, settings: T5Settings) -> T5ForConditionalGenerati
     """Load a T5 or mT5 of these settings; the dropout may be another than it was trained with.
 
     Raises:
-        ConfigError: what :func:`pretrained_settings` raises, the model has other sizes, or there
-            are no safetensors weights.
+        ConfigError: what :func:`pretrained_settings` raises, the model has other sizes, or its
+            safetensors weights are missing.
 
     """
     stored, wanted = (

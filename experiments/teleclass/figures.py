@@ -101,11 +101,11 @@ def _sizes(classes: pd.DataFrame) -> Plot:
     """Documents a class by pseudo-labels against those by gold labels."""
     canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
-    gold, labelled = classes["gold"] + 1, classes["documents"] + 1
-    most = float(max(gold.max(), labelled.max())) * 1.3
+    gold, labeled = classes["gold"] + 1, classes["documents"] + 1
+    most = float(max(gold.max(), labeled.max())) * 1.3
     axes.plot([1, most], [1, most], color=MUTED, linewidth=0.8)
     color = strokes(["classes"])["classes"].color
-    axes.scatter(gold, labelled, s=12, color=color, alpha=0.7, linewidth=0)
+    axes.scatter(gold, labeled, s=12, color=color, alpha=0.7, linewidth=0)
     for axis in (axes.xaxis, axes.yaxis):
         set_log(axis, 0.9, most, ticks=(1.0,))
     axes.set_xlabel("documents with the class by gold labels, + 1")

@@ -36,12 +36,12 @@ def stages_of(
 
 
 def check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
-    """Refuse a training that the hardware cannot run. Raises ConfigError."""
+    """Reject a training that the hardware cannot run. Raises ConfigError."""
     for name, section in configuration.settings:
         if not isinstance(section, TrainStageSettings):
             continue
-        for obstacle in obstacles(section, nodes):
+        for obstacle in obstacles(name, section, nodes):
             raise ConfigError(
-                f"{configuration.origin}: {name}.{obstacle.key} = {obstacle.value}: "
-                f"{obstacle.reason}; {obstacle.advice}"
+                f"{configuration.origin}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; "
+                f"{obstacle.advice}"
             )

@@ -21,6 +21,7 @@ import numpy as np
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import Identity
+from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings, Value
 from raypipe.sweep.space import Point, place, points
@@ -114,8 +115,7 @@ class Population:
     def _value(self, row: Row | None) -> float | None:
         if row is None or row["status"] != "succeeded":
             return None
-        value = row.get(self._maker.sweep.metric_name)
-        return float(value) if value is not None and math.isfinite(value) else None
+        return finite_or_none(row.get(self._maker.sweep.metric_name))
 
     def _breed(self) -> None:
         """Make the next generation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState, create_trial
 
+from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
 from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.trials import Trial, TrialMaker
@@ -131,10 +131,9 @@ class OptunaSearch:
         return [trial.unit.key]
 
     def _value(self, row: Row) -> float | None:
-        value = row.get(self._maker.sweep.metric_name)
-        if row["status"] not in ("succeeded", "interrupted") or value is None:
+        if row["status"] not in ("succeeded", "interrupted"):
             return None
-        return float(value) if math.isfinite(value) else None
+        return finite_or_none(row.get(self._maker.sweep.metric_name))
 
 
 def _state(value: float | None) -> TrialState:

@@ -154,7 +154,7 @@ class TrialMaker:
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
             larger_group=fingerprint([*same, True]),
             parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
-            lacks=next((o.reason for o in obstacles(settings, self.nodes)), None),
+            lacks=next((o.reason for o in obstacles(stage, settings, self.nodes)), None),
         )
 
     @property

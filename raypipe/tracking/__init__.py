@@ -9,17 +9,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials
+from raypipe.stats import finite_or_none
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
     from raypipe.storage.run_directory import RunDirectory
@@ -216,9 +215,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
 def finite_numbers(row: Mapping[Any, Any]) -> dict[str, float]:
     """Return the finite numbers of a row, which are its metrics."""
     return {
-        name: float(value)
-        for name, value in row.items()
-        if isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+        name: number for name, value in row.items() if (number := finite_or_none(value)) is not None
     }
 
 

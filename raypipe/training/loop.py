@@ -338,7 +338,7 @@ class _Loop:
         }
 
     def store_rows(self) -> None:
-        """Write the logged steps and the telemetry of this worker; nothing without data."""
+        """Write the logged steps and, if the training had data, the telemetry of this worker."""
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

@@ -13,10 +13,7 @@ from raypipe.training.settings import TrainStageSettings
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A setting that the hardware cannot run.
-
-    ``key`` is relative to the stage's section; ``advice`` says what is allowed or what to change.
-    """
+    """A setting that the hardware cannot run; ``advice`` says what to change."""
 
     key: str
     value: Any
@@ -24,16 +21,18 @@ class Obstacle:
     advice: str
 
 
-def obstacles(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> list[Obstacle]:
-    """Return the settings of a training stage that these nodes cannot run."""
+def obstacles(
+    stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware]
+) -> list[Obstacle]:
+    """Return the settings of a training stage that these nodes cannot run, with full keys."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
     scaling, each = settings.scaling, settings.scaling.gpus_per_worker
     on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
     allowed = hardware.supported_precisions(on_gpu)
     found = []
-    wanted = {"training.precision": settings.training.precision}
+    wanted = {f"{stage}.training.precision": settings.training.precision}
     if "bf16" in settings.on_oom:
-        wanted["on_oom"] = "bf16"
+        wanted[f"{stage}.on_oom"] = "bf16"
     for key, precision in wanted.items():
         if reason := settings.unusable.get(precision):
             found.append(Obstacle(key, precision, reason, "choose another precision"))
@@ -43,11 +42,14 @@ def obstacles(settings: TrainStageSettings, nodes: Sequence[Hardware]) -> list[O
     workers = scaling.fewest_workers
     if each is None and 0 < len(gpus) < workers:
         reason = f"there are only {len(gpus)} GPUs for {workers} workers"
-        advice = "lower it, or set scaling.gpus_per_worker to share GPUs (0.5) or to use CPUs (0)"
-        found.append(Obstacle("scaling.workers", workers, reason, advice))
+        advice = (
+            f"lower it, or set {stage}.scaling.gpus_per_worker to share GPUs (0.5) or to use the "
+            "CPUs (0)"
+        )
+        found.append(Obstacle(f"{stage}.scaling.workers", workers, reason, advice))
     shared = gpus and each is not None and 0 < each < 1 and scaling.most_workers > 1
     if shared and "fsdp" in (scaling.strategy, *settings.on_oom):
         reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
-        advice = "NCCL refuses them; use ddp, or one GPU per worker"
-        found.append(Obstacle("scaling.gpus_per_worker", each, reason, advice))
+        advice = "NCCL rejects them; use ddp, or one GPU per worker"
+        found.append(Obstacle(f"{stage}.scaling.gpus_per_worker", each, reason, advice))
     return found

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from experiments.pabbo_lda.figures.optimizer_styles import LABELLED, by_optimizer, name_of, runs_of
+from experiments.pabbo_lda.figures.optimizer_styles import LABELED, by_optimizer, name_of, runs_of
 from raypipe.report.formatting import number
 from raypipe.report.plots import (
     HEIGHT,
@@ -127,7 +127,7 @@ def _curve(axes: Axes, best: pd.DataFrame, name: str, stroke: Stroke, end: float
 def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Figure, Axes, str]:
     """Draw the curves of one corpus over the column ``at``; the text is for the caption."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(LABELLED)
+    axes = figure.add_axes(LABELED)
     start, last = _start(table), float(table[at].max())
     ends: list[tuple[float, str, Stroke]] = []
     shown: list[float] = []  # values that the y axis must show: from the end of the start on
@@ -201,7 +201,7 @@ def solved(dataset: str, table: pd.DataFrame) -> Plot:
     doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
     """
     figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(LABELLED)
+    axes = figure.add_axes(LABELED)
     last = max(1.0, float((table["evaluations"] - table["start_evaluations"]).max()))
     ends: list[tuple[float, float, tuple[float, str, Stroke]]] = []
     for name, group, stroke in by_optimizer(table):

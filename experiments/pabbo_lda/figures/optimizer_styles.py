@@ -20,7 +20,7 @@ NAMES = {
     "pabbo_curves": "PABBO curves",
 }
 #: place of axes with room on the right for names and values
-LABELLED = (0.115, 0.135, 0.55, 0.78)
+LABELED = (0.115, 0.135, 0.55, 0.78)
 
 
 def strokes_of(present: Sequence[str]) -> dict[str, Stroke]:

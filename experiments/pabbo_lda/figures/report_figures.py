@@ -22,7 +22,7 @@ from experiments.pabbo_lda.figures.convergence_figures import (
     solved,
 )
 from experiments.pabbo_lda.figures.optimizer_styles import (
-    LABELLED,
+    LABELED,
     by_optimizer,
     name_of,
     runs_of,
@@ -236,7 +236,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
 def _regret(stage: str, table: pd.DataFrame) -> Plot:
     """Draw the simple regret of the model and of random search, with confidence bands."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes(LABELLED)
+    axes = figure.add_axes(LABELED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
     fixed = strokes_of([model])
     ends: list[tuple[float, str, Stroke]] = []

@@ -51,11 +51,11 @@ def context(tmp_path: Path) -> StageContext:
 
 
 #: a corpus, and the text of each document to train on with its classes and their ancestors
-Labelled = tuple[Corpus, list[tuple[str, set[int]]]]
+Labeled = tuple[Corpus, list[tuple[str, set[int]]]]
 
 
 @pytest.fixture
-def labelled(context: StageContext) -> Callable[[int], Labelled]:
+def labeled(context: StageContext) -> Callable[[int], Labeled]:
     """Ten documents, every third without labels, and so many written ones for class 2.
 
     Class 0 is over 1, 1 over 2, 3 over 2.
@@ -64,7 +64,7 @@ def labelled(context: StageContext) -> Callable[[int], Labelled]:
     sets = np.random.default_rng(0).permutation(list(combinations(words, 4)))
     every_text = [" ".join(each) for each in sets]
 
-    def prepare(written: int) -> Labelled:
+    def prepare(written: int) -> Labeled:
         taxonomy = make_taxonomy(
             [Row("", f"c{i}", f"name {i}") for i in range(4)],
             [Row("", "c0", "c1"), Row("", "c1", "c2"), Row("", "c3", "c2")],

@@ -16,8 +16,8 @@ from raypipe.storage.artifacts import read_parquet, write_parquet
 
 
 @pytest.mark.parametrize("written", [0, 3])
-def test_the_training_set_has_all_ancestors(context, labelled, written):
-    corpus, expected = labelled(written)
+def test_the_training_set_has_all_ancestors(context, labeled, written):
+    corpus, expected = labeled(written)
     run_hierarchy(corpus, context)
     table = read_parquet(context.run_dir, training_set_path(context.run_dir))
     labels = label_matrix(table.column("labels"), 4)
@@ -26,8 +26,8 @@ def test_the_training_set_has_all_ancestors(context, labelled, written):
     assert table.column("row").to_pylist() == [1, 2, 4, 5, 7, 8, *range(written)]
 
 
-def test_without_any_label_there_is_nothing_to_train_on(context, labelled):
-    corpus, _ = labelled(0)
+def test_without_any_label_there_is_nothing_to_train_on(context, labeled):
+    corpus, _ = labeled(0)
     table = read_parquet(context.run_dir, pseudo_labels_path(context.run_dir))
     none = label_lists(sparse.csr_matrix((10, 4), dtype=bool))
     table = table.set_column(1, "labels", none)

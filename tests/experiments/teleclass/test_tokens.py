@@ -58,12 +58,12 @@ def test_equal_texts_train_equal_tokenizers():
 @pytest.mark.parametrize("written", [0, 3])
 @pytest.mark.parametrize("vectors", [True, False])
 def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
-    context, labelled, monkeypatch, written, vectors
+    context, labeled, monkeypatch, written, vectors
 ):
     monkeypatch.setattr(
         tokenize_stage, "BLOCK", 4
     )  # the second has both kinds, the third written ones
-    corpus, expected = labelled(written)
+    corpus, expected = labeled(written)
     run = context.run_dir
     if vectors:  # or phase 1 is not asked
         run_encode(corpus, with_sections(context, encode=ENCODING))
@@ -90,8 +90,8 @@ def test_blocks_hold_the_tokens_labels_and_vectors_of_phase_1(
     np.testing.assert_allclose(np.linalg.norm(stored, axis=1), 1, atol=1e-6)
 
 
-def test_written_documents_are_not_encoded_by_another_fit(context, labelled):
-    corpus, _ = labelled(3)
+def test_written_documents_are_not_encoded_by_another_fit(context, labeled):
+    corpus, _ = labeled(3)
     run_encode(corpus, with_sections(context, encode=ENCODING))
     run_hierarchy(corpus, context)
     path = LsaEncoder.path(context.run_dir)

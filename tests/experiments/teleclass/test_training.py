@@ -70,10 +70,10 @@ def task() -> TeleclassTask:
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatch, vectors):
+def test_stored_documents_are_read_back_one_by_one(context, labeled, monkeypatch, vectors):
     for module in (tokenize_stage, dataset):
         monkeypatch.setattr(module, "BLOCK", 4)
-    corpus, expected = labelled(3)
+    corpus, expected = labeled(3)
     run_encode(corpus, with_sections(context, encode=ENCODING))
     run_hierarchy(corpus, context)
     settings = settings_of(vectors=vectors)
@@ -103,9 +103,9 @@ def test_stored_documents_are_read_back_one_by_one(context, labelled, monkeypatc
     assert torch.isfinite(made.loss(model, batch, STEP).total)
 
 
-def test_the_classifier_is_as_wide_as_the_vectors_are(context, labelled):
+def test_the_classifier_is_as_wide_as_the_vectors_are(context, labeled):
     """An encoder of few texts has fewer dimensions than it was asked for."""
-    corpus, _ = labelled(0)
+    corpus, _ = labeled(0)
     settings = settings_of().model_copy(update={"encode": EncodeSettings(cache=False)})
     assert settings.encode.dimensions == 256
     run_encode(corpus, with_sections(context, encode=settings.encode))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, job,
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.storage import tables as results
+from raypipe.training import telemetry
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
@@ -325,6 +327,23 @@ def test_settings_without_an_effect_are_refused(tmp_path: Path) -> None:
         train(job(TwoPhases(), tmp_path, (4, 1, 24, 6)), Worker(0, CPU, 6))
     with pytest.raises(ValueError, match="no samples"):
         run(job(Regression(samples=0), tmp_path))
+    assert not (tmp_path / "results").exists()
+
+
+class SlowToBuild(Regression):
+    """Takes long enough for a sample of the telemetry."""
+
+    def build_eval_dataset(self) -> Dataset[Any] | None:
+        time.sleep(0.3)
+        return super().build_eval_dataset()
+
+
+def test_a_training_without_data_leaves_no_telemetry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "_PERIOD_S", 0.01)
+    with pytest.raises(ValueError, match="no samples"):
+        run(job(SlowToBuild(samples=0), tmp_path))
     assert not (tmp_path / "results").exists()
 
 
