@@ -51,7 +51,7 @@ def stages(settings):
     units = {f"units/{n}": Unit(f"units/{n}", {"n": n}) for n in range(work.count)}
 
     def run(context):
-        calls = ((u.key, one, u.identity["n"], work.seconds, work.marks) for u in context.todo())
+        calls = ((u.key, one, u.literals["n"], work.seconds, work.marks) for u in context.todo())
         with context.pool(PoolOptions(1.0)) as pool:
             for key, value in context.map(pool, calls):
                 row = {"dataset": "many", "value": float(value)}

@@ -45,10 +45,10 @@ def stages(settings: NodesSettings) -> Sequence[Stage]:
         units = {unit.key: unit for unit in context.todo()}
         with context.pool(PoolOptions(gpus=settings.tasks.gpus)) as pool:
             calls = [
-                (key, task, unit.identity["task"], settings.tasks) for key, unit in units.items()
+                (key, task, unit.literals["task"], settings.tasks) for key, unit in units.items()
             ]
             for key, worker in context.map(pool, calls):
-                row = {"dataset": key, "T": units[key].identity["task"], "worker": worker}
+                row = {"dataset": key, "T": units[key].literals["task"], "worker": worker}
                 context.ledger.put("evaluations", {f"{key}/{os.getpid()}": row})
                 context.finish(units[key])
                 context.say(f"{key} is done")
