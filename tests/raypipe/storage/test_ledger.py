@@ -391,3 +391,15 @@ def test_reopening_changes_nothing(
     for rows in puts:
         ledger.put("t", rows)
     assert contents(Ledger(run)) == contents(ledger)
+
+
+def test_a_row_that_is_stored_anew_keeps_the_command_that_computed_it(tmp_path):
+    run = RunDirectory.at(tmp_path / "run")
+    first = Ledger(run, stamp={"command_id": "first"})
+    first.put("trials", {"a": {"x": 1}})
+    del first
+    second = Ledger(run, stamp={"command_id": "second"})
+    second.put("trials", {"a": {**second.get("trials", "a"), "parity": True}, "b": {"x": 2}})
+    rows = {key: second.get("trials", key) for key in "ab"}
+    assert rows["a"] == {"x": 1, "parity": True, "command_id": "first"}
+    assert rows["b"] == {"x": 2, "command_id": "second"}
