@@ -7,7 +7,7 @@ from statistics import fmean
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from benchmarks.scaling.units import Kind, unit
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
@@ -16,10 +16,10 @@ from raypipe.pipeline.launcher import PoolOptions
 class Work(Settings):
     """Number and kind of the units."""
 
-    count: PositiveInt = 1000
+    count: Operational[PositiveInt] = 1000
     kind: Kind = "noop"
     seconds: NonNegativeFloat = 0.1
-    cpus: PositiveFloat = 1.0
+    cpus: Operational[PositiveFloat] = 1.0
 
 
 class Scale(Settings):

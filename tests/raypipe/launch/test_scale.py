@@ -24,14 +24,14 @@ from pathlib import Path
 
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 from raypipe.pipeline.stages import hardware_stage
 
 
 class Work(Settings):
-    count: int = 100
-    seconds: float = 0
-    marks: str = ""
+    count: Operational[int] = 100
+    seconds: Operational[float] = 0
+    marks: Operational[str] = ""
 
 
 class Many(Settings):

@@ -7,20 +7,20 @@ import signal
 import time
 from collections.abc import Sequence
 
-from raypipe.config.settings import Settings
+from raypipe.config.settings import Operational, Settings
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 
 
 class TaskSettings(Settings):
-    units: int = 8
-    seconds: float = 0.5
-    gpus: float = 0
+    units: Operational[int] = 8
+    seconds: Operational[float] = 0.5
+    gpus: Operational[float] = 0
     #: this one raises
-    broken: int | None = None
+    broken: Operational[int | None] = None
     #: from this one on they last for ever, unless the job was queued again
-    held: int | None = None
+    held: Operational[int | None] = None
 
 
 class NodesSettings(Settings):
