@@ -59,7 +59,8 @@ def run(plan: Plan, launcher: Launcher, clock: Path, folder: Path) -> list[float
     ledger = Ledger(run)
     tracked = open_trackers((), run, "benchmark", configuration.experiment.name, {})
     with Display() as display, tracked as trackers:
-        session = Session(run, "benchmark", ledger, launcher, display, nodes, trackers)
+        settings = configuration.settings
+        session = Session(run, "benchmark", ledger, launcher, display, nodes, trackers, settings)
         failed = run_stages(stages, session)
     if failed is not None:
         raise RuntimeError(failed)

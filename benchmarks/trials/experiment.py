@@ -91,7 +91,8 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
 
 
 def _stages(settings: TrialSettings) -> Sequence[Stage]:
-    return [train_stage("train", settings.train, _build_task)]
+    reads = ("train", "steps", "clock")
+    return [train_stage("train", settings.train, _build_task, reads=reads)]
 
 
 def _build_task(settings: Any, run_dir: RunDirectory | None) -> TimedTask:

@@ -50,7 +50,7 @@ class Ledger:
     damaged or missing line inside is reported; since its unit is unknown, all units then count as
     unfinished and are computed again from their stored parts. With ``writable=False`` nothing on
     disk changes. ``before_writing`` raises if another command has become the writer. ``stamp``
-    holds columns that every new row gets; a row that is stored anew keeps its own.
+    holds columns that every new row gets; a row that is written again keeps its own.
 
     Raises:
         ConfigError: the stored rows cannot be read, or their writer keeps merging them.
