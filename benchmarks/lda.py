@@ -148,6 +148,8 @@ def main(
     ),
 ) -> None:
     """Measure both alternately and write the results."""
+    if unknown := [T for T in topics or () if T not in PLAN]:
+        raise typer.BadParameter(f"--topics {unknown[0]}: there are {', '.join(map(str, PLAN))}")
     started = datetime.now(UTC).isoformat(timespec="seconds")
     name, counts = load(corpus)
     results = []

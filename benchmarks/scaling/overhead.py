@@ -19,6 +19,7 @@ import ray
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
 from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.identity import compose
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
 from raypipe.storage.ledger import Ledger
@@ -57,7 +58,8 @@ def by_ray(case: Case) -> int:
 def by_raypipe(case: Case, launcher: Launcher, folder: Path) -> int:
     """Run a stage of the toy experiment in a run directory, as the command does."""
     work = experiment.Work(count=case.units, kind=case.kind, seconds=case.seconds, cpus=case.cpus)
-    stage = experiment.stages(experiment.Scale(work=work))[0]
+    settings = experiment.Scale(work=work)
+    stage = compose(experiment.EXPERIMENT, settings, experiment.stages(settings))[0]
     run = RunDirectory.at(folder)
     ledger = Ledger(run)
     with redirect_stdout(io.StringIO()), open_trackers((), run, "b", "scale", {}) as trackers:

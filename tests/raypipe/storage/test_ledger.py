@@ -393,7 +393,7 @@ def test_reopening_changes_nothing(
     assert contents(Ledger(run)) == contents(ledger)
 
 
-def test_a_row_that_is_stored_anew_keeps_the_command_that_computed_it(tmp_path):
+def test_a_row_that_is_written_again_keeps_the_command_that_computed_it(tmp_path):
     run = RunDirectory.at(tmp_path / "run")
     first = Ledger(run, stamp={"command_id": "first"})
     first.put("trials", {"a": {"x": 1}})
