@@ -55,8 +55,8 @@ def stages(settings: Scale) -> list[Stage]:
         context.finish(summary, {"totals": {"all": row}})
 
     return [
-        Stage("units", run, units, cost=f"{work.count} units"),
-        Stage("summary", summarize, [summary], ("units",), derived=True),
+        Stage("units", run, units, workload=f"{work.count} units"),
+        Stage("summary", summarize, [summary], ("units",), always_rerun=True),
     ]
 
 
