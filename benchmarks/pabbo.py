@@ -1,6 +1,6 @@
 """Benchmark the training of PABBO against the existing implementation, on the same cores.
 
-    OMP_NUM_THREADS=1 python benchmarks/pabbo.py --reference CHECKOUT/pabbo_method
+    OMP_NUM_THREADS=1 python -m benchmarks.pabbo --reference CHECKOUT/pabbo_method
 
 ``CHECKOUT`` is the public repository draiqw/lgd, branch SABO; ``pabbo_reference.py`` lists what is
 replaced in it. There are two comparisons, both in CPU time of the process, which other work on the
@@ -37,8 +37,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import typer
-from pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 
+from benchmarks.pabbo_reference import MODEL, QUICK, SAMPLER, load_reference, reference_scorer
 from experiments.pabbo_lda.pabbo.evaluation import (
     Scorer,
     policy_scorer,
@@ -131,7 +131,8 @@ def profile_policy_step() -> str:
     our_steps(PabboTask(EQUAL), POLICY, 1)
     with torch.profiler.profile() as profile:
         our_steps(PabboTask(EQUAL), POLICY, 4)
-    return profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=15)
+    table: str = profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=15)
+    return table
 
 
 def measure_speed(reference: Any, work: Path, blocks: int) -> tuple[list[dict[str, Any]], Any]:
@@ -171,13 +172,13 @@ def train_ours(
     spent: dict[int, float] = {}
     start = time.process_time()
 
-    def note(row: dict[str, Any]) -> None:
-        spent[row["step"]] = time.process_time() - start
+    def note(row: dict[str, Any] | str) -> None:
+        if isinstance(row, dict):
+            spent[row["step"]] = time.process_time() - start
 
     train(job, Worker(0, torch.device("cpu")), note)
-    weights = "{}/step_{:08d}/model.safetensors"
-    folder = run.checkpoints("pabbo")
-    return [(step, cpu_s, run.read(weights.format(folder, step))) for step, cpu_s in spent.items()]
+    weights = run.checkpoints("pabbo") + "/step_{:08d}/model.safetensors"
+    return [(step, cpu_s, run.read(weights.format(step))) for step, cpu_s in spent.items()]
 
 
 def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldOut,
@@ -188,13 +189,13 @@ def measure(method: str, step: int, cpu_s: float, score: Scorer, held_out: HeldO
         chosen = settings.model_copy(update={"sampled": sampled})
         regret = simple_regret(score, held_out, chosen)
         curve = regret_curve(regret)
-        last = (float(c[-1]) for c in (curve.mean, curve.low, curve.high))
+        final, low, high = (float(c[-1]) for c in (curve.mean, curve.low, curve.high))
         single = {
             "final": regret[..., -1].mean(1).double().numpy(),
             "all_steps": regret.mean((1, 2)).double().numpy(),
         }
         mean = float(regret.mean())
-        points.append(Point(method, mode, step, cpu_s, *last, mean, single))
+        points.append(Point(method, mode, step, cpu_s, final, low, high, mean, single))
         typer.echo(points[-1])
     return points
 
@@ -291,11 +292,11 @@ def main(
     theirs = work / f"seed{seed}"
     times = theirs / "times.jsonl"
     if not (theirs / f"{QUICK['n_steps']}.pt").is_file():
-        script = Path(__file__).with_name("pabbo_reference.py")
-        command = [sys.executable, str(script), str(reference), str(theirs), "50", str(seed)]
+        module = "benchmarks.pabbo_reference"
+        command = [sys.executable, "-m", module, str(reference), str(theirs), "50", str(seed)]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
-    module = load_reference(reference)
-    speed, ratios = measure_speed(module, work, blocks)
+    method = load_reference(reference)
+    speed, ratios = measure_speed(method, work, blocks)
     write_csv(out / "speed.csv", speed)
     typer.echo(json.dumps(ratios))
     (out / "profile.txt").write_text(profile_policy_step())
@@ -317,7 +318,7 @@ def main(
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):
         if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:
-            score = reference_scorer(module, theirs / f"{row['step']}.pt")
+            score = reference_scorer(method, theirs / f"{row['step']}.pt")
             points += measure("reference", row["step"], row["cpu_s"], score, held_out, settings)
     write_csv(out / "curves.csv", [point.row() for point in points])
     draw(points, out)

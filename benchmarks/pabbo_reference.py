@@ -87,7 +87,7 @@ def _retry_sampling(reference: ModuleType) -> None:
         while True:
             try:
                 return draw(*args, **kwargs)
-            except torch.linalg.LinAlgError:
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 continue
 
     sampler.sample_a_function = again
@@ -118,7 +118,7 @@ def train_reference(folder: Path, out: Path, save_every: int, **changes: Any) ->
             times.write(json.dumps(row) + "\n")
         spent_saving += time.process_time() - now
 
-    torch.save = keep
+    torch.save = keep  # type: ignore[assignment]
     try:
         reference.train(
             expid="reference", exp_path=str(out / "log"),
@@ -147,7 +147,8 @@ def reference_scorer(reference: ModuleType, weights: Path) -> Scorer:
         index = pairs.flatten(1)[..., None].expand(-1, -1, encoded.shape[2])
         ends = encoded.gather(1, index).unflatten(1, (-1, 2)).flatten(2)
         time_used = ends.new_full((*ends.shape[:2], 1), used)
-        return model.af_mlp(torch.cat((ends, time_used), 2)).view(functions, runs, -1)
+        scores: Tensor = model.af_mlp(torch.cat((ends, time_used), 2))
+        return scores.view(functions, runs, -1)
 
     return score
 

@@ -36,8 +36,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 KINDS = ("excess_by_evaluation", "solved", "final_boxes")
 #: figures that a study of recorded values does not have
 OF_TIME = ("excess_by_time",)
-SETTINGS = ("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter")
-SETTINGS += ("batch_size", "precision")
+SETTINGS = (
+    *("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter"),
+    *("batch_size", "precision"),
+)
 PACKAGES = ("python", "raypipe", "ray", "torch", "scikit_learn")
 
 
@@ -91,9 +93,9 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def by_corpus(table: pd.DataFrame, column: str, write: str = "{}") -> dict[str, list[str]]:
     """Return the cells of each optimizer, one per corpus in alphabetical order."""
-    wide = table.pivot(index="optimizer", columns="dataset", values=column)
+    wide = table.pivot(index="optimizer", columns="dataset", values=column).to_dict("index")
     return {
-        name: [MISSING if pd.isna(value) else write.format(value) for value in wide.loc[name]]
+        name: [MISSING if pd.isna(cell) else write.format(cell) for cell in wide[name].values()]
         for name, _, _ in by_optimizer(table)
     }
 
@@ -149,8 +151,8 @@ def spread(reached: pd.DataFrame, column: str, write: Callable[[float], str] = n
     rows = []
     for (dataset, optimizer), runs in reached.groupby(["dataset", "optimizer"]):
         values = runs[column].astype(float)
-        found = quartiles(values.fillna(np.inf).to_frame("value")).loc["value"]
-        texts = {name: write(v) if np.isfinite(v) else MISSING for name, v in found.items()}
+        found = quartiles(values.fillna(np.inf).to_frame("value")).loc["value"].to_dict()
+        texts = {str(k): write(v) if np.isfinite(v) else MISSING for k, v in found.items()}
         cell = "{median} [{q25}, {q75}]".format(**texts) if values.notna().any() else MISSING
         if values.isna().any():
             cell += f" ({values.count()}/{len(runs)})"

@@ -31,6 +31,7 @@ from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
+from experiments.teleclass.dataset import LongestSamples
 from experiments.teleclass.embeddings import Embeddings
 from experiments.teleclass.model import build_classifier
 from experiments.teleclass.phases.refine import run_refine
@@ -39,7 +40,7 @@ from experiments.teleclass.settings import (
     EncodeSettings,
     TeleclassSettings,
 )
-from experiments.teleclass.training import Collate, LongestSamples, TeleclassTask
+from experiments.teleclass.training import Collate, TeleclassTask
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import Session, StageContext
 from raypipe.pipeline.experiment import Stage
@@ -158,7 +159,7 @@ def measure_classifier(batches: list[int], steps: int) -> dict[str, Any]:
     for precision in ("fp32", "tf32", "bf16"):
         for batch in batches:
             for training in (False, True):
-                row = {"precision": precision, "batch": batch, "training": training}
+                row: dict[str, Any] = {"precision": precision, "batch": batch, "training": training}
                 try:
                     row |= _speed(precision, batch, steps, classes, training=training)
                 except torch.OutOfMemoryError:

@@ -65,7 +65,8 @@ def measure(nodes: int, cpus: int, seconds: float, waves: int) -> dict[str, Any]
     ended = [r["finished_at"] for r in ledger.rows("units") if r["stage"] == "units"]
     times = np.sort([datetime.fromisoformat(at).timestamp() for at in ended])
     begin_s, end_s, done = _window(times)
-    cpu = np.interp([begin_s, end_s], *zip(*cost.cpu_by_time, strict=True))
+    at, spent = zip(*cost.cpu_by_time, strict=True)
+    cpu = np.interp([begin_s, end_s], at, spent)
     rate, ideal = done / (end_s - begin_s), nodes * cpus / seconds
     begin_of_bare, end_of_bare, _ = _window(reference)
     bare = done / (end_of_bare - begin_of_bare)

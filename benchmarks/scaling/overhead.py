@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -94,8 +95,8 @@ def run_rounds(case: Case, launcher: Launcher, rounds: int, seed: int) -> list[d
         for name in order:
             with TemporaryDirectory(prefix="raypipe-scale-") as folder:
                 contenders: dict[str, Callable[[], int]] = {
-                    REFERENCE: lambda: by_ray(case),
-                    OURS: lambda folder=folder: by_raypipe(case, launcher, Path(folder)),
+                    REFERENCE: partial(by_ray, case),
+                    OURS: partial(by_raypipe, case, launcher, Path(folder)),
                 }
                 row = measure(contenders[name], case)
             if number >= 0:

@@ -90,7 +90,8 @@ def measure(text: str, only: Sequence[str], folder: Path) -> dict[str, Any]:
     log, place, config = folder / "log", folder / "run", folder / "scale.yaml"
     config.write_text(text)
     cache = {"RAYPIPE_CACHE": str(folder / "cache")}
-    command = ["run", config, "--run-dir", place, *(f"--only={stage}" for stage in only)]
+    chosen = [f"--only={stage}" for stage in only]
+    command = ["run", str(config), "--run-dir", str(place), *chosen]
     load = os.getloadavg()[0]
     first = run_command(command, log, cache)
     again = run_command(command, log, cache)
@@ -125,10 +126,10 @@ def model(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     first, last = rows[0], rows[-1]
     if first is last:
         return {}
-    more = last["evaluations"] - first["evaluations"]
+    more: int = last["evaluations"] - first["evaluations"]
 
     def each(read: Any) -> float:
-        return float(read(last) - read(first)) / more
+        return float((read(last) - read(first)) / more)
 
     return {
         "driver_cpu_us": 1e6 * each(lambda row: row["run"]["cpu_s"]),
