@@ -292,11 +292,11 @@ def main(
     theirs = work / f"seed{seed}"
     times = theirs / "times.jsonl"
     if not (theirs / f"{QUICK['n_steps']}.pt").is_file():
-        module = "benchmarks.pabbo_reference"
-        command = [sys.executable, "-m", module, str(reference), str(theirs), "50", str(seed)]
+        command = [sys.executable, "-m", "benchmarks.pabbo_reference"]
+        command += [str(reference), str(theirs), "50", str(seed)]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
-    method = load_reference(reference)
-    speed, ratios = measure_speed(method, work, blocks)
+    module = load_reference(reference)
+    speed, ratios = measure_speed(module, work, blocks)
     write_csv(out / "speed.csv", speed)
     typer.echo(json.dumps(ratios))
     (out / "profile.txt").write_text(profile_policy_step())
@@ -318,7 +318,7 @@ def main(
         points += measure("ours", step, cpu_s, policy_scorer(model), held_out, settings)
     for row in map(json.loads, times.read_text().splitlines()):
         if row["step"] in (100, 400, 800) or row["step"] % 400 == 0:
-            score = reference_scorer(method, theirs / f"{row['step']}.pt")
+            score = reference_scorer(module, theirs / f"{row['step']}.pt")
             points += measure("reference", row["step"], row["cpu_s"], score, held_out, settings)
     write_csv(out / "curves.csv", [point.row() for point in points])
     draw(points, out)

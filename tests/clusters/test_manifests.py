@@ -143,7 +143,7 @@ def test_the_entrypoint_is_a_command_of_raypipe_on_the_shared_volume(manifest):
     context = group.make_context(name, list(words), resilient_parsing=True)
     _, command, rest = group.resolve_command(context, words)
     given = command.make_context(command.name, rest).params
-    copied = Path(given["config"]).relative_to("/home/ray/raypipe")
+    copied = Path(given["config"]).relative_to("/opt/raypipe")
     assert (PROJECT / copied).is_file()
     head = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert Path(given["run_dir"]).is_relative_to(head["volumeMounts"][0]["mountPath"])
