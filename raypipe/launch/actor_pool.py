@@ -10,10 +10,12 @@ import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayTaskError
 
 from raypipe.errors import FailureKind
-from raypipe.launch.capacity import Shared, living_nodes
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import is_node_gone
 from raypipe.launch.pool import RayPool
 from raypipe.launch.process import TaskProcess
+from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 
@@ -31,8 +33,8 @@ class ActorPool(RayPool):
     surplus actors end after their current tasks.
     """
 
-    def __init__(self, options: PoolOptions, shared: Shared) -> None:
-        super().__init__(options, shared)
+    def __init__(self, options: PoolOptions, admission: Admission, lease: Lease) -> None:
+        super().__init__(options, admission, lease)
         self._actor = ray.remote(TaskProcess).options(
             num_cpus=options.cpus,
             num_gpus=options.gpus,
@@ -80,8 +82,7 @@ class ActorPool(RayPool):
         while self._idle and self._waiting:
             process = self._idle.pop()
             self._busy[self._start_next(process.actor.run)] = process
-        if not self._options.gpus:
-            self._shared.use(self, self._number() * cpus)
+        self._record_use(self._number() * cpus)
 
     def _number(self) -> int:
         return len(self._starting) + len(self._idle) + len(self._busy)

@@ -1,12 +1,10 @@
-"""Cluster capacity, and how concurrent stages share it.
+"""Cluster capacity: the nodes, the room on them, and the wait for lost ones.
 
-Ray waits forever for resources that no node has, and gives free resources to the next task even
-while a training group waits for more.
+Ray waits forever for resources that no node has.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from raypipe.errors import UnitError
+from raypipe.pipeline.allocator import Claim
 from raypipe.training.job import TrainingJob
 
 #: custom resource, one per CPU: if any node has it, CPU tasks run on such nodes only
@@ -90,116 +89,39 @@ def of_a_worker(job: TrainingJob) -> tuple[float, float]:
     A measured trial has its GPUs to itself.
     """
     scaling, processes = job.settings.scaling, job.settings.loader.workers
-    cpus = scaling.cpus_per_worker + (processes if isinstance(processes, int) else 0)
+    cpus = scaling.reserved_cpus + (processes if isinstance(processes, int) else 0)
     gpus = scaling.gpus_per_worker or 0.0
     return cpus, max(1.0, gpus) if gpus and job.measured else gpus
 
 
-def of_a_group(job: TrainingJob) -> float:
-    """Return the CPUs of all workers; for an elastic group, of as many as there is room for."""
+def claim_of(job: TrainingJob, *, alone: bool = False) -> Claim:
+    """Return what the workers hold; an elastic group, as many as there is room for.
+
+    ``alone`` is for trials whose speed is measured: on CPUs they have their nodes to themselves.
+    """
     cpus, gpus = of_a_worker(job)
     scaling = job.settings.scaling
-    return cpus * max(scaling.fewest_workers, min(scaling.most_workers, room(cpus, gpus)))
+    workers = max(scaling.fewest_workers, min(scaling.most_workers, room(cpus, gpus)))
+    return Claim(bundle(cpus, gpus), workers, workers, alone=alone and not gpus)
 
 
-class Shared:
-    """State shared by concurrent stages: the cluster's CPUs, and the request to stop.
+def await_nodes(
+    unit: str,
+    bundles: Sequence[Mapping[str, float]],
+    enough: Callable[[], bool],
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Wait up to ten minutes until ``enough()``, and request nodes for the bundles.
 
-    Trainings, trials and GPU tasks come first: CPU tasks leave the CPUs that these hold or wait
-    for. A thread never waits for itself. CPUs are counted over all nodes: on several nodes, the
-    CPUs that a worker waits for may first become free on different ones.
-
-    Args:
-        nodes: the nodes at the start; lost ones may return.
+    Raises:
+        UnitError: no node is left.
+        KeyboardInterrupt: raised by ``pause``, which sleeps.
 
     """
-
-    def __init__(self, nodes: Iterable[Mapping[str, float]] = ()) -> None:
-        self.nodes = tuple(nodes)
-        self._lock = threading.Lock()
-        self._interrupted = threading.Event()
-        # by thread and owner
-        self._wanted: dict[tuple[int, object], float] = {}
-        self._used: dict[tuple[int, object], float] = {}
-
-    def hold(self, owner: object, cpus: float) -> bool:
-        """Whether ``owner`` got its CPUs; if not, CPU tasks of other threads free them."""
-        key = threading.get_ident(), owner
-        with self._lock:
-            self._wanted[key] = cpus
-            others = _of_others(self._used)
-            if others and others + cpus > _all_cpus() + 1e-9:
-                return False
-            self._used[key] = cpus
-            return True
-
-    def release(self, owner: object) -> None:
-        """Release the CPUs that this thread held or used for ``owner``."""
-        key = threading.get_ident(), owner
-        with self._lock:
-            self._wanted.pop(key, None)
-            self._used.pop(key, None)
-
-    @contextmanager
-    def held(self, cpus: float, say: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Wait for CPUs and hold them in the body. Raises KeyboardInterrupt."""
-        owner = object()
-        try:
-            if not self.hold(owner, cpus):
-                if say is not None:
-                    say(f"waits for {cpus:g} CPUs that another stage uses")
-                while not self.hold(owner, cpus):
-                    self.pause(_POLL_S)
-            yield
-        finally:
-            self.release(owner)
-
-    def use(self, owner: object, cpus: float) -> None:
-        """Record the CPUs of the running CPU tasks of ``owner``."""
-        with self._lock:
-            self._used[threading.get_ident(), owner] = cpus
-
-    def left(self) -> float | None:
-        """Return the CPUs left for this thread's CPU tasks; None if no other stage wants any."""
-        with self._lock:
-            wanted = _of_others(self._wanted)
-        return _all_cpus() - wanted if wanted else None
-
-    def await_nodes(
-        self,
-        unit: str,
-        bundles: Sequence[Mapping[str, float]],
-        enough: Callable[[], bool],
-        say: Callable[[str], None],
-    ) -> None:
-        """Wait up to ten minutes until ``enough()``, and request nodes for the bundles.
-
-        Raises:
-            UnitError: no node is left.
-            KeyboardInterrupt: the run is interrupted.
-
-        """
-        deadline = time.monotonic() + WAIT_FOR_NODES_S
-        say(f"nodes were lost; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
-        with requested(bundles):
-            while not enough() and time.monotonic() < deadline:
-                check_alive(unit)
-                self.pause(_POLL_S)
-
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every current and later ``pause``."""
-        self._interrupted.set()
-
-    def pause(self, seconds: float = 0) -> None:
-        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
-        if self._interrupted.wait(seconds):
-            raise KeyboardInterrupt
-
-
-def _of_others(cpus: Mapping[tuple[int, object], float]) -> float:
-    me = threading.get_ident()
-    return sum(number for (thread, _), number in cpus.items() if thread != me)
-
-
-def _all_cpus() -> float:
-    return sum(node.get("CPU", 0.0) for node in living_nodes().values())
+    deadline = time.monotonic() + WAIT_FOR_NODES_S
+    say(f"nodes were lost; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
+    with requested(bundles):
+        while not enough() and time.monotonic() < deadline:
+            check_alive(unit)
+            pause(_POLL_S)

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -22,9 +22,10 @@ from raypipe import hardware
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.actor_pool import ActorPool
-from raypipe.launch.capacity import Shared, living_nodes, of_a_group
-from raypipe.launch.pool import RayPool, await_room
-from raypipe.launch.train import fit
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import claim_of, living_nodes
+from raypipe.launch.pool import RayPool, await_room, claim_of_tasks
+from raypipe.launch.train import await_workers, fit
 from raypipe.launch.tune import run_trials
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.storage.run_directory import RunDirectory
@@ -45,6 +46,8 @@ class RayLauncher:
         UnitError: Ray does not start here.
 
     """
+
+    concurrent = True
 
     def __init__(self, address: str | None = None) -> None:
         self._local = address is None and not in_cluster()
@@ -78,7 +81,7 @@ class RayLauncher:
             raise ConfigError(
                 f"--address {options['address']}: no Ray cluster can be reached there: {error}"
             ) from error
-        self._shared = Shared(living_nodes().values())
+        self._admission = Admission(living_nodes().values())
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
@@ -100,21 +103,36 @@ class RayLauncher:
             raise ConfigError("no node of the Ray cluster is alive; start one, or use another")
         return results
 
-    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
         """Run a training job as a Ray Train worker group. Raises UnitError."""
-        with self._shared.held(of_a_group(job), report):
-            return fit(job, report, self._shared)
 
-    def trials(self, trials: Trials, settings: SweepSettings, run: RunDirectory) -> None:
+        def await_room() -> None:
+            await_workers(job, report, self._admission)
+
+        await_room()
+        with self._admission.lease(claim_of(job), rank, report, await_room) as lease:
+            return fit(job, report, self._admission, lease)
+
+    def trials(
+        self, trials: Trials, settings: SweepSettings, run: RunDirectory, rank: float = 0.0
+    ) -> None:
         """Run the trials of a sweep on Ray Tune."""
-        run_trials(trials, settings, run, self._shared)
+        run_trials(trials, settings, run, self._admission, rank)
 
     @contextmanager
-    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
+    def pool(
+        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+    ) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
-        await_room(options, self._shared, say)
-        pool = (ActorPool if options.keep_processes else RayPool)(options, self._shared)
-        with self._shared.held(pool.capacity) if options.gpus else nullcontext():
+
+        def await_space() -> None:
+            await_room(options, self._admission, say)
+
+        await_space()
+        claim = claim_of_tasks(options)
+        with self._admission.lease(claim, rank, say, await_space) as lease:
+            kind = ActorPool if options.keep_processes else RayPool
+            pool = kind(options, self._admission, lease)
             try:
                 yield pool
             finally:
@@ -122,7 +140,7 @@ class RayLauncher:
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in every thread that waits on this launcher."""
-        self._shared.interrupt()
+        self._admission.interrupt()
 
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""

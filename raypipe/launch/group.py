@@ -75,7 +75,7 @@ class WorkerGroup:
             train_loop_config={"mailbox": self.mailbox},
             scaling_config=ScalingConfig(
                 use_gpu=gpus > 0,
-                resources_per_worker={"CPU": scaling.cpus_per_worker, "GPU": gpus},
+                resources_per_worker={"CPU": scaling.reserved_cpus, "GPU": gpus},
                 **elastic,
             ),
             # NCCL rejects workers that share a GPU
@@ -165,23 +165,23 @@ class Groups:
 
 
 def follow(
-    mailbox: Any, job: TrainingJob, report: Report, pause: Callable[[], None] = lambda: None
+    mailbox: Any, job: TrainingJob, report: Report, threads: Callable[[], int]
 ) -> dict[str, Any]:
     """Submit a job to a worker group, forward its progress, and return rank 0's result.
 
-    ``pause`` is called about twice per second and may raise to end the wait.
+    ``threads`` returns the number of threads that each worker should compute with. It is called
+    about twice per second and may raise to end the wait.
 
     Raises:
         UnitError: a worker failed or died, with the kind of failure.
 
     """
     name, pickled = _name(job), cloudpickle.dumps(job)
-    ray.get(mailbox.submit.remote(name, pickled))
+    ray.get(mailbox.submit.remote(name, pickled, threads()))
     while True:
-        pause()
-        progress: Progress = ray.get(mailbox.drain.remote(_POLL_S))
+        progress: Progress = ray.get(mailbox.drain.remote(_POLL_S, threads()))
         if progress.job != name:  # Ray's OOM killer ended the mailbox; it restarted
-            ray.get(mailbox.submit.remote(name, pickled))
+            ray.get(mailbox.submit.remote(name, pickled, threads()))
         for each in progress.rows:
             report(each)
         if progress.outcome is not None:
@@ -206,17 +206,18 @@ def _worker(config: dict[Any, Any]) -> None:
 
 
 def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
-    import torch
     from ray.train.torch import get_device
 
     posted: list[Any] = []
 
     def post(row: dict[str, Any] | str) -> None:
-        ray.get(posted)  # one at a time: calls to an asynchronous actor may overtake each other
+        # one at a time: calls to an asynchronous actor may overtake each other
+        for threads in ray.get(posted):
+            _compute_with(threads)
         posted[:] = [mailbox.post.remote(row)]
 
     context = ray.train.get_context()
-    torch.set_num_threads(max(1, int(job.settings.scaling.cpus_per_worker)))
+    _compute_with(ray.get(mailbox.threads.remote()))
     worker = Worker(
         context.get_world_rank(),
         get_device(),
@@ -230,6 +231,14 @@ def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
         logging.getLogger(__name__).exception("%s failed", job.trial_id)
         raise worker_failure(job.trial_id, error) from error
     return outcome
+
+
+def _compute_with(threads: int) -> None:
+    """Set the number of intra-op threads of the calling thread, which trains."""
+    import torch
+
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def _name(job: TrainingJob) -> str:

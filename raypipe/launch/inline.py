@@ -22,6 +22,8 @@ from raypipe.training.oom import unit_error
 class InlineLauncher:
     """Launcher that runs everything in the calling thread, on the CPU, with one worker."""
 
+    concurrent = False
+
     def __init__(self) -> None:
         self._interrupted = threading.Event()
 
@@ -29,8 +31,9 @@ class InlineLauncher:
         """Call the function here."""
         return [function()]
 
-    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
+        del rank
         if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: in-process training supports one worker")
         try:
@@ -38,9 +41,11 @@ class InlineLauncher:
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
 
-    def trials(self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory) -> None:
+    def trials(
+        self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory, rank: float = 0.0
+    ) -> None:
         """Run the trials in sequence; no scheduler ends one early."""
-        del settings, run_dir
+        del settings, run_dir, rank
         while (job := trials.next()) is not None:
 
             def report(row: dict[str, Any] | str, trial_id: str = job.trial_id) -> None:
@@ -53,9 +58,11 @@ class InlineLauncher:
                 trials.ended(job.trial_id, error)
 
     @contextmanager
-    def pool(self, options: PoolOptions, say: Callable[[str], None] = print) -> Iterator[TaskPool]:
+    def pool(
+        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+    ) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``, without a time limit."""
-        del options, say
+        del options, say, rank
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:

@@ -31,6 +31,7 @@ class JobMailbox:
         self._rows: list[dict[str, Any] | str] = []
         self._outcome: dict[str, Any] | None = None
         self._failure: UnitError | None = None
+        self._threads = 1
         self._group: Any = None
         self._closed = False
 
@@ -38,9 +39,10 @@ class JobMailbox:
         """Record the placement group of the workers."""
         self._group = group
 
-    async def submit(self, name: str, job: bytes) -> None:
+    async def submit(self, name: str, job: bytes, threads: int) -> None:
         """Submit a pickled job to the workers; the previous job must have ended."""
         self._name, self._job, self._rows, self._outcome = name, job, [], None
+        self._threads = threads
 
     async def next(self, done: str | None) -> bytes | None:
         """Wait for the job after ``done`` and return it; None once the mailbox is closed."""
@@ -50,9 +52,14 @@ class JobMailbox:
             await asyncio.sleep(_POLL_S)
         return None
 
-    async def post(self, row: dict[str, Any] | str) -> None:
-        """Record a row or a message of a job."""
+    async def threads(self) -> int:
+        """Return the number of threads that each worker should compute with."""
+        return self._threads
+
+    async def post(self, row: dict[str, Any] | str) -> int:
+        """Record a row or a message of a job; return the number of threads as ``threads``."""
         self._rows.append(row)
+        return self._threads
 
     async def finish(self, outcome: dict[str, Any]) -> None:
         """Record that rank 0 has ended the job."""
@@ -62,8 +69,12 @@ class JobMailbox:
         """Record why the group ended; ``drain`` returns it to callers that wait for a job."""
         self._failure = failure
 
-    async def drain(self, seconds: float) -> Progress:
-        """Return the progress since the last request; wait up to ``seconds`` for some."""
+    async def drain(self, seconds: float, threads: int) -> Progress:
+        """Return the progress since the last request; wait up to ``seconds`` for some.
+
+        Set the number of ``threads`` of the workers.
+        """
+        self._threads = threads
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not (self._rows or self._outcome or self._failure) and loop.time() < until:

@@ -19,8 +19,10 @@ from ray.exceptions import (
 
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind
 from raypipe.launch import fault_environment
-from raypipe.launch.capacity import Shared, bundle, check_alive, for_tasks, living_nodes, room
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import await_nodes, bundle, check_alive, for_tasks, living_nodes, room
 from raypipe.launch.task import run_task
+from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
@@ -28,6 +30,8 @@ _AHEAD = 1.25
 _POLL_S = 0.5
 # seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
+# seconds between looks at what other stages leave, which are slow compared with a submission
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,11 @@ class Call:
     started: float = 0.0
 
 
-def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None]) -> None:
+def await_room(options: PoolOptions, admission: Admission, say: Callable[[str], None]) -> None:
     """Wait for lost nodes if a task had room at the start and has none now.
 
     Raises:
+        ConfigError: no node has the resources of a task.
         UnitError: no node is left.
         KeyboardInterrupt: the run is interrupted.
 
@@ -59,10 +64,23 @@ def await_room(options: PoolOptions, shared: Shared, say: Callable[[str], None])
         return fits(living_nodes().values())
 
     check_alive("pool")
-    if not enough() and fits(shared.nodes):
-        shared.await_nodes(
-            "pool", [bundle(cpus, gpus, _custom(options, shared.nodes))], enough, say
+    if not enough() and fits(admission.nodes):
+        bundles = [bundle(cpus, gpus, _custom(options, admission.nodes))]
+        await_nodes("pool", bundles, enough, say, admission.pause)
+    if not enough():
+        largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
+        raise ConfigError(
+            f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
+            f"(the largest has {largest:g} CPUs); ask for less"
         )
+
+
+def claim_of_tasks(options: PoolOptions) -> Claim:
+    """Return what a pool holds: with GPUs as many tasks as there is room for, else what is left."""
+    each = bundle(options.cpus, options.gpus, _custom(options))
+    if not options.gpus:
+        return Claim(each, pool=True)
+    return Claim(each, most=options.most_tasks or room(options.cpus, options.gpus))
 
 
 def _custom(
@@ -84,20 +102,14 @@ class RayPool:
     in all. Each failed attempt is returned as a result, so that it can be recorded.
     """
 
-    def __init__(self, options: PoolOptions, shared: Shared) -> None:
-        cpus, gpus = options.cpus, options.gpus
+    def __init__(self, options: PoolOptions, admission: Admission, lease: Lease) -> None:
         self._custom = _custom(options)
-        if not room(cpus, gpus, self._custom):
-            largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
-            raise ConfigError(
-                f"a task asks for {cpus:g} CPUs and {gpus:g} GPUs, and no node has that "
-                f"(the largest has {largest:g} CPUs); ask for less"
-            )
-        self._options, self._shared = options, shared
+        self._options, self._admission, self._lease = options, admission, lease
         self._measured, self._capacity = 0.0, 0.0
+        self._looked, self._share = 0.0, 0.0
         self._measure()
         self._ray_options = {
-            "num_gpus": gpus,
+            "num_gpus": options.gpus,
             "max_retries": 0,
             "runtime_env": fault_environment() or None,
         }
@@ -149,7 +161,7 @@ class RayPool:
                 if not ready:
                     ready, _ = ray.wait(watched, num_returns=1, timeout=_POLL_S)
             # if nothing is in flight, wait here for capacity
-            self._shared.pause(0 if watched else _POLL_S)
+            self._admission.pause(0 if watched else _POLL_S)
             done = [result for reference in ready if (result := self._collect(reference))]
             self._launch()
             if done:
@@ -163,25 +175,34 @@ class RayPool:
             ray.cancel(reference, force=True)
         self._running.clear()
         self._running_cpus = 0.0
-        self._shared.release(self)
 
     def _watched(self) -> list[Any]:
         return list(self._running)
 
     def _limit(self) -> float:
         """Return the CPUs that may be in flight: slightly over capacity, at least one task."""
-        if not self._options.gpus and time.monotonic() > self._measured + _MEASURE_S:
+        if self._options.gpus:
+            return self._capacity
+        now = time.monotonic()
+        if now > self._measured + _MEASURE_S:
             self._measure()
-        left = None if self._options.gpus else self._shared.left()
-        if left is None and self._options.most_tasks is None:
-            return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
-        # tasks queued in Ray would take every CPU that becomes free
-        return self._capacity if left is None else min(self._capacity, left)
+        if now > self._looked + _LOOK_S:
+            self._share, self._looked = self._admission.share(self._lease), now
+        if self._share < self._capacity or self._options.most_tasks is not None:
+            # tasks queued in Ray would take every CPU that becomes free
+            return min(self._capacity, self._share)
+        return max(self._capacity * _AHEAD, self._capacity + self._options.cpus)
 
     def _measure(self) -> None:
-        """Count the capacity of the living nodes; without any, one task waits for the next node."""
+        """Count the capacity of the living nodes; without any, one task waits for the next node.
+
+        With GPUs it is that of the lease.
+        """
         cpus, most = self._options.cpus, self._options.most_tasks
-        slots = max(1, room(cpus, self._options.gpus, self._custom))
+        if self._options.gpus:
+            slots = sum(self._lease.processes.values())
+        else:
+            slots = max(1, room(cpus, 0.0, self._custom))
         self._capacity = min(slots, most or slots) * cpus
         self._measured = time.monotonic()
 
@@ -189,8 +210,12 @@ class RayPool:
         limit = self._limit()
         while self._waiting and self._running_cpus + self._waiting[0].cpus <= limit + 1e-9:
             self._start_next(self._task(self._waiting[0].cpus))
+        self._record_use(self._running_cpus)
+
+    def _record_use(self, running: float) -> None:
         if not self._options.gpus:
-            self._shared.use(self, self._running_cpus)
+            queued = len(self._waiting) * self._options.cpus
+            self._admission.use(self._lease, running, queued)
 
     def _task(self, cpus: float) -> Any:
         if cpus not in self._tasks:

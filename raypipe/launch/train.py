@@ -7,49 +7,54 @@ from typing import Any
 import ray
 
 from raypipe.errors import FailureKind, UnitError
-from raypipe.launch.capacity import Shared, bundle, check_alive, living_nodes, room
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import await_nodes, bundle, check_alive, living_nodes, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import WorkerGroup, follow
+from raypipe.pipeline.allocator import Lease
 from raypipe.training.job import Report, TrainingJob
 
 
-def fit(job: TrainingJob, report: Report, shared: Shared) -> dict[str, Any]:
+def fit(job: TrainingJob, report: Report, admission: Admission, lease: Lease) -> dict[str, Any]:
     """Run a training job once, in new processes, and return rank 0's result.
 
-    First wait for lost nodes to return, up to a time limit.
-
     Raises:
-        UnitError: there is no room for the workers, or one failed or died.
+        UnitError: a worker failed or died.
         KeyboardInterrupt: the run is interrupted.
 
     """
-    _await_room(job, report, shared)
     nodes = set(living_nodes())
+
+    def threads() -> int:
+        admission.pause()
+        return job.settings.scaling.threads or admission.threads(lease)
+
     try:
         group = WorkerGroup(job)
         try:
-            return follow(group.mailbox, job, report, shared.pause)
+            return follow(group.mailbox, job, report, threads)
         finally:
             group.close()
     except ray.exceptions.RayError as error:  # the group's mailbox died
         raise group_failure(job.trial_id, error, nodes) from error
 
 
-def _await_room(job: TrainingJob, report: Report, shared: Shared) -> None:
+def await_workers(job: TrainingJob, report: Report, admission: Admission) -> None:
     """Raise UnitError if the workers have no room: Ray would wait forever.
 
-    If they had room before, wait for the nodes to return.
+    If they had room before, wait for the nodes to return, up to a time limit.
     """
     scaling = job.settings.scaling
-    cpus, gpus = scaling.cpus_per_worker, scaling.gpus_per_worker or 0.0
+    cpus, gpus = scaling.reserved_cpus, scaling.gpus_per_worker or 0.0
     wanted = scaling.fewest_workers
-    lost = job.attempt > 1 or room(cpus, gpus, nodes=shared.nodes) >= wanted
+    lost = job.attempt > 1 or room(cpus, gpus, nodes=admission.nodes) >= wanted
 
     def enough() -> bool:
         return room(cpus, gpus) >= wanted
 
     if lost and not enough():
-        shared.await_nodes(job.trial_id, [bundle(cpus, gpus)] * wanted, enough, report)
+        bundles = [bundle(cpus, gpus)] * wanted
+        await_nodes(job.trial_id, bundles, enough, report, admission.pause)
     check_alive(job.trial_id)
     if (has := room(cpus, gpus)) < wanted:
         kind: FailureKind = "node_lost" if lost else "error"

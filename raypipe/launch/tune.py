@@ -20,10 +20,11 @@ from ray.tune.search import Searcher
 
 from raypipe.errors import UnitError
 from raypipe.faults import VARIABLE
+from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import (
     WAIT_FOR_NODES_S,
-    Shared,
     bundle,
+    claim_of,
     living_nodes,
     of_a_worker,
     requested,
@@ -31,6 +32,7 @@ from raypipe.launch.capacity import (
 )
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup, follow
+from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
@@ -43,7 +45,13 @@ _ROWS, _END = "rows", "end"
 _ENDLESS = 10**9
 
 
-def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, shared: Shared) -> None:
+def run_trials(
+    trials: Trials,
+    settings: SweepSettings,
+    run: RunDirectory,
+    admission: Admission,
+    rank: float = 0.0,
+) -> None:
     """Run trials until there are no more.
 
     ``trials`` decides, in this process, which trial comes next and records its outcome. A trial
@@ -56,7 +64,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
 
     """
     state = run.path(".ray-tune")
-    order = _Order(trials, settings.concurrent, shared)
+    order = _Order(trials, settings.concurrent, admission, rank)
     nodes = living_nodes()
     on_gpu = any(node.get("GPU") for node in nodes.values())
     tuner = tune.Tuner(
@@ -74,7 +82,7 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
             storage_path=state,
             storage_filesystem=None if run.is_local else run.fs,
             failure_config=FailureConfig(max_failures=0),
-            callbacks=[_Outcomes(trials, order, shared)],
+            callbacks=[_Outcomes(trials, order, admission)],
             verbose=0,
         ),
     )
@@ -86,19 +94,23 @@ def run_trials(trials: Trials, settings: SweepSettings, run: RunDirectory, share
         raise group_failure("sweep", error, set(nodes)) from error
     finally:
         order.close()
-        shared.release(order)
         run.delete(state)
 
 
 class _Order(Searcher):
     """Searcher that gives Tune the next trial when there is room for it."""
 
-    def __init__(self, trials: Trials, concurrent: int | None, shared: Shared) -> None:
+    def __init__(
+        self, trials: Trials, concurrent: int | None, admission: Admission, rank: float = 0.0
+    ) -> None:
         super().__init__()
         self._trials = trials
         self._concurrent = concurrent
-        self._shared = shared
-        self._cpus = 0.0
+        self._admission, self._rank = admission, rank
+        # of the next trial; by trial; and those of ended trials, which the next one may take
+        self._lease: Lease | None = None
+        self._lease_of: dict[str, Lease] = {}
+        self._idle: list[Lease] = []
         self._held: TrainingJob | None = None
         self._lacking_at: float | None = None
         self._request = ExitStack()
@@ -118,15 +130,22 @@ class _Order(Searcher):
         self._held, self._lacking_at = job, None
         self._request.close()
         if job is None:
-            return Searcher.FINISHED if self._trials.is_over else None
-        if not (self._has_room(job) and self._may_start(job)):
+            if not self._trials.is_over:
+                return None
+            self._release_idle()
+            return Searcher.FINISHED
+        if (lease := self._lease_for(job)) is None:
             return None
-        self._held, self.running[trial_id] = None, job
+        self._held, self.running[trial_id], self._lease_of[trial_id] = None, job, lease
         group = self._groups.take(job)
         if group is not None:
             self._group_of[trial_id] = group
-        mailbox = None if group is None else group.mailbox
-        return {"job": job, "mailbox": mailbox, "faults": os.environ.get(VARIABLE, "")}
+        return {
+            "job": job,
+            "mailbox": None if group is None else group.mailbox,
+            "threads": job.settings.scaling.threads or self._admission.threads(lease),
+            "faults": os.environ.get(VARIABLE, ""),
+        }
 
     def over(self, trial_id: str, *, ended: bool) -> TrainingJob:
         """Return the job of a trial that is over; free its group, or close it unless ``ended``."""
@@ -135,11 +154,12 @@ class _Order(Searcher):
             self._groups.give_back(group, job)
         elif group is not None:
             group.close()
+        self._idle.append(self._lease_of.pop(trial_id))
         return job
 
     def _may_come(self, job: TrainingJob) -> bool:
         """Whether the trial fit on the initial nodes and lost ones may still return."""
-        if _lacking_room(job, self._shared.nodes) is not None:
+        if _lacking_room(job, self._admission.nodes) is not None:
             return False
         if self._lacking_at is None:
             self._lacking_at = time.monotonic()
@@ -148,11 +168,13 @@ class _Order(Searcher):
         return time.monotonic() < self._lacking_at + WAIT_FOR_NODES_S
 
     def close(self) -> None:
-        """End all worker groups and withdraw requests for nodes."""
+        """End all worker groups and leases, and withdraw requests for nodes."""
         self._request.close()
         for group in self._group_of.values():
             group.close()
         self._groups.close()
+        self._idle += [*self._lease_of.values(), *filter(None, [self._lease])]
+        self._release_idle()
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
@@ -170,38 +192,38 @@ class _Order(Searcher):
         """Return an empty state: Tune pickles a copy, but a sweep lives in this process."""
         return {}
 
-    def _has_room(self, job: TrainingJob) -> bool:
-        """Whether the nodes have room for this trial; if none is running, it may always start."""
-        if not self.running:
-            return True
-        if self._concurrent is not None and len(self.running) >= self._concurrent:
-            return False
-        nodes = living_nodes().values()
-        # on a CPU they would share caches and memory bandwidth: one per node
-        if job.measured and not _needs(job)["GPU"] and len(self.running) >= len(nodes):
-            return False
-        for resource, mine in _needs(job).items():
-            used = sum(_needs(other)[resource] for other in self.running.values())
-            if used + mine > sum(node.get(resource, 0.0) for node in nodes) + 1e-9:
-                return False
-        return True
+    def _lease_for(self, job: TrainingJob) -> Lease | None:
+        """Return the lease of the next trial, or None while it must wait.
 
-    def _may_start(self, job: TrainingJob) -> bool:
-        """Whether concurrent stages leave enough CPUs.
-
-        Until its end, the sweep holds the most CPUs that it ever needed: otherwise CPU tasks would
-        take them between trials.
+        A trial takes over the lease of one that ended: otherwise CPU tasks would take its resources
+        between trials. Trials whose speed is measured on CPUs get a node each; they would share
+        caches and memory bandwidth.
         """
-        jobs = [*self.running.values(), job]
-        self._cpus = max(self._cpus, sum(_needs(each)["CPU"] for each in jobs))
-        return self._shared.hold(self, self._cpus)
+        if self._concurrent is not None and len(self.running) >= self._concurrent:
+            return None
+        if self._lease is None:
+            claim = claim_of(job, alone=job.measured)
+            while self._idle:
+                lease = self._idle.pop()
+                if lease.claim == claim and self._admission.fits(claim):
+                    return lease
+                self._admission.release(lease)
+            self._lease = self._admission.request(claim, self._rank)
+        if not self._admission.is_granted(self._lease):
+            return None
+        lease, self._lease = self._lease, None
+        return lease
+
+    def _release_idle(self) -> None:
+        while self._idle:
+            self._admission.release(self._idle.pop())
 
 
 class _Outcomes(Callback):
     """Callback that reports each trial's outcome to the sweep; Tune calls it in this process."""
 
-    def __init__(self, trials: Trials, order: _Order, shared: Shared) -> None:
-        self._trials, self._order, self._shared = trials, order, shared
+    def __init__(self, trials: Trials, order: _Order, admission: Admission) -> None:
+        self._trials, self._order, self._admission = trials, order, admission
         self._nodes = set(living_nodes())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -211,7 +233,7 @@ class _Outcomes(Callback):
     def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         """Check for an interrupt; Tune calls this about ten times per second."""
         del iteration, trials, info
-        self._shared.pause()
+        self._admission.pause()
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
@@ -269,9 +291,9 @@ def _train(config: dict[str, Any]) -> None:
     try:
         last = job.steps
         if config["mailbox"] is not None:
-            outcome = follow(config["mailbox"], job, report)
+            outcome = follow(config["mailbox"], job, report, lambda: config["threads"])
         else:
-            torch.set_num_threads(max(1, int(scaling.cpus_per_worker)))
+            torch.set_num_threads(config["threads"])
             device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
             outcome = train(job, Worker(0, device), report)
     except UnitError as error:

@@ -65,9 +65,10 @@ class Session:
 class StageContext:
     """The interface of a stage's ``run``: read settings, launch units, record results."""
 
-    def __init__(self, stage: Stage, session: Session) -> None:
+    def __init__(self, stage: Stage, session: Session, rank: float = 0.0) -> None:
         self.stage = stage
         self.session = session
+        self.rank = rank
         self.device = "cpu"
         self.gpu_peak_bytes: int | None = None
         self._units = {unit.key: unit for unit in stage.units}
@@ -149,7 +150,7 @@ class StageContext:
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
-        return self.session.launcher.pool(options, self.say)
+        return self.session.launcher.pool(options, self.say, self.rank)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
         """Wait for at least one task, and return all that ended for good since the last call.
@@ -260,7 +261,7 @@ class StageContext:
             self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
 
         def launch(job: TrainingJob) -> dict[str, Any]:
-            return self.session.launcher.train(job, remark if job.measured else report)
+            return self.session.launcher.train(job, remark if job.measured else report, self.rank)
 
         if trial:
             asked = replace(job, measured=True, until=trial)

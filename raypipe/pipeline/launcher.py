@@ -126,13 +126,19 @@ class Trials(Protocol):
 
 
 class Launcher(Protocol):
-    """Backend that runs the work of stages: a Ray cluster, or this process."""
+    """Backend that runs the work of stages: a Ray cluster, or this process.
+
+    ``concurrent`` says whether several stages may call it at the same time. The work of a higher
+    ``rank`` gets free resources first.
+    """
+
+    concurrent: bool
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function once on each node."""
         ...
 
-    def train(self, job: TrainingJob, report: Report) -> dict[str, Any]:
+    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
         """Run a training job once, in new worker processes.
 
         Raises:
@@ -141,12 +147,14 @@ class Launcher(Protocol):
         """
         ...
 
-    def trials(self, trials: Trials, settings: Any, run_dir: RunDirectory) -> None:
+    def trials(
+        self, trials: Trials, settings: Any, run_dir: RunDirectory, rank: float = 0.0
+    ) -> None:
         """Run a sweep's trials as the cluster has room; ``settings`` is the sweep's section."""
         ...
 
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print
+        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
     ) -> AbstractContextManager[TaskPool]:
         """Return a pool of tasks; ``say`` receives a message if it must wait for nodes.
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
 from raypipe.pipeline.experiment import Stage, in_order
-from raypipe.pipeline.scheduler import run_concurrently
+from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
@@ -60,8 +60,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
 def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
-    With GPUs, a stage that works on them runs concurrently with one that does not; otherwise stages
-    run in sequence, in this thread.
+    Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
 
     Returns:
         None if all stages are finished, otherwise the first failure: its stage or unit, and why.
@@ -73,6 +72,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     broken: dict[str, str] = {}
     ran: set[str] = set()
     ordered = in_order(stages)
+    ranks = remaining_paths(ordered)
 
     def run(stage: Stage) -> None:
         needs = [need for need in stage.needs if need in broken]
@@ -88,21 +88,23 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
                 _write_tables(session)
             session.display.say(f"{stage.name}: done before")
             return
-        error = _run_stage(stage, session)
+        error = _run_stage(stage, session, ranks[stage.name])
         ran.add(stage.name)
         if error is not None:
             broken[stage.name] = error
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
         _write_tables(session)
-    unfinished_on_gpu = {
-        s.on_gpu for s in ordered if s.always_rerun or not all_stored([s], session.ledger)
-    }
-    if any(node.gpus for node in session.nodes) and len(unfinished_on_gpu) > 1:
-        run_concurrently(ordered, run, session.launcher.interrupt)
-    else:
-        for stage in ordered:
-            run(stage)
+    unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
+    try:
+        if session.launcher.concurrent and len(unfinished) > 1:
+            run_concurrently(ordered, run, session.launcher.interrupt)
+        else:
+            for stage in ordered:
+                run(stage)
+    finally:  # not earlier: trainings write their files of the table while they run
+        if ran:
+            tables.conform(session.run_dir, session.tables["steps"])
     first = next(iter(broken.items()), None)
     return None if first is None else f"{first[0]}: {first[1]}"
 
@@ -112,8 +114,8 @@ def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
     return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
 
 
-def _run_stage(stage: Stage, session: Session) -> str | None:
-    context = StageContext(stage, session)
+def _run_stage(stage: Stage, session: Session, rank: float) -> str | None:
+    context = StageContext(stage, session, rank)
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
 
@@ -136,8 +138,6 @@ def _run_stage(stage: Stage, session: Session) -> str | None:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
         session.display.end(stage.name, status, seconds)
-        if stage.training is not None or stage.name == "sweep":
-            tables.conform(session.run_dir, session.tables["steps"])
         _write_tables(session)
     return message
 

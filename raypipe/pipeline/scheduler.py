@@ -1,9 +1,13 @@
-"""Stage scheduler: up to one GPU stage and one CPU stage at a time."""
+"""Stage scheduler: every stage starts as soon as the stages that it needs have ended.
+
+Stages share the cluster by the leases of their trainings, trials and tasks
+(:mod:`raypipe.pipeline.allocator`); those of the stage with the longest remaining path come first.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from raypipe.pipeline.experiment import Stage
@@ -12,6 +16,8 @@ from raypipe.pipeline.experiment import Stage
 _END_S = 30.0
 # Ray's libraries resume waits after a signal; Python handles it when this wait times out
 _POLL_S = 0.5
+# threads; stages beyond them start when others end
+_MOST_STAGES = 64
 
 Run = Callable[[Stage], None]
 
@@ -19,9 +25,8 @@ Run = Callable[[Stage], None]
 def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -> None:
     """Call ``run`` for each stage, once it has returned for all stages that it needs.
 
-    Up to two stages run at a time: the first ready one that works on GPUs, and the first ready one
-    that does not. If a stage or this thread (Ctrl-C) raises, ``interrupt`` must end the running
-    stages, and this thread waits up to 30 s for them.
+    If a stage or this thread (Ctrl-C) raises, ``interrupt`` must end the running stages, and this
+    thread waits up to 30 s for them.
 
     Args:
         stages: in an order in which each follows what it needs.
@@ -32,24 +37,40 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
         BaseException: the first exception of a stage or of this thread.
 
     """
-    waiting = list(stages)
-    running: dict[bool, tuple[Stage, Future[None]]] = {}
+    longest = remaining_paths(stages)
+    waiting = sorted(stages, key=lambda stage: -longest[stage.name])  # stable
+    running: dict[str, Future[None]] = {}
     try:
         while waiting or running:
-            for stage in list(waiting):
-                unsettled = {s.name for s in waiting} | {s.name for s, _ in running.values()}
-                if stage.on_gpu not in running and not unsettled & set(stage.needs):
-                    waiting.remove(stage)
-                    running[stage.on_gpu] = stage, _start(run, stage)
-            futures = [future for _, future in running.values()]
-            wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            ended = [on_gpu for on_gpu, (_, future) in running.items() if future.done()]
-            for _, future in [running.pop(on_gpu) for on_gpu in ended]:
-                future.result()
+            unsettled = {*running, *(stage.name for stage in waiting)}
+            ready = [stage for stage in waiting if not unsettled & set(stage.needs)]
+            for stage in ready[: _MOST_STAGES - len(running)]:
+                waiting.remove(stage)
+                running[stage.name] = _start(run, stage)
+            wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            for name in [name for name, future in running.items() if future.done()]:
+                running.pop(name).result()
     except BaseException:
         interrupt()
-        wait([future for _, future in running.values()], timeout=_END_S)
+        wait(running.values(), timeout=_END_S)
         raise
+
+
+def remaining_paths(
+    stages: Sequence[Stage], seconds: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the length of the longest path from each stage to the end of the graph.
+
+    Args:
+        stages: in an order in which each follows what it needs.
+        seconds: the expected duration of each stage by name; 1 for stages that it lacks.
+
+    """
+    paths: dict[str, float] = {}
+    for stage in reversed(stages):
+        after = [paths[other.name] for other in stages if stage.name in other.needs]
+        paths[stage.name] = (seconds or {}).get(stage.name, 1.0) + max(after, default=0.0)
+    return paths
 
 
 def _start(run: Run, stage: Stage) -> Future[None]:

@@ -75,7 +75,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, memory, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
-        context.session.launcher.trials(under_way, settings, context.run_dir)
+        context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
         _summarize(context, maker, under_way.trials, memory)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))

@@ -164,8 +164,10 @@ class ScalingSettings(Settings):
         description="GPUs per worker; 1 on a cluster with GPUs and 0 on CPUs if not given. A "
         "fraction shares a GPU.",
     )
-    cpus_per_worker: Operational[PositiveFloat] = Field(
-        1, description="CPU cores that each worker reserves and uses."
+    cpus_per_worker: Operational[PositiveFloat | Literal["auto"]] = Field(
+        "auto",
+        description="CPU cores that each worker reserves and uses; auto reserves one and also uses "
+        "an equal part of those that are idle on its node.",
     )
     strategy: Operational[Literal["ddp", "fsdp"]] = Field(
         "ddp", description="Data parallelism with replicated (ddp) or sharded (fsdp) weights."
@@ -175,6 +177,16 @@ class ScalingSettings(Settings):
     def most_workers(self) -> int:
         """The number of workers, the largest one where it is elastic."""
         return self.workers if isinstance(self.workers, int) else self.workers[1]
+
+    @property
+    def reserved_cpus(self) -> float:
+        """The CPU cores that each worker reserves."""
+        return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads of each worker; None if the idle cores decide."""
+        return None if self.cpus_per_worker == "auto" else max(1, int(self.cpus_per_worker))
 
     @property
     def fewest_workers(self) -> int:

@@ -15,8 +15,8 @@ import ray
 from raypipe import faults
 from raypipe.launch.cluster import RayLauncher
 from raypipe.pipeline.launcher import PoolOptions
+from tests.raypipe.launch.test_admission import wait_until
 from tests.raypipe.launch.test_pool import collect, square
-from tests.raypipe.launch.test_shared import wait_until
 
 KEPT = PoolOptions(1, keep_processes=True)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from raypipe.errors import ConfigError, UnitError
-from raypipe.launch import capacity, pool, train, tune
-from raypipe.launch.capacity import TASKS, Shared
-from raypipe.launch.pool import RayPool, await_room
+from raypipe.launch import admission, capacity, pool, train, tune
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import TASKS
+from raypipe.launch.pool import await_room
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
@@ -32,7 +33,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
         nodes = looks.pop(0) if len(looks) > 1 else looks[0]
         return {str(number): node for number, node in enumerate(nodes)}
 
-    for module in (capacity, pool, train, tune):
+    for module in (admission, capacity, pool, train, tune):
         monkeypatch.setattr(module, "living_nodes", living_nodes)
     monkeypatch.setattr(capacity, "_POLL_S", 0.0)
     return looks
@@ -62,22 +63,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[dict[str, float
 def test_a_pool_waits_for_a_node_that_was_there(there, asked, options, lost):
     said: list[str] = []
     there[:] = [*[[HEAD]] * 6, [HEAD, lost]]
-    await_room(options, Shared([HEAD, lost]), said.append)
+    await_room(options, Admission([HEAD, lost]), said.append)
     assert said == ["nodes were lost; waiting up to 10 minutes for others"]
     assert asked == [[{"CPU": 1.0, "GPU": 1.0} if options.gpus else WORKER]]
-    RayPool(options, Shared())
 
 
 def test_a_pool_does_not_wait_for_what_never_was(there, monkeypatch):
     said: list[str] = []
     there[:] = [[HEAD]]
     options = PoolOptions(gpus=1.0)
-    await_room(options, Shared([HEAD]), said.append)
-    assert not said
     with pytest.raises(ConfigError, match="no node has that"):
-        RayPool(options, Shared())
+        await_room(options, Admission([HEAD]), said.append)
+    assert not said
     monkeypatch.setattr(capacity, "WAIT_FOR_NODES_S", 0.0)
-    await_room(options, Shared([HEAD, GPU]), said.append)
+    with pytest.raises(ConfigError, match="no node has that"):
+        await_room(options, Admission([HEAD, GPU]), said.append)
     assert len(said) == 1
 
 
@@ -92,17 +92,17 @@ def test_a_first_training_waits_too_and_an_interrupt_ends_that(there, asked, tmp
     job = a_job(tmp_path, {"cpus_per_worker": 2.0, "workers": 3})
     said: list[str] = []
     there[:] = [*[[HEAD]] * 5, [HEAD, GPU]]
-    train._await_room(job, said.append, Shared([HEAD, GPU]))
+    train.await_workers(job, said.append, Admission([HEAD, GPU]))
     assert said == ["nodes were lost; waiting up to 10 minutes for others"]
     assert asked == [[{"CPU": 2.0}] * 3]
     there[:] = [[HEAD]]
     with pytest.raises(UnitError, match="has room for 1; lower one of the three") as refused:
-        train._await_room(job, said.append, Shared([HEAD]))
+        train.await_workers(job, said.append, Admission([HEAD]))
     assert refused.value.kind == "error"
-    shared = Shared([HEAD, GPU])
-    shared.interrupt()
+    admission = Admission([HEAD, GPU])
+    admission.interrupt()
     with pytest.raises(KeyboardInterrupt):
-        train._await_room(job, said.append, shared)
+        train.await_workers(job, said.append, admission)
 
 
 def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
@@ -114,7 +114,7 @@ def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
         def next(self) -> TrainingJob | None:
             return jobs.pop() if jobs else None
 
-    order = tune._Order(Trials(), None, Shared([HEAD, GPU]))  # type: ignore[arg-type]
+    order = tune._Order(Trials(), None, Admission([HEAD, GPU]))  # type: ignore[arg-type]
     there[:] = [[HEAD]]
     assert order.suggest("1") is None
     assert order.suggest("1") is None

@@ -1,4 +1,4 @@
-"""Stages beside each other: what overlaps, what waits, what is left when one of them ends badly."""
+"""Concurrent stages: what overlaps, what waits, what is left when one of them ends badly."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.hardware import Gpu, Hardware
+from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline import runner
+from raypipe.pipeline import runner, scheduler
 from raypipe.pipeline.context import Session, StageContext, is_done
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.scheduler import run_concurrently
+from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger
@@ -32,7 +31,13 @@ from tests.raypipe.composed import composed, run_stages
 
 WAIT_S = 400
 CPU_NODE = Hardware("here", 2, 2**30)
-GPU_NODE = replace(CPU_NODE, gpus=(Gpu(0, "GPU-0", "card", 2**34, "9.0"),))
+
+
+class Threads(InlineLauncher):
+    """Stages in threads; what they launch runs in the thread of each."""
+
+    concurrent = True
+
 
 Do = Callable[[StageContext], None]
 
@@ -46,10 +51,10 @@ def stage(name: str, *needs: str, gpu: bool = False, do: Do = finish, derived=Fa
     return Stage(name, do, [Unit(name, {"of": name})], needs, always_rerun=derived, on_gpu=gpu)
 
 
-def open_session(folder: Path, node: Hardware = GPU_NODE) -> Session:
+def open_session(folder: Path, launcher: InlineLauncher | None = None) -> Session:
     run = RunDirectory.at(folder)
     none = Trackers((), Target(run, "r", "example", {}))
-    return Session(run, "r", Ledger(run), InlineLauncher(), Display(), [node], none)
+    return Session(run, "r", Ledger(run), launcher or Threads(), Display(), [CPU_NODE], none)
 
 
 @pytest.fixture
@@ -70,15 +75,17 @@ def interrupt() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_stages_on_gpus_run_beside_the_others(session):
-    both = threading.Barrier(2, timeout=WAIT_S)
+@pytest.mark.parametrize("number", [2, 8])
+def test_stages_that_need_nothing_run_at_the_same_time(session, number):
+    all_of_them = threading.Barrier(number, timeout=WAIT_S)
 
     def meet(context: StageContext) -> None:
-        both.wait()
+        all_of_them.wait()
         finish(context)
 
-    assert run_stages([stage("a", gpu=True, do=meet), stage("b", do=meet)], session) is None
-    assert statuses(session) == {"a": "succeeded", "b": "succeeded"}
+    names = [f"s{place}" for place in range(number)]
+    assert run_stages([stage(name, do=meet) for name in names], session) is None
+    assert statuses(session) == dict.fromkeys(names, "succeeded")
 
 
 def test_a_stage_that_may_start_does_not_wait_behind_one_that_may_not(session):
@@ -97,69 +104,104 @@ def test_a_stage_that_may_start_does_not_wait_behind_one_that_may_not(session):
     assert set(statuses(session).values()) == {"succeeded"}
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_needs_come_first_and_of_a_kind_one_runs_at_a_time(data):
-    names = [f"s{number}" for number in range(data.draw(st.integers(1, 9)))]
-    stages = [
-        stage(
-            name,
-            *data.draw(
-                st.lists(st.sampled_from(names[:place]), unique=True) if place else st.just([])
-            ),
-            gpu=data.draw(st.booleans()),
-        )
+@st.composite
+def graphs(draw: st.DrawFn) -> list[Stage]:
+    names = [f"s{number}" for number in range(draw(st.integers(1, 9)))]
+    return [
+        stage(name, *(draw(st.lists(st.sampled_from(names[:place]), unique=True)) if place else ()))
         for place, name in enumerate(names)
     ]
-    lock, busy, over = threading.Lock(), [], []
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs())
+def test_every_stage_runs_once_after_what_it_needs(stages):
+    lock, over = threading.Lock(), []
 
     def run(stage: Stage) -> None:
         with lock:
             assert set(stage.needs) <= set(over)
-            busy.append(stage.on_gpu)
-            assert len(busy) == len(set(busy))
-        with lock:
-            busy.remove(stage.on_gpu)
             over.append(stage.name)
 
     run_concurrently(in_order(stages), run, pytest.fail)
-    assert sorted(over) == names
+    assert sorted(over) == sorted(stage.name for stage in stages)
 
 
-@pytest.mark.parametrize(
-    ("node", "stages"),
-    [
-        (CPU_NODE, [stage("a", gpu=True), stage("b")]),
-        (GPU_NODE, [stage("a", gpu=True), stage("b", gpu=True)]),
-        (GPU_NODE, [stage("a"), stage("b")]),
-    ],
-)
-def test_one_kind_of_stages_runs_in_this_thread_in_order(tmp_path, node, stages):
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.data())
+def test_a_failure_in_any_graph_stops_what_needs_it_and_an_error_ends_all(stages, data):
+    """Any stage may raise; nothing that needs it starts, and ``interrupt`` ends what runs."""
+    bad = data.draw(st.sampled_from(stages)).name
+    over: list[str] = []
+    interrupted = threading.Event()
+
+    def run(stage: Stage) -> None:
+        if stage.name == bad:
+            raise RuntimeError(bad)
+        over.append(stage.name)
+
+    with pytest.raises(RuntimeError, match=bad):
+        run_concurrently(in_order(stages), run, interrupted.set)
+    assert interrupted.is_set()
+    assert len(over) == len(set(over))
+    after = {bad}
+    for each in stages:
+        if after & set(each.needs):
+            after.add(each.name)
+    assert not after & set(over)
+
+
+def test_the_stage_with_the_longest_remaining_path_starts_first():
+    stages = [stage("a"), stage("b"), stage("c", "b"), stage("d", "c"), stage("e", "a")]
+    assert remaining_paths(stages) == {"a": 2, "b": 3, "c": 2, "d": 1, "e": 1}
+    assert remaining_paths(stages, {"e": 9.0})["a"] == 10
+    ran: list[str] = []
+    run_concurrently(stages, lambda stage: ran.append(stage.name), pytest.fail)
+    assert ran.index("b") == 0
+
+
+def test_more_stages_than_threads_run_in_turn(monkeypatch):
+    monkeypatch.setattr(scheduler, "_MOST_STAGES", 3)
+    lock, running, most = threading.Lock(), [], []
+
+    def run(stage: Stage) -> None:
+        with lock:
+            running.append(stage.name)
+            most.append(len(running))
+        time.sleep(0.01)
+        with lock:
+            running.remove(stage.name)
+
+    run_concurrently([stage(f"s{place}") for place in range(10)], run, pytest.fail)
+    assert max(most) <= 3
+    assert len(most) == 10
+
+
+def test_without_concurrency_stages_run_in_this_thread_in_order(tmp_path):
     ran: list[tuple[str, bool]] = []
 
     def do(context: StageContext) -> None:
         ran.append((context.stage.name, threading.current_thread() is threading.main_thread()))
         finish(context)
 
-    stages = [replace(each, run=do) for each in stages]
-    assert run_stages(stages, open_session(tmp_path / "run", node)) is None
+    stages = [stage("a", do=do), stage("b", do=do)]
+    assert run_stages(stages, open_session(tmp_path / "run", InlineLauncher())) is None
     assert ran == [("a", True), ("b", True)]
 
 
-def test_what_is_stored_opens_no_lane(tmp_path):
-    run_stages([stage("a", gpu=True)], open_session(tmp_path / "run"))
+def test_a_single_stage_that_is_left_runs_in_this_thread(tmp_path):
+    run_stages([stage("a")], open_session(tmp_path / "run"))
     threads = []
 
     def do(context: StageContext) -> None:
         threads.append(threading.current_thread())
         finish(context)
 
-    stages = [stage("a", gpu=True), stage("b", do=do)]
-    assert run_stages(stages, open_session(tmp_path / "run")) is None
+    assert run_stages([stage("a"), stage("b", do=do)], open_session(tmp_path / "run")) is None
     assert threads == [threading.main_thread()]
 
 
-def test_a_failure_stops_only_what_needs_it_in_both_lanes(session):
+def test_a_failure_stops_only_what_needs_it_in_all_threads(session):
     failed = threading.Event()
 
     def fail(context: StageContext) -> None:

@@ -1,4 +1,4 @@
-"""CPU tasks beside trainings and trials on one cluster: who gets the CPUs, and how all end."""
+"""Concurrent stages on one cluster: who gets the CPUs and GPUs, and how all of them end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
-from raypipe.launch.capacity import Shared, of_a_group
+from raypipe.errors import UnitError
+from raypipe.launch.admission import Admission
+from raypipe.launch.capacity import claim_of
 from raypipe.launch.cluster import RayLauncher
+from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.context import Session, StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
@@ -27,7 +31,7 @@ from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
 from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_train import Regression, ignore, job
-from tests.raypipe.pipeline.test_scheduler import GPU_NODE
+from tests.raypipe.pipeline.test_scheduler import CPU_NODE
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
 
 WAIT_S = 400
@@ -58,11 +62,18 @@ def at_once(spans: list[tuple[float, float]]) -> int:
 
 
 @pytest.fixture
-def shared(launcher: RayLauncher, monkeypatch: pytest.MonkeyPatch) -> Shared:
-    """What is shared in one test: an interruption is for good."""
-    fresh = Shared()
-    monkeypatch.setattr(launcher, "_shared", fresh)
+def admission(launcher: RayLauncher, monkeypatch: pytest.MonkeyPatch) -> Admission:
+    """The admission of one test: an interrupt is for good."""
+    fresh = Admission()
+    monkeypatch.setattr(launcher, "_admission", fresh)
     return fresh
+
+
+def held(admission: Admission, cpus: float, rank: float = 0.0) -> Lease:
+    """A lease that is granted."""
+    lease = admission.request(Claim({"CPU": cpus}), rank)
+    assert admission.is_granted(lease)
+    return lease
 
 
 @pytest.fixture
@@ -81,8 +92,8 @@ def cpus(launcher: RayLauncher) -> int:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_tasks_leave_the_cpus_that_are_held(keep, launcher, shared, beside, cpus, tmp_path):
-    beside.submit(shared.hold, "training", cpus - 1).result()
+def test_tasks_leave_the_cpus_that_are_held(keep, launcher, admission, cpus, tmp_path):
+    training = held(admission, cpus - 1)
     with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
         for number in range(12):
             pool.submit(str(number), timed, number)
@@ -90,7 +101,7 @@ def test_tasks_leave_the_cpus_that_are_held(keep, launcher, shared, beside, cpus
         while len(spans) < 8:
             spans += [result.value for result in pool.finished()]
         assert at_once(spans) == 1
-        beside.submit(shared.release, "training").result()
+        admission.release(training)
         while pool.finished():
             pass
         for number in range(cpus):  # they end when all of them run
@@ -102,15 +113,17 @@ def test_tasks_leave_the_cpus_that_are_held(keep, launcher, shared, beside, cpus
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_tasks_wait_while_everything_is_held(keep, launcher, shared, beside, cpus, tmp_path):
-    beside.submit(shared.hold, "training", cpus).result()
-    with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool, ThreadPoolExecutor(1) as third:
+def test_tasks_wait_while_everything_is_held(keep, launcher, admission, beside, cpus, tmp_path):
+    training = held(admission, cpus)
+
+    def release() -> None:
+        time.sleep(1.2)
+        (tmp_path / "released").touch()
+        admission.release(training)
+
+    with launcher.pool(PoolOptions(1, keep_processes=keep)) as pool:
         pool.submit("x", meet, tmp_path, "began", 1)
-        third.submit(time.sleep, 1.2).add_done_callback(
-            lambda _: beside.submit(
-                lambda: ((tmp_path / "released").touch(), shared.release("training"))
-            )
-        )
+        beside.submit(release)
         [result] = pool.finished()
         assert result.error is None
         assert (tmp_path / "released").stat().st_mtime_ns <= (
@@ -119,35 +132,87 @@ def test_tasks_wait_while_everything_is_held(keep, launcher, shared, beside, cpu
         assert pool.finished() == []
 
 
-def test_who_holds_cpus_waits_for_tasks_and_holders_but_not_for_itself(cpus, shared, beside):
-    shared.use("pool", cpus)
-    assert shared.hold("training", cpus)  # the same thread
-    assert not beside.submit(shared.hold, "another", 1).result()
-    assert shared.left() == cpus - 1
-    shared.release("training")
-    assert not beside.submit(shared.hold, "another", 1).result()
-    shared.use("pool", cpus - 1)
-    assert beside.submit(shared.hold, "another", 1).result()
-    beside.submit(shared.release, "another").result()
-    assert shared.left() is None
+def test_a_claim_waits_for_the_tasks_of_pools_and_for_other_leases(cpus, admission):
+    pool = admission.request(Claim({"CPU": 1.0}, pool=True))
+    assert admission.is_granted(pool)
+    admission.use(pool, cpus, 10.0)
+    training = admission.request(Claim({"CPU": 1.0}))
+    assert not admission.is_granted(training)
+    assert admission.share(pool) == cpus - 1
+    admission.use(pool, cpus - 1, 10.0)
+    assert training.granted
+    another = admission.request(Claim({"CPU": float(cpus)}))
+    admission.release(training)
+    assert not another.granted
+    assert admission.share(pool) == 0.0
+    admission.use(pool, 0.0, 10.0)
+    assert another.granted
+    admission.release(another)
+    assert admission.share(pool) == cpus
 
 
-def test_a_thread_that_waits_for_cpus_ends_when_it_is_interrupted(cpus, shared, beside):
+def test_a_thread_that_waits_for_cpus_ends_when_it_is_interrupted(cpus, admission, beside):
     told: list[str] = []
-    shared.use("pool", cpus)
-    waiting = beside.submit(lambda: shared.held(1, told.append).__enter__())
+    held(admission, cpus)
+    waiting = beside.submit(
+        lambda: admission.lease(Claim({"CPU": 1.0}), 0.0, told.append, int).__enter__()
+    )
     wait_until(lambda: bool(told))
-    shared.interrupt()
+    admission.interrupt()
     with pytest.raises(KeyboardInterrupt):
         waiting.result(WAIT_S)
-    assert "waits for 1 CPU" in told[0]
-    assert shared.left() is None
+    assert told == ["waits for 1 CPU that other stages use"]
+
+
+def test_a_claim_that_lost_its_nodes_waits_for_them_or_raises(cpus, admission, beside):
+    """``await_room`` decides; here it gives up."""
+    training = held(admission, cpus)
+
+    def gone() -> None:
+        raise UnitError("t", "node_lost", "no node is left")
+
+    def wait() -> None:
+        with admission.lease(Claim({"CPU": cpus + 1.0}), 0.0, lambda text: None, gone):
+            pytest.fail("it has no room")
+
+    with pytest.raises(UnitError, match="no node is left"):
+        beside.submit(wait).result(WAIT_S)
+    admission.release(training)
+    held(admission, cpus)
+
+
+def test_a_lone_training_computes_on_all_cpus(launcher, admission, cpus, tmp_path):
+    """And on its own when others come."""
+    lease = held(admission, 1.0)
+    assert admission.threads(lease) == cpus
+    others = [held(admission, 1.0) for _ in range(cpus - 1)]
+    assert admission.threads(lease) == 1
+    admission.release(others[0])
+    assert admission.threads(lease) == 1 + 1 // (cpus - 1)
+    for other in [lease, *others[1:]]:
+        admission.release(other)
+    one = job(tmp_path / "run", 16, 1, 1)
+    one = replace(one, task=Threaded(tmp_path / "threads"))
+    assert launcher.train(one, ignore)["steps"] == 12
+    assert {int(line) for line in (tmp_path / "threads").read_text().split()} == {cpus}
+
+
+class Threaded(Regression):
+    """Notes the number of threads of each step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def loss(self, model, batch, context):
+        with self.path.open("a") as notes:
+            notes.write(f"{torch.get_num_threads()}\n")
+        return super().loss(model, batch, context)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
-    keep, launcher, shared, beside, cpus, tmp_path
+    keep, launcher, admission, beside, cpus, tmp_path
 ):
     full, over = threading.Event(), threading.Event()
 
@@ -173,20 +238,21 @@ def test_a_training_of_all_cpus_starts_though_a_pool_is_full(
     finally:
         over.set()
     assert filling.result(WAIT_S) >= 4 * cpus
-    assert shared.left() is None
+    held(admission, cpus)
 
 
 def test_an_elastic_group_holds_what_there_is_room_for(launcher, cpus, tmp_path):
-    def held(workers, each: float, processes) -> float:
+    def cpus_of(workers, each: float, processes) -> float:
         settings = TrainStageSettings(
             scaling=ScalingSettings(workers=workers, cpus_per_worker=each),
             loader=LoaderSettings(workers=processes),
         )
-        return of_a_group(replace(job(tmp_path, 1, 1, 1), settings=settings))
+        claim = claim_of(replace(job(tmp_path, 1, 1, 1), settings=settings))
+        return claim.fewest * claim.bundle["CPU"]
 
-    assert held((1, 64), 1, None) == cpus
-    assert held(1, 1, 1) == 2
-    assert held(3 * cpus, 1, "auto") == 3 * cpus
+    assert cpus_of((1, 64), 1, None) == cpus
+    assert cpus_of(1, 1, 1) == 2
+    assert cpus_of(3 * cpus, 1, "auto") == 3 * cpus
 
 
 class Beside(Regression):
@@ -213,14 +279,14 @@ def note(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["training", pytest.param("sweep", marks=pytest.mark.slow)])
-def test_ctrl_c_ends_what_runs_on_gpus_and_the_tasks_beside_it(
-    launcher, shared, cpus, tmp_path, monkeypatch, kind
+def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
+    launcher, admission, cpus, tmp_path, monkeypatch, kind
 ):
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     run, signs = RunDirectory.at(tmp_path / "run"), tmp_path / "signs"
     signs.mkdir()
-    none = Trackers((), Target(run, "r", "lanes", {}))
-    session = Session(run, "r", Ledger(run), launcher, Display(), [GPU_NODE], none)
+    none = Trackers((), Target(run, "r", "both", {}))
+    session = Session(run, "r", Ledger(run), launcher, Display(), [CPU_NODE], none)
     long = replace(job(tmp_path / "run", 16, 1, 1, steps=10_000), task=Beside(signs))
 
     def fill(context: StageContext) -> None:
@@ -260,7 +326,7 @@ def test_ctrl_c_ends_what_runs_on_gpus_and_the_tasks_beside_it(
         signal.signal(signal.SIGINT, before)
     found = read_table(run, "stages").set_index("stage")["status"]
     assert dict(found) == {"first": "interrupted", "second": "interrupted"}
-    assert shared.left() is None
+    held(admission, cpus)
     assert not list(Path(run.location).glob(".ray*"))
     gc.collect()  # of Tune's actors nothing is left but a cycle of references
     wait_until(lambda: ray.available_resources().get("CPU", 0) == cpus)

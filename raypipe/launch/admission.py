@@ -1,0 +1,135 @@
+"""Admission: concurrent stages wait here for their share of the cluster.
+
+Ray gives free resources to the next task even while a training group waits for more, and a group
+that waits in Ray blocks what its workers hold. Nothing is therefore started in Ray before the
+allocator has granted its lease.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from raypipe.launch.capacity import living_nodes
+from raypipe.pipeline.allocator import Allocator, Claim, Lease
+
+_POLL_S = 0.5
+# seconds between looks at the nodes, which come and go
+_LOOK_S = 0.5
+
+
+class Admission:
+    """Leases on the nodes of the cluster for the threads of this process.
+
+    Args:
+        nodes: the nodes at the start; lost ones may return.
+
+    """
+
+    def __init__(self, nodes: Iterable[Mapping[str, float]] = ()) -> None:
+        self.nodes = tuple(nodes)
+        self._allocator = Allocator({})
+        self._changed = threading.Condition()
+        self._interrupted = threading.Event()
+        self._looked = -_LOOK_S
+
+    def request(self, claim: Claim, rank: float = 0.0) -> Lease:
+        """Queue a claim; ``is_granted`` says when its work may start."""
+        with self._changed:
+            return self._allocator.request(claim, rank)
+
+    def is_granted(self, lease: Lease) -> bool:
+        """Whether the work of the lease may start now."""
+        with self._changed:
+            if not lease.granted:
+                self._admit()
+            return lease.granted
+
+    def fits(self, claim: Claim) -> bool:
+        """Whether the living nodes have room for the claim when nothing else runs."""
+        with self._changed:
+            self._look()
+            return self._allocator.fits(claim)
+
+    def release(self, lease: Lease) -> None:
+        """End a lease, or withdraw its request."""
+        with self._changed:
+            self._allocator.release(lease)
+            self._admit()
+
+    @contextmanager
+    def lease(
+        self,
+        claim: Claim,
+        rank: float,
+        say: Callable[[str], None],
+        await_room: Callable[[], None],
+    ) -> Iterator[Lease]:
+        """Wait until the claim is granted, and hold it in the body.
+
+        ``await_room`` is called if nodes were lost and it no longer fits on the others; it waits
+        for nodes or raises. Raises KeyboardInterrupt.
+        """
+        lease = self.request(claim, rank)
+        try:
+            if not self.is_granted(lease):
+                say(f"waits for {_text(claim)} that other stages use")
+            while not self.is_granted(lease):
+                if not self.fits(claim):
+                    await_room()
+                with self._changed:
+                    self._changed.wait_for(lambda: lease.granted, timeout=_POLL_S)
+                self.pause()
+            yield lease
+        finally:
+            self.release(lease)
+
+    def use(self, pool: Lease, running: float, queued: float) -> None:
+        """Record the CPUs of a pool's running and queued tasks."""
+        with self._changed:
+            freed = running < pool.running
+            pool.running, pool.queued = running, queued
+            if freed:
+                self._admit()
+
+    def share(self, pool: Lease) -> float:
+        """Return the CPUs that the tasks of a pool may use now."""
+        with self._changed:
+            self._look()
+            return self._allocator.share(pool)
+
+    def threads(self, lease: Lease) -> int:
+        """Return the number of threads that each process of a lease should compute with."""
+        with self._changed:
+            self._look()
+            return max(1, int(self._allocator.cpus_per_process(lease)))
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every current and later ``pause``."""
+        self._interrupted.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def pause(self, seconds: float = 0) -> None:
+        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
+        if self._interrupted.wait(seconds):
+            raise KeyboardInterrupt
+
+    def _admit(self) -> None:
+        self._look()
+        if self._allocator.admit(time.monotonic()):
+            self._changed.notify_all()
+
+    def _look(self) -> None:
+        if time.monotonic() >= self._looked + _LOOK_S:
+            self._allocator.nodes = living_nodes()
+            self._looked = time.monotonic()
+
+
+def _text(claim: Claim) -> str:
+    amounts = {name: claim.fewest * claim.bundle.get(name, 0.0) for name in ("CPU", "GPU")}
+    return " and ".join(
+        f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in amounts.items() if amount
+    )
