@@ -1,7 +1,8 @@
 """Resource allocator: which waiting work gets which resources of the cluster next.
 
 Work states what it needs as a **claim** and gets a **lease** once the nodes have room. Claims are
-served by rank, the highest first. If the first in line does not fit, the allocator determines when
+served by priority: the rank that the caller gives, up to doubled for claims of a large part of the
+cluster, since large gaps are rare. If the first in line does not fit, the allocator determines when
 and where it will, from the expected ends of running leases, and lets others pass only if they do
 not delay it: EASY backfilling (Lifka, The ANL/IBM SP scheduling system, 1995). Work of unknown
 duration passes only on resources that the first in line will not need.
@@ -59,7 +60,7 @@ class Lease:
     """
 
     claim: Claim
-    rank: float
+    priority: float
     number: int
     seconds: float
     ends: float = math.inf
@@ -70,8 +71,8 @@ class Lease:
 
     @property
     def order(self) -> tuple[float, int]:
-        """Sort key: the highest rank first, then the oldest."""
-        return -self.rank, self.number
+        """Sort key: the highest priority first, then the oldest."""
+        return -self.priority, self.number
 
 
 class Allocator:
@@ -96,7 +97,8 @@ class Allocator:
 
     def request(self, claim: Claim, rank: float = 0.0, seconds: float = math.inf) -> Lease:
         """Queue a claim; ``admit`` grants it. ``seconds`` is its expected duration."""
-        lease = Lease(claim, rank, next(self._numbers), seconds)
+        priority = rank * (1.0 + self._part(claim))
+        lease = Lease(claim, priority, next(self._numbers), seconds)
         self._waiting.append(lease)
         return lease
 
@@ -137,7 +139,7 @@ class Allocator:
     def share(self, pool: Lease) -> float:
         """Return the CPUs that the tasks of a pool may use now, by the room for its largest task.
 
-        Pools of a higher rank come first; CPUs that running tasks of others use are not available.
+        Pools of a higher priority come first; CPUs that running tasks of others use are not available.
         """
         bundle = pool.claim.bundle
         free = self._free(self._leases)
@@ -169,6 +171,16 @@ class Allocator:
             for node in nodes
         ]
         return mine + min(idle, default=0.0)
+
+    def _part(self, claim: Claim) -> float:
+        """Return the part of the cluster that a claim needs, of the resource it needs most."""
+        if claim.pool:
+            return 0.0
+        parts = [0.0]
+        for name, amount in claim.bundle.items():
+            total = sum(node.get(name, 0.0) for node in self.nodes.values())
+            parts.append(min(1.0, claim.fewest * amount / total) if total else 0.0)
+        return max(parts)
 
     def _free(self, leases: Iterable[Lease]) -> Free:
         """Return what leases leave of each node."""
