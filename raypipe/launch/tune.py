@@ -173,7 +173,8 @@ class _Order(Searcher):
         for group in self._group_of.values():
             group.close()
         self._groups.close()
-        self._idle += [*self._lease_of.values(), *filter(None, [self._lease])]
+        self._withdraw()
+        self._idle += self._lease_of.values()
         self._release_idle()
 
     def on_trial_complete(
@@ -201,18 +202,24 @@ class _Order(Searcher):
         """
         if self._concurrent is not None and len(self.running) >= self._concurrent:
             return None
+        claim = claim_of(job, alone=job.measured)
+        while self._idle:
+            lease = self._idle.pop()
+            if lease.claim == claim and self._admission.fits(claim):
+                self._withdraw()
+                return lease
+            self._admission.release(lease)
         if self._lease is None:
-            claim = claim_of(job, alone=job.measured)
-            while self._idle:
-                lease = self._idle.pop()
-                if lease.claim == claim and self._admission.fits(claim):
-                    return lease
-                self._admission.release(lease)
             self._lease = self._admission.request(claim, self._rank)
         if not self._admission.is_granted(self._lease):
             return None
         lease, self._lease = self._lease, None
         return lease
+
+    def _withdraw(self) -> None:
+        if self._lease is not None:
+            self._admission.release(self._lease)
+            self._lease = None
 
     def _release_idle(self) -> None:
         while self._idle:

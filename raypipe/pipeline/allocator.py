@@ -139,7 +139,7 @@ class Allocator:
     def share(self, pool: Lease) -> float:
         """Return the CPUs that the tasks of a pool may use now, by the room for its largest task.
 
-        Pools of a higher priority come first; CPUs that running tasks of others use are not available.
+        Pools of a higher priority come first; CPUs of running tasks of others are not available.
         """
         bundle = pool.claim.bundle
         free = self._free(self._leases)
