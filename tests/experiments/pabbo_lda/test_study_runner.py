@@ -84,7 +84,7 @@ class ShuffledLauncher(InlineLauncher):
 
     @contextmanager
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print
+        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
     ) -> Iterator[ShuffledPool]:
         yield self.made
 
