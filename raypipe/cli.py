@@ -73,6 +73,15 @@ Only = Annotated[
     list[str] | None,
     typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
 ]
+Matrix = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=[VALUE,...]",
+        help="Run every combination of these values in one run directory; the same as "
+        "matrix.KEY=[...]. `--matrix runs=5` repeats with five seeds.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Run a matrix of more than 10,000 points.")]
 Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
 
 
@@ -83,7 +92,9 @@ def run(
     run_dir: RunDir = None,
     profile: Profile = "auto",
     only: Only = None,
+    matrix: Matrix = None,
     address: Address = None,
+    yes: Yes = False,
     strict_code: Annotated[
         bool,
         typer.Option(
@@ -96,8 +107,8 @@ def run(
     from raypipe.commands import run as command
     from raypipe.commands.request import Request
 
-    given = overrides or [], run_dir, profile, only or [], address
-    raise typer.Exit(command.run(Request("run", config, *given, strict_code=strict_code)))
+    given = _with_matrix(overrides, matrix), run_dir, profile, only or [], address
+    raise typer.Exit(command.run(Request("run", config, *given, strict_code=strict_code, yes=yes)))
 
 
 @app.command(epilog=_SUBMIT_EXAMPLES)
@@ -117,13 +128,16 @@ def submit(
     overrides: Overrides = None,
     profile: Profile = "auto",
     only: Only = None,
+    matrix: Matrix = None,
+    yes: Yes = False,
     follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
 ) -> None:
     """Run an experiment as a job of a Ray cluster, with a copy of this directory."""
     from raypipe.commands import submit as command
     from raypipe.commands.request import Request
 
-    request = Request("run", config, overrides or [], run_dir, profile, only or [])
+    given = _with_matrix(overrides, matrix), run_dir, profile, only or []
+    request = Request("run", config, *given, yes=yes)
     raise typer.Exit(command.submit(request, address, follow=follow))
 
 
@@ -179,11 +193,14 @@ def plan(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     profile: Profile = "auto",
+    matrix: Matrix = None,
+    yes: Yes = False,
 ) -> None:
     """Show what would run, what is done and the expected cost; start nothing."""
     from raypipe.commands import plan as command
 
-    _show(command.plan(config, overrides or [], run_dir=run_dir, profile=profile))
+    given = _with_matrix(overrides, matrix)
+    _show(command.plan(config, given, run_dir=run_dir, profile=profile, yes=yes))
 
 
 @app.command("config")
@@ -282,6 +299,11 @@ def _spread_stages(arguments: list[str]) -> list[str]:
 
 class _Interrupted(KeyboardInterrupt):
     """Ctrl-C that exits cleanly: after a KeyboardInterrupt in an import, Python exits with -2."""
+
+
+def _with_matrix(overrides: list[str] | None, matrix: list[str] | None) -> list[str]:
+    """Return the overrides together with those of ``--matrix``."""
+    return [*(overrides or []), *(f"matrix.{text}" for text in matrix or [])]
 
 
 def _interrupt(number: int, frame: object) -> None:

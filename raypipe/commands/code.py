@@ -38,8 +38,13 @@ def check_code(
     """
     source = source_of(configuration.module)
     code = Code(source, source.fingerprint)
-    keys = [unit.key for stage in stages if not stage.always_rerun for unit in stage.units]
-    stored = {row.get("code") for key in keys if (row := ledger.get("units", key)) is not None}
+    stored = {
+        row.get("code")
+        for stage in stages
+        if not stage.always_rerun
+        for unit in stage.units
+        if (row := stage.seen(ledger).get("units", unit.key)) is not None
+    }
     changed: set[str] = set()
     for earlier in stored - {code.fingerprint, None, ""}:
         modules = (ledger.get("code", str(earlier)) or {}).get("modules", {})

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, create_model
 
 from raypipe.config.document import Document, parse, read
 from raypipe.config.levels import defaults, settings_of
+from raypipe.config.matrix import MatrixSettings
 from raypipe.config.overrides import parse_overrides
 from raypipe.config.profiles import CONDITIONS, profile_name
 from raypipe.config.settings import Level, Operational, Settings
@@ -24,6 +25,9 @@ __all__ = ["parse", "read", "resolve", "settings_model"]
 class CommonSettings(Settings):
     """Sections that every experiment has in addition to its own."""
 
+    matrix: Operational[MatrixSettings | None] = Field(
+        None, description="Points at which the whole experiment runs, in one run directory."
+    )
     sweep: Operational[SweepSettings | None] = Field(
         None, description="Sweep over settings of a training stage."
     )

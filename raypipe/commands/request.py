@@ -28,6 +28,7 @@ class Request:
     address: str | None = None
     write: str | None = None
     strict_code: bool = False
+    yes: bool = False
 
     def again(self, run_dir: RunDirectory) -> str:
         """Return the command that continues in a run directory, without secrets."""
@@ -46,6 +47,8 @@ class Request:
             parts += ["--address", self.address]
         if self.strict_code:
             parts.append("--strict-code")
+        if self.yes:
+            parts.append("--yes")
         return parts
 
 

@@ -17,13 +17,14 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
-from raypipe.commands.selection import check_training, stages_of
+from raypipe.commands.selection import check_training, selected
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import Session
 from raypipe.pipeline.launcher import Launcher
+from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import all_stored, refuse_changes, run_stages
 from raypipe.provenance import environment_row, git_commit, now
@@ -49,12 +50,14 @@ def run(request: Request) -> int:
         launcher = cluster.attach(request.address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration = resolve(document, request.overrides, request.profile, nodes)
-        stages = stages_of(configuration, request.only, nodes)
-        check_training(configuration, nodes)
+        graph = selected(configuration, request.only, nodes, confirmed=request.yes)
+        stages = graph.stages
+        check_training(configuration, graph, nodes)
         run_dir = _run_directory(request.run_dir, configuration)
         fresh = not run_dir.exists(run_dir.ledger)
         stored = Ledger(run_dir, writable=False)
         _refuse_another(stored, configuration, run_dir)
+        refuse_other_axes(stored, configuration, run_dir.shown)
         tracking.check(configuration.settings.tracking, run_dir)
         refuse_changes(stored, stages, run_dir.shown)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
@@ -73,11 +76,13 @@ def run(request: Request) -> int:
         try:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
+            refuse_other_axes(ledger, configuration, run_dir.shown)
             refuse_changes(ledger, stages, run_dir.shown)
             text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
             run_dir.write(run_dir.config, text.encode())
             ledger.put("runs", {_SHOWN: {"all": False}})
             code.record(ledger)
+            record_matrix(ledger, configuration, graph)
             announce(display, configuration, nodes)
             if launcher is None:
                 launcher = cluster.start(stack)

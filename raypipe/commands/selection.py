@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Stage, in_order, with_needs
+from raypipe.pipeline.experiment import in_order, with_needs
+from raypipe.pipeline.matrix import Graph, graph_of
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
 from raypipe.training.requirements import obstacles
 from raypipe.training.settings import TrainStageSettings
 
 
-def stages_of(
-    configuration: Configuration, only: Sequence[str], nodes: Sequence[Hardware]
-) -> list[Stage]:
-    """Return the wanted stages and what they need, including the sweep. Raises ConfigError."""
-    stages = in_order(with_sweep(configuration, nodes))
-    names = [stage.name for stage in stages]
+#: points of a matrix that need no --yes
+_MOST_POINTS = 10_000
+
+
+def selected(
+    configuration: Configuration,
+    only: Sequence[str],
+    nodes: Sequence[Hardware],
+    *,
+    confirmed: bool = False,
+) -> Graph:
+    """Return the graph of the wanted stages and what they need, the sweep included.
+
+    Raises:
+        ConfigError: a stage that does not exist, a matrix that cannot be, or one of more than
+            10,000 points that is not ``confirmed``.
+
+    """
+    matrix, origin = configuration.settings.matrix, configuration.origin
+    if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
+        raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
+    if matrix is not None and matrix.keys and configuration.settings.sweep is not None:
+        raise ConfigError(
+            f"{origin}: has a matrix and a sweep; run the sweep alone first with matrix=null, and "
+            "write what it recommends into the stage's section (sweep: null)"
+        )
+    graph = graph_of(configuration, lambda varied: with_sweep(varied, nodes))
+    stages = in_order(graph.stages)
+    names = list(dict.fromkeys(stage.name for stage in stages))
     for name in only:
         if name not in names:
             if name == SWEEP:
                 raise ConfigError(
-                    f"{configuration.origin}: has no sweep: give it a section `sweep` with "
+                    f"{origin}: has no sweep: give it a section `sweep` with "
                     "stage and axes (docs/sweeps.md)"
                 )
             raise ConfigError(
                 f"--only {name}: unknown stage{did_you_mean(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
-    return with_needs(stages, only) if only else stages
+    return replace(graph, stages=with_needs(stages, only) if only else stages)
 
 
-def check_training(configuration: Configuration, nodes: Sequence[Hardware]) -> None:
+def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:
     """Reject a training that the hardware cannot run. Raises ConfigError."""
-    for name, section in configuration.settings:
-        if not isinstance(section, TrainStageSettings):
-            continue
+    origin = configuration.origin
+    trainings = [
+        (origin, name, section)
+        for name, section in configuration.settings
+        if isinstance(section, TrainStageSettings)
+    ] + [
+        (f"{origin}: matrix ({point_text(graph.variants[stage.variant])})", stage.name, section)
+        for stage in graph.stages
+        if stage.variant in graph.variants
+        and isinstance(section := getattr(stage.settings, stage.name, None), TrainStageSettings)
+    ]
+    for where, name, section in trainings:
         for obstacle in obstacles(name, section, nodes):
             raise ConfigError(
-                f"{configuration.origin}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; "
-                f"{obstacle.advice}"
+                f"{where}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; {obstacle.advice}"
             )

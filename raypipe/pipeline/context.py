@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
@@ -45,7 +44,7 @@ class Session:
     """State that all stages of a command share.
 
     ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
-    fingerprint of the experiment's source. ``writing`` serializes writers of tables.
+    fingerprint of the experiment's source.
     """
 
     run_dir: RunDirectory
@@ -59,7 +58,6 @@ class Session:
     tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
     command_id: str = ""
     code: str = ""
-    writing: Lock = field(default_factory=Lock)
 
 
 class StageContext:
@@ -76,17 +74,22 @@ class StageContext:
     @cached_property
     def settings(self) -> SettingsView:
         """The settings that the stage reads (:class:`~raypipe.pipeline.experiment.Stage`)."""
-        return view(self.session.settings, self.stage.reads or (), self.stage.name)
+        settings = self.stage.settings or self.session.settings
+        return view(settings, self.stage.reads or (), self.stage.name)
 
-    @property
+    @cached_property
     def run_dir(self) -> RunDirectory:
-        """The run directory."""
-        return self.session.run_dir
+        """The run directory, with the files of the stage's variant."""
+        stage = self.stage
+        variants = {**stage.variants, stage.name: stage.variant}
+        return replace(
+            self.session.run_dir, variant=stage.variant, variants=tuple(variants.items())
+        )
 
-    @property
+    @cached_property
     def ledger(self) -> Ledger:
-        """The durable record, which results are written to."""
-        return self.session.ledger
+        """The durable record, which results are written to: the rows that the stage sees."""
+        return self.stage.seen(self.session.ledger)
 
     def todo(self) -> list[Unit]:
         """Return the units that are not finished, in order."""
@@ -138,15 +141,15 @@ class StageContext:
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
-        self.session.display.say(f"{self.stage.name}: {text}")
+        self.session.display.say(f"{self.stage.key}: {text}")
 
     def advance(self, done: int, note: str = "") -> None:
         """Show the stage's progress, in the unit of ``begin``."""
-        self.session.display.advance(self.stage.name, done, note)
+        self.session.display.advance(self.stage.key, done, note)
 
     def begin(self, total: int, done: int = 0) -> None:
         """Show the stage's total, and how much of it is done."""
-        self.session.display.begin(self.stage.name, total, done)
+        self.session.display.begin(self.stage.key, total, done)
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
@@ -247,7 +250,7 @@ class StageContext:
             if isinstance(row, str):
                 self.say(row)
                 return
-            self.session.trackers.log(unit.key, row)
+            self.session.trackers.log(job.trial_id, row)
             note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
             self.advance(row["step"], note)
 
@@ -295,7 +298,8 @@ class StageContext:
         settings = settings.with_gpus(len(gpus))
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
         steps = self.session.tables["steps"]
-        return TrainingJob(unit.key, self.session.run_id, task, settings, plan, self.run_dir, steps)
+        trial_id = self.run_dir.trial_id(unit.key)
+        return TrainingJob(trial_id, self.session.run_id, task, settings, plan, self.run_dir, steps)
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """Record the trial's row, as its last attempt left it."""

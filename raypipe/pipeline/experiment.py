@@ -17,12 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from raypipe.storage.ledger_view import LedgerView
+from raypipe.storage.run_directory import BASE, variant_name
+
 if TYPE_CHECKING:
     import pandas as pd
 
     from raypipe.pipeline.context import StageContext
     from raypipe.pipeline.identity import Identity
     from raypipe.report.sections import Section
+    from raypipe.storage.ledger import Ledger
     from raypipe.storage.run_directory import RunDirectory
     from raypipe.storage.tables import Column, Table
     from raypipe.training.presets import Preset
@@ -94,6 +98,9 @@ class Stage:
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
+        settings: the settings of its variant; set by the framework, as all that follow.
+        variant: the point of the matrix that it belongs to.
+        variants: the variant of each stage that it needs, also through others, by name.
 
     """
 
@@ -106,6 +113,23 @@ class Stage:
     always_rerun: bool = False
     training: Training | None = None
     on_gpu: bool = False
+    settings: BaseModel | None = None
+    variant: str = BASE
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The stage's name in the graph of all variants."""
+        return variant_name(self.name, self.variant)
+
+    @property
+    def needed_keys(self) -> tuple[str, ...]:
+        """The keys of the stages that it needs."""
+        return tuple(variant_name(name, self.variants.get(name, BASE)) for name in self.needs)
+
+    def seen(self, ledger: Ledger) -> Ledger:
+        """Return the ledger as the stage sees it: its own rows, and those of what it needs."""
+        return LedgerView(ledger, self.variant, self.variants.values())
 
 
 @dataclass(frozen=True)
@@ -142,21 +166,21 @@ def in_order(stages: Sequence[Stage]) -> list[Stage]:
         ValueError: a need that is not a stage, a name used twice, or a cycle.
 
     """
-    named = {stage.name: stage for stage in stages}
-    if len(named) != len(stages):
+    keyed = {stage.key: stage for stage in stages}
+    if len(keyed) != len(stages):
         raise ValueError("two stages have the same name")
     ordered: dict[str, Stage] = {}
 
     def visit(stage: Stage, above: tuple[str, ...]) -> None:
-        if stage.name in ordered:
+        if stage.key in ordered:
             return
-        if stage.name in above:
-            raise ValueError(f"stages need each other: {' -> '.join((*above, stage.name))}")
-        for need in stage.needs:
-            if need not in named:
-                raise ValueError(f"stage {stage.name!r} needs {need!r}, which does not exist")
-            visit(named[need], (*above, stage.name))
-        ordered[stage.name] = stage
+        if stage.key in above:
+            raise ValueError(f"stages need each other: {' -> '.join((*above, stage.key))}")
+        for need in stage.needed_keys:
+            if need not in keyed:
+                raise ValueError(f"stage {stage.key!r} needs {need!r}, which does not exist")
+            visit(keyed[need], (*above, stage.key))
+        ordered[stage.key] = stage
 
     for stage in stages:
         visit(stage, ())
@@ -164,13 +188,13 @@ def in_order(stages: Sequence[Stage]) -> list[Stage]:
 
 
 def with_needs(stages: Sequence[Stage], wanted: Sequence[str]) -> list[Stage]:
-    """Return the wanted stages and everything they need, in order."""
-    named = {stage.name: stage for stage in stages}
+    """Return all variants of the wanted stages and everything they need, in order."""
+    keyed = {stage.key: stage for stage in stages}
     keep: set[str] = set()
-    pending = list(wanted)
+    pending = [stage.key for stage in stages if stage.name in wanted]
     while pending:
-        name = pending.pop()
-        if name not in keep:
-            keep.add(name)
-            pending += named[name].needs
-    return [stage for stage in in_order(stages) if stage.name in keep]
+        key = pending.pop()
+        if key not in keep:
+            keep.add(key)
+            pending += keyed[key].needed_keys
+    return [stage for stage in in_order(stages) if stage.key in keep]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
@@ -14,8 +15,12 @@ from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
 from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.run_directory import variant_name
 
 log = logging.getLogger(__name__)
+
+#: time between two writings of the tables, in units of the time that one takes
+_SHARE = 20
 
 
 def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
@@ -30,7 +35,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
         if stage.always_rerun:
             continue
         for unit in stage.units:
-            stored = ledger.get("units", unit.key)
+            stored = stage.seen(ledger).get("units", unit.key)
             if stored is None or unit.identity is None:
                 continue
             if "shared" not in stored:
@@ -52,7 +57,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
                 raise ConfigError(
-                    f"{where}: {unit.key} is stored with other settings, and stored results "
+                    f"{where}: {variant_name(unit.key, stage.variant)} is stored with other settings, and stored results "
                     "are never altered; use another --run-dir, or revert:\n" + "\n".join(lines)
                 )
 
@@ -73,28 +78,30 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     ran: set[str] = set()
     ordered = in_order(stages)
     ranks = remaining_paths(ordered)
+    writer = _TableWriter(session)
 
     def run(stage: Stage) -> None:
-        needs = [need for need in stage.needs if need in broken]
+        needs = [need for need in stage.needed_keys if need in broken]
         if needs:
-            broken[stage.name] = f"needs {', '.join(needs)}"
+            broken[stage.key] = f"needs {', '.join(needs)}"
             _record_stage(session, stage, "skipped", now(), 0.0, None)
-            session.display.say(f"{stage.name}: skipped ({broken[stage.name]})")
+            session.display.say(f"{stage.key}: skipped ({broken[stage.key]})")
+            writer.after_stage()
             return
-        fresh = stage.always_rerun and any(need in ran for need in stage.needs)
+        fresh = stage.always_rerun and any(need in ran for need in stage.needed_keys)
         if not fresh and all_stored([stage], session.ledger):
-            if (session.ledger.get("stages", stage.name) or {}).get("status") != "succeeded":
+            if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
                 _record_stage(session, stage, "succeeded", now(), 0.0, None)
-                _write_tables(session)
-            session.display.say(f"{stage.name}: done before")
+                writer.after_stage()
+            session.display.say(f"{stage.key}: done before")
             return
-        error = _run_stage(stage, session, ranks[stage.name])
-        ran.add(stage.name)
+        error = _run_stage(stage, session, ranks[stage.key], writer)
+        ran.add(stage.key)
         if error is not None:
-            broken[stage.name] = error
+            broken[stage.key] = error
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
-        _write_tables(session)
+        writer.after_stage()
     unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
     try:
         if session.launcher.concurrent and len(unfinished) > 1:
@@ -102,8 +109,9 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         else:
             for stage in ordered:
                 run(stage)
-    finally:  # not earlier: trainings write their files of the table while they run
-        if ran:
+    finally:
+        writer.complete()
+        if ran:  # not earlier: trainings write their files of the table while they run
             tables.conform(session.run_dir, session.tables["steps"])
     first = next(iter(broken.items()), None)
     return None if first is None else f"{first[0]}: {first[1]}"
@@ -111,10 +119,12 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
 def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
     """Whether every unit of these stages is finished."""
-    return all(is_done(ledger, unit) for stage in stages for unit in stage.units)
+    return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
-def _run_stage(stage: Stage, session: Session, rank: float) -> str | None:
+def _run_stage(
+    stage: Stage, session: Session, rank: float, writer: _TableWriter
+) -> str | None:
     context = StageContext(stage, session, rank)
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
@@ -132,13 +142,13 @@ def _run_stage(stage: Stage, session: Session, rank: float) -> str | None:
     except Exception as error:  # recorded; other stages continue
         message = f"{type(error).__name__}: {error}"
         trace = shown_traceback()
-        log.error("stage %s failed\n%s", stage.name, trace)  # noqa: TRY400
+        log.error("stage %s failed\n%s", stage.key, trace)  # noqa: TRY400
         context.fail(stage.name, 1, "error", trace)
     finally:
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
-        session.display.end(stage.name, status, seconds)
-        _write_tables(session)
+        session.display.end(stage.key, status, seconds)
+        writer.after_stage()
     return message
 
 
@@ -151,21 +161,48 @@ def _record_stage(
     context: StageContext | None,
 ) -> None:
     """Record a stage's outcome; its duration includes earlier commands that did not finish it."""
-    earlier = session.ledger.get("stages", stage.name)
+    earlier = session.ledger.get("stages", stage.key)
     if earlier is not None and earlier["status"] != "succeeded":
         duration_s += earlier["duration_s"]
         started_at = earlier["started_at"]
     row: Row = {
         "stage": stage.name,
+        "variant": stage.variant,
         "status": status,
         "started_at": started_at,
         "duration_s": duration_s,
         "device": context.device if context else None,
         "gpu_peak_bytes": context.gpu_peak_bytes if context else None,
     }
-    session.ledger.put("stages", {stage.name: row})
+    session.ledger.put("stages", {stage.key: row})
 
 
-def _write_tables(session: Session) -> None:
-    with session.writing:  # otherwise an older table could replace a newer one
+class _TableWriter:
+    """Writes the tables after stages, in at most a twentieth of the time; at the end, if need be.
+
+    Thousands of short stages would otherwise write growing tables thousands of times.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._lock = session, Lock()
+        self._due, self._missing = 0.0, False
+
+    def after_stage(self) -> None:
+        """Write the tables, or leave it to a later stage."""
+        with self._lock:
+            self._missing = True
+            if time.monotonic() >= self._due:
+                self._write()
+
+    def complete(self) -> None:
+        """Write the tables if stages ended since they were written."""
+        with self._lock:
+            if self._missing:
+                self._write()
+
+    def _write(self) -> None:
+        session, start = self._session, time.monotonic()
+        self._missing = False
         tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)
+        end = time.monotonic()
+        self._due = end + _SHARE * (end - start)

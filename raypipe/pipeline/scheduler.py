@@ -38,15 +38,15 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
 
     """
     longest = remaining_paths(stages)
-    waiting = sorted(stages, key=lambda stage: -longest[stage.name])  # stable
+    waiting = sorted(stages, key=lambda stage: -longest[stage.key])  # stable
     running: dict[str, Future[None]] = {}
     try:
         while waiting or running:
-            unsettled = {*running, *(stage.name for stage in waiting)}
-            ready = [stage for stage in waiting if not unsettled & set(stage.needs)]
+            unsettled = {*running, *(stage.key for stage in waiting)}
+            ready = [stage for stage in waiting if not unsettled & set(stage.needed_keys)]
             for stage in ready[: _MOST_STAGES - len(running)]:
                 waiting.remove(stage)
-                running[stage.name] = _start(run, stage)
+                running[stage.key] = _start(run, stage)
             wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
             for name in [name for name, future in running.items() if future.done()]:
                 running.pop(name).result()
@@ -68,8 +68,8 @@ def remaining_paths(
     """
     paths: dict[str, float] = {}
     for stage in reversed(stages):
-        after = [paths[other.name] for other in stages if stage.name in other.needs]
-        paths[stage.name] = (seconds or {}).get(stage.name, 1.0) + max(after, default=0.0)
+        after = [paths[other.key] for other in stages if stage.key in other.needed_keys]
+        paths[stage.key] = (seconds or {}).get(stage.key, 1.0) + max(after, default=0.0)
     return paths
 
 
@@ -84,5 +84,5 @@ def _start(run: Run, stage: Stage) -> Future[None]:
         except BaseException as error:  # re-raised in the main thread
             future.set_exception(error)
 
-    threading.Thread(target=settle, name=stage.name, daemon=True).start()
+    threading.Thread(target=settle, name=stage.key, daemon=True).start()
     return future

@@ -62,5 +62,15 @@ ENVIRONMENT = Table(
     ),
 )
 
+VARIANTS = Table(
+    "variants",
+    "a value of a variant of the matrix",
+    (
+        Column("key", "text", "The varied key, or `seed` for repetitions."),
+        Column("value", "text", "Its value; text as it is, anything else as JSON."),
+        Column("number", "real", "The value, if it is a number."),
+    ),
+)
+
 #: the tables that every run has
-CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT)
+CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT, VARIANTS)

@@ -23,6 +23,9 @@ from pyarrow import fs as arrow_fs
 from raypipe.errors import ConfigError
 from raypipe.redaction import without_credentials
 
+#: the variant of stages that all points of a matrix share
+BASE = "base"
+
 #: suffix of a file that ``RunDirectory.write`` has not completed
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 #: seconds after which a process that survived its command writes no more
@@ -44,9 +47,15 @@ def cache_directory() -> Path:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory by its location; cheap to pickle, opened on use."""
+    """A run directory by its location; cheap to pickle, opened on use.
+
+    ``variant`` and ``variants`` (of each needed stage) are those of a stage of a matrix. They
+    become part of the names of models, checkpoints, artifacts and partitions.
+    """
 
     location: str = field(repr=False)
+    variant: str = BASE
+    variants: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def at(cls, location: str | Path) -> RunDirectory:
@@ -127,20 +136,34 @@ class RunDirectory:
         return self.path("results", _flat(table))
 
     def partition(self, table: str, name: str = "data") -> str:
-        """Return the path of one Parquet file of a results table."""
+        """Return the path of one Parquet file of a results table.
+
+        Of a table that is written as a whole, each variant has a file.
+        """
+        if name == "data" and self.variant != BASE:
+            name = self.variant
         return self.path("results", _flat(table), f"{_flat(name)}.parquet")
 
-    def checkpoints(self, trial_id: str) -> str:
-        """Return the folder of a training run's checkpoints."""
-        return self.path("checkpoints", _flat(trial_id))
+    def trial_id(self, unit: str) -> str:
+        """Return the name of a unit's training run in tables and files.
 
-    def model(self, trial_id: str) -> str:
-        """Return the path of a training run's weights."""
-        return self.path("models", f"{_flat(trial_id)}.safetensors")
+        It is the unit's key; in a matrix, its stage is followed by ``@`` and the variant.
+        """
+        stage, separator, rest = unit.partition("/")
+        variant = dict(self.variants).get(stage, BASE)
+        return f"{variant_name(stage, variant)}{separator}{rest}"
+
+    def checkpoints(self, unit: str) -> str:
+        """Return the folder of a training run's checkpoints, by its unit or trial."""
+        return self.path("checkpoints", _flat(self.trial_id(unit)))
+
+    def model(self, unit: str) -> str:
+        """Return the path of a training run's weights, by its unit or trial."""
+        return self.path("models", f"{_flat(self.trial_id(unit))}.safetensors")
 
     def artifact(self, stage: str, *parts: str) -> str:
         """Return the path of a file or folder that a stage leaves for later stages."""
-        return self.path("artifacts", _flat(stage), *parts)
+        return self.path("artifacts", _flat(self.trial_id(stage)), *parts)
 
     @property
     def report(self) -> str:
@@ -223,6 +246,11 @@ class RunDirectory:
             self.fs.delete_dir(path)
         elif kind == arrow_fs.FileType.File:
             self.fs.delete_file(path)
+
+
+def variant_name(name: str, variant: str) -> str:
+    """Return the name of a stage, unit or row of a variant: ``name@variant``."""
+    return name if variant == BASE else f"{name}@{variant}"
 
 
 def make_folder(folder: str | Path) -> None:

@@ -51,6 +51,9 @@ class Column:
 
 #: columns that the framework adds to every table
 RUN_ID = Column("run_id", "text", "The run; the same for all rows of a run directory.")
+VARIANT = Column(
+    "variant", "text", "Values of the matrix that it depends on, in `variants`; base if none."
+)
 COMMAND_ID = Column("command_id", "text", "The command that wrote the row, in `environment`.")
 
 
@@ -78,7 +81,7 @@ class Table:
     @property
     def all_columns(self) -> tuple[Column, ...]:
         """The columns in their order, with those that the framework adds."""
-        return (RUN_ID, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
+        return (RUN_ID, VARIANT, *(() if self.partitioned else (COMMAND_ID,)), *self.columns)
 
     def extended(self, columns: Sequence[Column]) -> Table:
         """Return the table with further columns."""
@@ -111,7 +114,7 @@ def write_table(
         TypeError: the value of a declared column has another type.
 
     """
-    content = parquet.to_bytes(_to_arrow(table, rows, run_id))
+    content = parquet.to_bytes(_to_arrow(table, rows, run_id, run_dir.variant))
     run_dir.write(run_dir.partition(table.name, partition), content)
 
 
@@ -171,8 +174,12 @@ def read_rows(run_dir: RunDirectory, table: str, partition: str) -> list[Row]:
     """
     if not run_dir.exists(run_dir.partition(table, partition)):
         return []
-    rows = _read_file(run_dir.partition(table, partition), run_dir).drop([RUN_ID.name]).to_pylist()
-    return [{k: value for k, value in row.items() if value is not None} for row in rows]
+    rows = _read_file(run_dir.partition(table, partition), run_dir).to_pylist()
+    added = (RUN_ID.name, VARIANT.name)
+    return [
+        {k: value for k, value in row.items() if value is not None and k not in added}
+        for row in rows
+    ]
 
 
 def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
@@ -219,11 +226,14 @@ def _reading(path: str) -> Iterator[None]:
         raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error
 
 
-def _to_arrow(table: Table, rows: Sequence[Row], run_id: str) -> pa.Table:
+def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
     arrays = {}
     for column in table.all_columns:
         if column is RUN_ID:
             arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
+        elif column is VARIANT:
+            found = [row.get(column.name, variant) for row in rows]
+            arrays[column.name] = pa.array(found, pa.string())
         else:
             arrays[column.name] = _declared(table.name, column, [r.get(column.name) for r in rows])
     undeclared = dict.fromkeys(

@@ -1,0 +1,157 @@
+"""Matrix: the points at which a whole experiment runs, as products and lists of values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+from pydantic import Field, PositiveInt, model_validator
+
+from raypipe.config.settings import Settings
+
+#: values of a point by dotted key
+Point = dict[str, Any]
+
+#: the axis of repetitions: run r adds ``SEED_STRIDE * r`` to every key that is named ``seed``
+SEED = "seed"
+SEED_STRIDE = 1000
+
+
+class MatrixConstraints(Settings):
+    """Conditions on every point of a matrix."""
+
+    effective_batch: PositiveInt | None = Field(
+        None,
+        description="Samples per optimizer step of each training whose batch sizes are varied; the "
+        "accumulation follows from the micro-batch, and points that cannot have it are left out.",
+    )
+
+
+class MatrixSettings(Settings):
+    """Points at which the experiment runs: ``dotted.key: [values]``, and the keys below."""
+
+    axes: dict[str, tuple[Any, ...]] = Field(
+        default_factory=dict,
+        description="Values by dotted key, of which every combination runs; `matrix.KEY` is short "
+        "for `matrix.axes.KEY`.",
+    )
+    runs: PositiveInt | None = Field(
+        None,
+        description="Repetitions of every point: run r adds 1000 x r to every key named `seed`.",
+    )
+    points: tuple[dict[str, Any], ...] = Field(
+        (), description="Points given one by one; each is combined with the axes."
+    )
+    exclude: tuple[dict[str, Any], ...] = Field(
+        (), description="Combinations that do not run: points with all of these values."
+    )
+    constraints: MatrixConstraints = Field(
+        MatrixConstraints(), description="Conditions that every point meets."
+    )
+
+    @property
+    def keys(self) -> list[str]:
+        """The varied keys, in the order of the configuration; ``seed`` for repetitions."""
+        listed = [key for point in self.points for key in point]
+        repeated = [SEED] if self.runs else []
+        return list(dict.fromkeys([*self.axes, *listed, *repeated]))
+
+    @property
+    def count(self) -> int:
+        """The number of points before exclusions."""
+        return prod(map(len, self.axes.values())) * max(1, len(self.points)) * (self.runs or 1)
+
+    def all_points(self) -> Iterator[Point]:
+        """Yield every point, without those that are excluded."""
+        lists = [[{key: value} for value in values] for key, values in self.axes.items()]
+        lists.append(list(self.points) or [{}])
+        lists.append([{SEED: run} for run in range(self.runs or 0)] or [{}])
+        for parts in product(*lists):
+            point = {key: value for part in parts for key, value in part.items()}
+            if not any(_matches(point, excluded) for excluded in self.exclude):
+                yield point
+
+    @classmethod
+    def spelled_out(cls, given: Any) -> Any:
+        """Return the section with its axes below ``axes`` and all keys dotted."""
+        if not isinstance(given, Mapping):
+            return given
+        known = {name: given[name] for name in cls.model_fields if name in given}
+        short = {name: value for name, value in given.items() if name not in known}
+        if isinstance(known.get("axes"), Mapping) or short:
+            known["axes"] = dict(_dotted({**(known.get("axes") or {}), **short}))
+        for name in ("points", "exclude"):
+            if isinstance(known.get(name), list | tuple):
+                known[name] = [
+                    dict(_dotted(point)) if isinstance(point, Mapping) else point
+                    for point in known[name]
+                ]
+        return known
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get("axes"), Mapping):
+            return given
+        axes = {key: values for key, values in given["axes"].items() if values is not None}
+        for key, values in axes.items():
+            if not isinstance(values, list | tuple):
+                raise ValueError(f"{key} = {values!r}: must be a list of values")
+            if not values:
+                raise ValueError(f"{key} = []: has no value, so the product is empty")
+        return {**given, "axes": axes}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MatrixSettings:
+        for key, values in [*self.axes.items(), ("points", self.points)]:
+            repeated = _repeated(values)
+            if repeated is not None:
+                raise ValueError(f"{key}: {json.dumps(repeated)} is given twice")
+        for point in self.points:
+            for key in point:
+                if key in self.axes:
+                    raise ValueError(f"points: {key} is also an axis; give it in one of the two")
+        if self.runs and SEED in self.axes:
+            raise ValueError("runs: the axis `seed` is also given; give one of the two")
+        for excluded in self.exclude:
+            for key in excluded:
+                if key not in self.keys:
+                    raise ValueError(f"exclude: {key} is not varied by this matrix")
+        return self
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """Return a point for a message or a table, such as ``lda.objective=nll, seed=1``."""
+    return ", ".join(f"{key}={value_text(value)}" for key, value in point.items())
+
+
+def value_text(value: Any) -> str:
+    """Return a value as text: a string as it is, otherwise JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _matches(point: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """Whether a point has all values of a part; true is not 1."""
+    return all(key in point and value_text(point[key]) == value_text(part[key]) for key in part)
+
+
+def _repeated(values: Sequence[Any]) -> Any:
+    """Return a value that occurs twice, or None."""
+    seen: set[str] = set()
+    for value in values:
+        text = json.dumps(value, sort_keys=True)
+        if text in seen:
+            return value
+        seen.add(text)
+    return None
