@@ -17,7 +17,7 @@ from raypipe.config.keys import Key, keys_of
 from raypipe.pipeline.configuration import load_experiment
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, Column, Table
+from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings
 
@@ -52,7 +52,7 @@ def _replaced(page: str, name: str, lines: Iterable[str]) -> str:
 
 def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield "### In every table\n"
-    yield from _columns((RUN_ID, COMMAND_ID))
+    yield from _columns((RUN_ID, VARIANT, COMMAND_ID))
     yield "### Of every run\n"
     for table in CORE:
         yield from _table(table)

@@ -273,11 +273,17 @@ def results(
 
 
 @app.command()
-def report(run_dir: Existing) -> None:
+def report(
+    run_dir: Existing,
+    variant: Annotated[
+        str | None,
+        typer.Option(help="The point of a matrix that the experiment's sections show."),
+    ] = None,
+) -> None:
     """Write report/index.html (one self-contained page) and the figures again."""
     from raypipe.commands import report as command
 
-    typer.echo(command.report(run_dir))
+    typer.echo(command.report(run_dir, variant))
 
 
 def _show(frame: Any) -> None:

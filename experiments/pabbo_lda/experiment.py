@@ -95,7 +95,7 @@ def run_evaluation(context: StageContext) -> None:
     functions = getattr(context.settings, train).pabbo.functions
     weights = read_verified(context.run_dir, context.run_dir.model(train))
     rows = context.call(name, regret_rows, weights, settings, functions, on_gpu=True)
-    about = {"trial_id": train, "stage": name}
+    about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
     keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
     context.finish(name, {"regret": keyed})
 

@@ -10,7 +10,7 @@ from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import load_experiment
 
 
-def report(location: str) -> str:
+def report(location: str, variant: str | None = None) -> str:
     """Write the page and the figures from the tables; return the path of the page."""
     from raypipe.report.build import build
 
@@ -27,6 +27,6 @@ def report(location: str) -> str:
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
     try:
-        return build(run_dir, experiment.name, experiment.report, command)
+        return build(run_dir, experiment.name, experiment.report, command, variant)
     except OSError as error:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error

@@ -17,7 +17,6 @@ from raypipe.sweep.stage import with_sweep
 from raypipe.training.requirements import obstacles
 from raypipe.training.settings import TrainStageSettings
 
-
 #: points of a matrix that need no --yes
 _MOST_POINTS = 10_000
 

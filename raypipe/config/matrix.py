@@ -99,7 +99,8 @@ class MatrixSettings(Settings):
         axes = {key: values for key, values in given["axes"].items() if values is not None}
         for key, values in axes.items():
             if not isinstance(values, list | tuple):
-                raise ValueError(f"{key} = {values!r}: must be a list of values")
+                message = f"{key} = {values!r}: must be a list of values"
+                raise ValueError(message)  # noqa: TRY004 - pydantic words a ValueError
             if not values:
                 raise ValueError(f"{key} = []: has no value, so the product is empty")
         return {**given, "axes": axes}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-
 from raypipe.config.matrix import SEED, SEED_STRIDE, MatrixSettings, Point, point_text, value_text
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
@@ -74,8 +73,7 @@ def graph_of(configuration: Configuration, stages: Stages) -> Graph:
     variants: dict[str, Point] = {}
     for point, settings, of_point in built:
         labels = {
-            name: variant_label({key: point[key] for key in decisive[name]})
-            for name in of_point
+            name: variant_label({key: point[key] for key in decisive[name]}) for name in of_point
         }
         for stage in of_point.values():
             variant = labels[stage.name]

@@ -56,8 +56,9 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 lines = [
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
+                name = variant_name(unit.key, stage.variant)
                 raise ConfigError(
-                    f"{where}: {variant_name(unit.key, stage.variant)} is stored with other settings, and stored results "
+                    f"{where}: {name} is stored with other settings, and stored results "
                     "are never altered; use another --run-dir, or revert:\n" + "\n".join(lines)
                 )
 
@@ -122,9 +123,7 @@ def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
     return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
-def _run_stage(
-    stage: Stage, session: Session, rank: float, writer: _TableWriter
-) -> str | None:
+def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter) -> str | None:
     context = StageContext(stage, session, rank)
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None

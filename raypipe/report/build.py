@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
+from raypipe.config.validation import shorten
+from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
 from raypipe.report.formatting import cell
 from raypipe.report.page import Tables, report_files
 from raypipe.report.sections import Section
+from raypipe.report.variants import of_point, point_name, points, variants_section
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables
 
@@ -19,16 +22,29 @@ log = logging.getLogger(__name__)
 Sections = Callable[[Mapping[str, pd.DataFrame]], Sequence[Section]]
 
 
-def build(run_dir: RunDirectory, title: str, sections: Sections | None, command: str) -> str:
+def build(
+    run_dir: RunDirectory,
+    title: str,
+    sections: Sections | None,
+    command: str,
+    variant: str | None = None,
+) -> str:
     """Write ``report/index.html`` and ``report/figures/``; return the path of the page.
 
     ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
-    ``command`` the one that continues this run.
+    ``command`` the one that continues this run. ``sections`` show one point of a matrix: that of
+    ``variant``, by default the first.
+
+    Raises:
+        ConfigError: ``variant`` names no point.
+
     """
     tables = read_tables(run_dir)
+    point = _point(tables, variant)
+    own = of_point(tables, point) if point else tables
     files = report_files(
         tables,
-        _own_sections(sections, tables),
+        [variants_section(tables, point), *_own_sections(sections, own)],
         title,
         {"experiment": title, **_facts(tables)},
         command,
@@ -37,6 +53,15 @@ def build(run_dir: RunDirectory, title: str, sections: Sections | None, command:
     for name, content in files.items():
         run_dir.write(f"{run_dir.report}/{name}", content)
     return f"{run_dir.report}/index.html"
+
+
+def _point(tables: Tables, variant: str | None) -> dict[str, str] | None:
+    """Return the point of a matrix that the experiment's sections show; None without a matrix."""
+    names = dict(zip(map(point_name, found := points(tables)), found, strict=True))
+    if variant is not None and variant not in names:
+        listed = ", ".join(names) or "this run has no matrix"
+        raise ConfigError(f"--variant {variant}: is not a point (there are: {shorten(listed)})")
+    return names[variant] if variant is not None else next(iter(names.values()), None)
 
 
 def _own_sections(sections: Sections | None, tables: Tables) -> Sequence[Section]:

@@ -30,19 +30,13 @@ from tests.chaos import surroundings
 from tests.chaos.disturbances import ALL, Disturbance
 from tests.chaos.scene import Scene, assert_gone, living
 
-CONFIG = """
+_BASE = """
 experiment: experiments.pabbo_lda
 data: {options: {max_documents: 300, max_features: 200, min_df: 2}}
 train_small:
   training: {steps: 40, micro_batch: 4, log_every: 2, checkpoint_every: 4}
   pabbo: {policy_batch: 2, trajectories: 2, horizon: 4}
-sweep:
-  stage: train_small
-  kind: quality
-  axes: {training.learning_rate: [0.001, 1.0e+30]}  # the second diverges
-  constraints: {effective_batch: 4}
 lda:
-  runs: 2
   optimizers: [ga, tpe]
   t_max: 60
   start: [9, 30, 55]
@@ -51,14 +45,26 @@ lda:
   batch_size: 64
   time_limit_s: 6
 """
+_SWEEP = """
+  runs: 2
+sweep:
+  stage: train_small
+  kind: quality
+  axes: {training.learning_rate: [0.001, 1.0e+30]}  # the second diverges
+  constraints: {effective_batch: 4}
+"""
+_MATRIX = """
+  runs: 1
+matrix: {lda.max_iter: [2, 3], runs: 2}
+"""
 _GONE_S = 150  # agents of a node whose raylet was killed look for its head for a minute
-_STAGES = ("--only", "sweep", "train_small", "lda")
+_STAGES = ("train_small", "lda")
 # what does not hang on the order of events or on time
 _TABLES = {
-    "study_history": ["dataset", "optimizer", "run", "evaluation", "batch", "T", "value"],
-    "evaluations": ["dataset", "seed", "T", "value"],
-    "steps": ["trial_id", "step", "loss", "lr"],
-    "trials": ["trial_id", "status", "steps", "loss_final"],
+    "study_history": ["dataset", "optimizer", "variant", "run", "evaluation", "batch", "T", "value"],
+    "evaluations": ["dataset", "seed", "T", "variant", "value"],
+    "steps": ["trial_id", "step", "loss", "lr", "variant"],
+    "trials": ["trial_id", "status", "steps", "loss_final", "variant"],
 }
 
 
@@ -83,9 +89,10 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[Distu
     done = []
     with surroundings.disk(folder / f"{number:03d}") as home:
         config = home / "chaos.yaml"
-        config.write_text(CONFIG)
+        text, stages = configuration(number)
+        config.write_text(text)
         name, rng = f"{seed}-{number}-{os.getpid()}", Random(f"{seed}-{number}")
-        scene = Scene(home, name, [str(config), *_STAGES], rng)
+        scene = Scene(home, name, [str(config), "--only", *stages], rng)
         try:
             for disturbance in disturbances:
                 if disturbance(scene):
@@ -105,6 +112,13 @@ def run_round(number: int, seed: int, folder: Path, disturbances: Sequence[Distu
         return Ended(done, failures, _outcome(run))
 
 
+def configuration(number: int) -> tuple[str, tuple[str, ...]]:
+    """The configuration of a round and its stages: a sweep, in odd rounds a matrix."""
+    if number % 2:
+        return _BASE + _MATRIX, _STAGES
+    return _BASE + _SWEEP, ("sweep", *_STAGES)
+
+
 def _finish(scene: Scene) -> None:
     """The command undisturbed, to its end: alone, or on nodes whose stores are empty after it."""
     if scene.rng.random() < 0.5:
@@ -121,7 +135,7 @@ def _finish(scene: Scene) -> None:
 def _outcome(run: RunDirectory) -> dict[str, pd.DataFrame]:
     tables = {}
     for name, columns in _TABLES.items():
-        rows = read_table(run, name)[columns].sort_values(columns[:4])
+        rows = read_table(run, name)[columns].sort_values(columns[:5])
         tables[name] = rows.reset_index(drop=True)
     return tables
 
@@ -155,16 +169,20 @@ def run_rounds(
     counts, failures, broken = Counter[str](), Counter[str](), []
     context = multiprocessing.get_context("spawn")  # a round may use Ray itself
     with ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        undisturbed = pool.submit(run_round, -1, seed, folder, ())
+        undisturbed = {
+            number: pool.submit(run_round, number, seed, folder, ())
+            for number in (-2, -1)
+            if any(number % 2 == other % 2 for other in numbers)
+        }
         rounds = {
             pool.submit(run_round, number, seed, folder, draw(number, seed, chosen, most)): number
             for number in numbers
         }
-        expected = undisturbed.result().tables
+        expected = {number: future.result().tables for number, future in undisturbed.items()}
         for future in as_completed(rounds):
             try:
                 ended = future.result()
-                for name, table in expected.items():
+                for name, table in expected[rounds[future] % 2 - 2].items():
                     pd.testing.assert_frame_equal(ended.tables[name], table, obj=name)
             except Exception as error:  # the other rounds go on
                 error.add_note(f"in round {rounds[future]} of seed {seed}")

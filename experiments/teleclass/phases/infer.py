@@ -159,8 +159,10 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
     run_dir = context.run_dir
     parts = [read_parquet(run_dir, path) for path in paths]
     table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
-    ids = pa.array([context.session.run_id] * len(table), pa.string())
-    write_parquet(run_dir, run_dir.partition("predictions"), table.add_column(0, "run_id", ids))
+    added = {"run_id": context.session.run_id, "variant": run_dir.variant}
+    for place, (name, value) in enumerate(added.items()):
+        table = table.add_column(place, name, pa.array([value] * len(table), pa.string()))
+    write_parquet(run_dir, run_dir.partition("predictions"), table)
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(("id", "labels"))

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raypipe.commands import configuration as config
-from raypipe.commands.selection import check_training
+from raypipe.commands.selection import check_training, selected
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
@@ -426,7 +426,7 @@ def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> 
 
     def check(*overrides: str) -> None:
         configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", nodes)
-        check_training(configuration, nodes)
+        check_training(configuration, selected(configuration, (), nodes), nodes)
 
     check("fit.scaling.workers=2")
     check("fit.scaling.workers=[2,8]")

@@ -261,7 +261,7 @@ def test_the_plan_shows_what_the_points_share(chain, capsys):
     assert raypipe("plan", "chain.yaml", *AXES) == 0
     lines = [line.split()[:4] for line in capsys.readouterr().out.splitlines()[1:]]
     counts = {line[0]: line[2] for line in lines}
-    assert counts["fit"] == "4" and counts["judge"] == "12"
+    assert (counts["fit"], counts["judge"]) == ("4", "12")
 
 
 values_of_axes = st.dictionaries(
@@ -273,10 +273,26 @@ values_of_axes = st.dictionaries(
 def test_different_points_have_different_names(one, other):
     if {k: str(v) for k, v in one.items()} != {k: str(v) for k, v in other.items()}:
         assert variant_label(one) != variant_label(other)
-    assert len(variant_label(one)) < 100 and "/" not in variant_label(one)
+    assert len(variant_label(one)) < 100
+    assert "/" not in variant_label(one)
 
 
 def test_runs_is_an_axis_of_seeds():
     with pytest.raises(ValueError, match="the axis `seed` is also given"):
         MatrixSettings(runs=2, axes={"seed": (1,)})
     assert list(MatrixSettings(runs=2).all_points()) == [{"seed": 0}, {"seed": 1}]
+
+
+def test_the_report_compares_the_variants_and_shows_one_point(chain, capsys):
+    assert raypipe("run", "chain.yaml", *AXES, "--run-dir", "all") == 0
+    page = (chain / "all/report/index.html").read_text()
+    assert "12 points over fit.rate (2 values), judge.power (3 values), seed (2 values)" in page
+    assert "No winner can be told with fewer than" in page
+    assert raypipe("report", "all", "--variant", "fit.rate=2.0,judge.power=3,seed=1") == 0
+    assert (
+        "the point fit.rate=2.0,judge.power=3,seed=1;"
+        in (chain / "all/report/index.html").read_text()
+    )
+    capsys.readouterr()
+    assert raypipe("report", "all", "--variant", "nothing") == 2
+    assert "--variant nothing: is not a point" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""The comparison of variants agrees with scipy on the same numbers."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from raypipe.report import variants
+
+RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
+
+
+@pytest.fixture
+def tables() -> dict[str, pd.DataFrame]:
+    """Return measures of 3 rates x 2 sizes x 8 seeds, and a stage that all rates share."""
+    random = np.random.default_rng(0)
+    listed, measured = [], []
+    for rate, size, seed in product(RATES, SIZES, SEEDS):
+        name = f"rate={rate},seed={seed},size={size}"
+        point = {"rate": rate, "size": size, "seed": seed}
+        listed += [{"variant": name, "key": k, "value": v} for k, v in point.items()]
+        value = float(rate) + 0.01 * int(size) + random.normal(0, 0.01)
+        row = {"variant": name, "method": "ours", "value": value, "count": 3}
+        measured.append({"run_id": "r", "command_id": "c", **row})
+    for seed in SEEDS:
+        name = f"seed={seed}"
+        listed.append({"variant": name, "key": "seed", "value": seed})
+        shared = {"variant": name, "method": "baseline", "value": 1.0, "count": 3}
+        measured.append({"run_id": "r", "command_id": "c", **shared})
+    return {"variants": pd.DataFrame(listed), "measures": pd.DataFrame(measured)}
+
+
+def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return seeds x rates, averaged over the sizes."""
+    ours = tables["measures"].query("method == 'ours'")
+    parts = ours["variant"].str.extract(r"rate=(?P<rate>.+),seed=(?P<seed>.+),size=(?P<size>.+)")
+    together = pd.concat([ours["value"], parts], axis=1)
+    return together.pivot_table(index="seed", columns="rate", values="value", aggfunc="mean")
+
+
+def test_means_and_intervals_are_those_over_seeds(tables):
+    found = variants.summary(variants.observations(tables), "rate").set_index("rate")
+    assert set(found["metric"]) == {"measures.value (ours)"}
+    for rate, values in by_rate(tables).items():
+        row = found.loc[rate]
+        interval = stats.t.interval(
+            0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values)
+        )
+        assert row["seeds"] == len(SEEDS)
+        assert row["mean"] == pytest.approx(values.mean())
+        assert row["std"] == pytest.approx(values.std(ddof=1))
+        assert (row["low"], row["high"]) == pytest.approx(interval)
+
+
+def test_the_tests_are_paired_by_seed_and_corrected(tables):
+    found = variants.tests(variants.observations(tables), "rate").set_index(["first", "second"])
+    wide = by_rate(tables)
+    pairs = [("0.1", "0.2"), ("0.1", "0.3"), ("0.2", "0.3")]
+    p_values = [stats.wilcoxon(wide[a], wide[b]).pvalue for a, b in pairs]
+    order = np.argsort(p_values, kind="stable")
+    holm = np.minimum(np.maximum.accumulate(np.array([3, 2, 1]) * np.array(p_values)[order]), 1)
+    for pair, p_value in zip(pairs, p_values, strict=True):
+        assert found.loc[pair, "p_value"] == pytest.approx(p_value)
+    assert sorted(found["p_holm"]) == pytest.approx(sorted(holm))
+
+
+def test_too_few_seeds_give_no_winner(tables):
+    few = tables["measures"]["variant"].str.contains("seed=[01]")
+    tables["measures"] = tables["measures"][few]
+    found = variants.tests(variants.observations(tables), "rate")
+    assert (found["n"] == 2).all()
+    assert not found["conclusion"].str.contains("is lower").any()
+
+
+def test_rows_belong_to_the_points_that_have_their_values(tables):
+    found = variants.points(tables)
+    assert len(found) == 48
+    point = {"rate": "0.2", "size": "8", "seed": "3"}
+    rows = variants.of_point(tables, point)["measures"]
+    assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
+
+
+def test_a_run_without_a_matrix_has_no_comparison():
+    assert variants.variants_section({}, None).parts == []
+    assert variants.points({}) == []
