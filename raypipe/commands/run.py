@@ -84,6 +84,8 @@ def run(request: Request) -> int:
             code.record(ledger)
             record_matrix(ledger, configuration, graph)
             announce(display, configuration, nodes)
+            if graph.variants:
+                display.say(f"matrix: {graph.points} points, {len(stages)} stages")
             if launcher is None:
                 launcher = cluster.start(stack)
             _record_environment(ledger, launcher, again, command_id)

@@ -266,7 +266,7 @@ def _run(value: Any, configuration: Configuration) -> int:
 
 
 def _batched(point: Point) -> set[str]:
-    """Return the ``training`` sections whose batch sizes or workers a point gives."""
+    """Return the ``training`` sections of which a point gives batch sizes, or the workers."""
     sections = set()
     for key in point:
         section, _, last = key.rpartition(".")

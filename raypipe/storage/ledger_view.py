@@ -74,7 +74,9 @@ class LedgerView(Ledger):
         return _qualified(table, key, self._variant)
 
     def _own(self, table: str, row: Row) -> Row:
-        return {**row, "variant": self._variant} if _has_variant(table) else row
+        if self._variant == BASE or not _has_variant(table):
+            return row
+        return {**row, "variant": self._variant}
 
 
 def _has_variant(table: str) -> bool:
