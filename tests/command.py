@@ -19,7 +19,7 @@ from raypipe import cli
 from raypipe.commands import cluster
 
 if TYPE_CHECKING:
-    from raypipe.launch.cluster import RayLauncher
+    from raypipe.pipeline.launcher import Launcher
 
 EXAMPLES = Path(__file__).parent / "raypipe" / "examples"
 
@@ -45,10 +45,11 @@ def start(
     )
 
 
-def in_process(
-    launcher: RayLauncher, *arguments: str | Path, environment: Mapping[str, str]
-) -> Ended:
-    """The same command in this process, on the cluster of the tests: seconds less each time."""
+def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[str, str]) -> Ended:
+    """The same command in this process, on the cluster of the tests: seconds less each time.
+
+    With an inline launcher it runs without Ray.
+    """
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
         patch.setattr(cluster, "start", lambda stack: launcher)

@@ -9,9 +9,11 @@ from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.selection import selected
 from raypipe.pipeline.context import is_done
-from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.durations import Durations, Estimate
+from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.matrix import refuse_other_axes
 from raypipe.pipeline.runner import refuse_changes
+from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 
@@ -37,28 +39,44 @@ def plan(
         ledger = Ledger(run, writable=False)
         refuse_other_axes(ledger, configuration, run.shown)
         refuse_changes(ledger, stages, run.shown)
+    todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
+    expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []
     for name in dict.fromkeys(stage.name for stage in stages):
-        of_name = [stage for stage in stages if stage.name == name]
-        units = sum(len(stage.units) for stage in of_name)
-        done = sum(_finished(stage, ledger) for stage in of_name)
-        workloads = list(dict.fromkeys(stage.workload for stage in of_name))
+        of_name = [(s, e) for s, e in zip(stages, expected, strict=True) if s.name == name]
+        units = sum(len(stage.units) for stage, _ in of_name)
+        left = sum(len(todo[stage.key]) for stage, _ in of_name)
+        workloads = list(dict.fromkeys(stage.workload for stage, _ in of_name))
         rows.append(
             {
                 "stage": name,
-                "needs": ", ".join(of_name[0].needs),
+                "needs": ", ".join(of_name[0][0].needs),
                 **({"variants": len(of_name)} if graph.variants else {}),
                 "units": units,
-                "done": done,
-                "to do": units - done,
+                "done": units - left,
+                "to do": left,
                 "workload": workloads[0] + (" (varied)" if len(workloads) > 1 else ""),
+                **_cost([estimate for _, estimate in of_name]),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _finished(stage: Stage, ledger: Ledger | None) -> int:
+def _unfinished(stage: Stage, ledger: Ledger | None) -> list[Unit]:
     if ledger is None:
-        return 0
+        return list(stage.units)
     seen = stage.seen(ledger)
-    return sum(is_done(seen, unit) for unit in stage.units)
+    return [unit for unit in stage.units if not is_done(seen, unit)]
+
+
+def _cost(estimates: Sequence[Estimate | None]) -> dict[str, str]:
+    """Return the expected time of stages one after the other, with its interval if known."""
+    known = [each for each in estimates if each is not None]
+    if len(known) < len(estimates):
+        return {"time": "unknown", "CPU h": "unknown", "GPU h": "unknown"}
+    text = duration(sum(each.seconds for each in known))
+    low, high = [each.low for each in known], [each.high for each in known]
+    if None not in low and None not in high and any(high):
+        text += f" ({duration(sum(filter(None, low)))} to {duration(sum(filter(None, high)))})"
+    hours = (sum(each.cpu_s for each in known), sum(each.gpu_s for each in known))
+    return {"time": text, "CPU h": f"{hours[0] / 3600:.3g}", "GPU h": f"{hours[1] / 3600:.3g}"}

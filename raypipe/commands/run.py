@@ -23,6 +23,7 @@ from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import Session
+from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
@@ -111,6 +112,7 @@ def run(request: Request) -> int:
                 declared(configuration.experiment),
                 command_id,
                 code.fingerprint,
+                Durations(nodes),
             )
             failed = run_stages(stages, session)
             if ledger.rows("stages"):

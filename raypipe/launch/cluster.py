@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,14 +105,21 @@ class RayLauncher:
         return results
 
     def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
-        """Run a training job as a Ray Train worker group. Raises UnitError."""
+        """Run a training job as a Ray Train worker group. Raises UnitError.
+
+        The outcome has the seconds that the group lasted, and of CPUs and GPUs that it reserved.
+        """
 
         def await_room() -> None:
             await_workers(job, report, self._admission)
 
         await_room()
         with self._admission.lease(claim_of(job), rank, report, await_room) as lease:
-            return fit(job, report, self._admission, lease)
+            start = time.monotonic()
+            outcome = fit(job, report, self._admission, lease)
+            seconds, processes = time.monotonic() - start, sum(lease.processes.values())
+            used = {n: seconds * processes * lease.claim.bundle.get(n, 0.0) for n in ("CPU", "GPU")}
+            return {**outcome, "leased": (seconds, used["CPU"], used["GPU"])}
 
     def trials(
         self, trials: Trials, settings: SweepSettings, run: RunDirectory, rank: float = 0.0

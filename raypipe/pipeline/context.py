@@ -26,6 +26,7 @@ from raypipe.storage.tables import Table, by_name
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
+    from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
     from raypipe.tracking import Trackers
     from raypipe.training.job import TrainingJob
@@ -44,7 +45,7 @@ class Session:
     """State that all stages of a command share.
 
     ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
-    fingerprint of the experiment's source.
+    fingerprint of the experiment's source. ``durations`` remembers what stages took.
     """
 
     run_dir: RunDirectory
@@ -58,6 +59,7 @@ class Session:
     tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
     command_id: str = ""
     code: str = ""
+    durations: Durations | None = None
 
 
 class StageContext:
@@ -69,6 +71,10 @@ class StageContext:
         self.rank = rank
         self.device = "cpu"
         self.gpu_peak_bytes: int | None = None
+        #: seconds of its tasks' processors, or of its training: whole, of CPUs, of GPUs
+        self.cpu_s = 0.0
+        self.leased: tuple[float, float, float] | None = None
+        self.resumed = False
         self._units = {unit.key: unit for unit in stage.units}
 
     @cached_property
@@ -162,6 +168,7 @@ class StageContext:
         """
         while results := pool.finished():
             for result in results:
+                self.cpu_s += result.cpu_s
                 if result.error is not None:
                     outcome = "again" if result.retried else "gave up"
                     kind = result.kind or "error"
@@ -243,6 +250,7 @@ class StageContext:
 
         job = self.job(unit, task, settings)
         resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
+        self.resumed = bool(resumed)
         trial = 0 if resumed else min(settings.memory_trial, job.steps)
         self.begin(job.steps)
 
@@ -276,6 +284,7 @@ class StageContext:
             )
             job = replace(tried, measured=False, until=None)
         job, outcome = train_to_the_end(job, launch, on_failure)
+        self.leased = outcome.pop("leased", None)
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)

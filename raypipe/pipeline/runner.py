@@ -9,7 +9,7 @@ from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
-from raypipe.pipeline.experiment import Stage, in_order
+from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
@@ -78,7 +78,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     broken: dict[str, str] = {}
     ran: set[str] = set()
     ordered = in_order(stages)
-    ranks = remaining_paths(ordered)
+    ranks = remaining_paths(ordered, _expected(session, ordered))
     writer = _TableWriter(session)
 
     def run(stage: Stage) -> None:
@@ -127,12 +127,14 @@ def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter
     context = StageContext(stage, session, rank)
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
+    units = context.todo()
 
     try:
         stage.run(context)
         if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
             context.finish(stage.units[0].key)
         status = "succeeded"
+        _remember(context, units, time.monotonic() - clock)
     except UnitError as error:
         status, message = status_of(error), str(error)
     except (KeyboardInterrupt, SystemExit):
@@ -149,6 +151,29 @@ def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter
         session.display.end(stage.key, status, seconds)
         writer.after_stage()
     return message
+
+
+def _expected(session: Session, stages: Sequence[Stage]) -> dict[str, float]:
+    """Return the expected seconds of stages; unknown ones count as the mean of the others."""
+    if session.durations is None:
+        return {}
+    todo = [[u for u in s.units if not is_done(s.seen(session.ledger), u)] for s in stages]
+    estimates = session.durations.estimates(zip(stages, todo, strict=True))
+    known = {s.key: e.seconds for s, e in zip(stages, estimates, strict=True) if e is not None}
+    if not known:
+        return {}
+    mean = sum(known.values()) / len(known)
+    return {stage.key: known.get(stage.key, mean) for stage in stages}
+
+
+def _remember(context: StageContext, units: Sequence[Unit], seconds: float) -> None:
+    """Remember what a stage's units took; a training that continued took less than a whole one."""
+    durations = context.session.durations
+    if durations is None or context.resumed:
+        return
+    whole, cpu_s, gpu_s = context.leased or (seconds, context.cpu_s, 0.0)
+    row = {"seconds": whole, "cpu_s": cpu_s, "gpu_s": gpu_s}
+    durations.remember(context.stage, units, row)
 
 
 def _record_stage(

@@ -61,7 +61,16 @@ _GONE_S = 150  # agents of a node whose raylet was killed look for its head for 
 _STAGES = ("train_small", "lda")
 # what does not hang on the order of events or on time
 _TABLES = {
-    "study_history": ["dataset", "optimizer", "variant", "run", "evaluation", "batch", "T", "value"],
+    "study_history": [
+        "dataset",
+        "optimizer",
+        "variant",
+        "run",
+        "evaluation",
+        "batch",
+        "T",
+        "value",
+    ],
     "evaluations": ["dataset", "seed", "T", "variant", "value"],
     "steps": ["trial_id", "step", "loss", "lr", "variant"],
     "trials": ["trial_id", "status", "steps", "loss_final", "variant"],

@@ -17,6 +17,7 @@ from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
+from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from tests.command import Ended, in_process, start
@@ -67,6 +68,11 @@ class Commands:
         given = ("run", self._config, "--run-dir", folder, *arguments)
         return in_process(self._launcher, *given, environment=self._environment(""))
 
+    def sequential(self, folder: Path, *arguments: str) -> Ended:
+        """In this process without Ray, one stage after the other."""
+        given = ("run", self._config, "--run-dir", folder, *arguments)
+        return in_process(InlineLauncher(), *given, environment=self._environment(""))
+
     def _environment(self, faults: str) -> dict[str, str]:
         return {"RAYPIPE_CACHE": str(self.cache), "RAYPIPE_FAULTS": faults}
 
@@ -112,10 +118,10 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
     assert "\x1b" not in ended.output
     assert "no GPU" in ended.output
     stages = table(folder, "stages")
-    assert list(stages["stage"]) == [
-        *("hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"),
-        *("lda", "aggregate"),
-    ]
+    assert sorted(stages["stage"]) == sorted(
+        ["hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"]
+        + ["lda", "aggregate"]
+    )
     assert set(stages["status"]) == {"succeeded"}
     core = ("trials", "environment", "failures")
     names = (*core, *(declared.name for declared in EXPERIMENT.tables))
@@ -133,6 +139,24 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
     kinds = {file.name.partition("-")[0] for file in (folder / "report/figures").glob("*.png")}
     assert {"best_by_evaluation", "best_by_time", "final_bars", "final_boxes"} <= kinds
     assert "train_large" in page
+
+
+def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
+    folder, _ = whole
+    ended = commands.sequential(tmp_path / "run", ANEW)
+    assert ended.status == 0, ended.output
+    pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(folder))
+    for name, keys, columns in (
+        ("steps", ["trial_id", "step"], ["loss", "lr"]),
+        ("regret", ["trial_id", "method", "step"], ["mean", "low", "high"]),
+        ("studies", ["optimizer", "run"], ["best_T", "best_perplexity", "unique_evaluations"]),
+        ("evaluations", ["dataset", "seed", "T"], ["value"]),
+    ):
+        parallel, sequential = (
+            table(place, name).set_index(keys).sort_index()[columns]
+            for place in (folder, tmp_path / "run")
+        )
+        pd.testing.assert_frame_equal(parallel, sequential, rtol=1e-4, obj=name)
 
 
 def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands, monkeypatch):
