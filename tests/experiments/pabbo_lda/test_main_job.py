@@ -73,6 +73,11 @@ class Commands:
         given = ("run", self._config, "--run-dir", folder, *arguments)
         return in_process(InlineLauncher(), *given, environment=self._environment(""))
 
+    def plan(self, *arguments: str) -> Ended:
+        """``raypipe plan`` of a new run directory."""
+        given = ("plan", self._config, *arguments)
+        return in_process(self._launcher, *given, environment=self._environment(""))
+
     def _environment(self, faults: str) -> dict[str, str]:
         return {"RAYPIPE_CACHE": str(self.cache), "RAYPIPE_FAULTS": faults}
 
@@ -119,8 +124,7 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
     assert "no GPU" in ended.output
     stages = table(folder, "stages")
     assert sorted(stages["stage"]) == sorted(
-        ["hardware", "train_small", "evaluate_small", "train_large", "evaluate_large"]
-        + ["lda", "aggregate"]
+        "hardware train_small evaluate_small train_large evaluate_large lda aggregate".split()
     )
     assert set(stages["status"]) == {"succeeded"}
     core = ("trials", "environment", "failures")
@@ -157,6 +161,20 @@ def test_the_tables_equal_those_of_a_sequential_run(whole, commands, tmp_path):
             for place in (folder, tmp_path / "run")
         )
         pd.testing.assert_frame_equal(parallel, sequential, rtol=1e-4, obj=name)
+
+
+def test_the_plan_knows_what_it_took(whole, commands):
+    del whole
+    ended = commands.plan()
+    assert ended.status == 0, ended.output
+    lines = {line.split()[0]: line for line in ended.output.splitlines() if line.strip()}
+    assert "unknown" not in lines["train_small"]
+    assert "unknown" not in lines["lda"]
+    assert "unknown" in next(
+        line
+        for line in commands.plan("train_small.pabbo.horizon=5").output.splitlines()
+        if line.split()[:1] == ["train_small"]
+    )
 
 
 def test_equal_requests_are_computed_once_and_equal_scikit_learn(whole, commands, monkeypatch):
