@@ -88,6 +88,11 @@ class Study:
         return self._done
 
     @property
+    def evaluated(self) -> int:
+        """The number of distinct points with a value, those of an incomplete batch included."""
+        return min(len(self._values), self._budget)
+
+    @property
     def history(self) -> tuple[Evaluation, ...]:
         """One row per distinct point, in the order asked; the rows of a batch appear together."""
         return tuple(self._history)

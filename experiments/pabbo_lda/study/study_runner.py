@@ -161,7 +161,7 @@ class _OpenStudies:
 
     def progress(self) -> int:
         """Return the number of evaluations of the studies so far."""
-        return self._finished + sum(len(study.history) for _, study in self._open.values())
+        return self._finished + sum(study.evaluated for _, study in self._open.values())
 
     def _move_on(self, spec: StudySpec) -> None:
         """Begin or continue a study; end it if it departs from its stored history."""

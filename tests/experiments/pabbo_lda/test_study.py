@@ -43,6 +43,7 @@ def test_tells_whole_batches_in_the_order_asked():
     assert study.request() == points(7, 2)
     study.supply(Point(2), 20.0)
     assert study.request() == points(7)
+    assert (study.evaluated, len(study.history)) == (1, 0)
     assert script.told == []
     study.supply(Point(7), 70.0)
     assert script.told == [([7, 2, 7], [70.0, 20.0, 70.0])]
