@@ -130,8 +130,21 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as text: a string as it is, otherwise JSON."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    """Return a value as text: a plain string as it is, otherwise JSON.
+
+    A string that reads as JSON, or as more than one value, is quoted: ``"1"`` is not ``1``.
+    """
+    if isinstance(value, str) and not _reads_as_json(value) and not set(value) & set(",="):
+        return value
+    return json.dumps(value, sort_keys=True)
+
+
+def _reads_as_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

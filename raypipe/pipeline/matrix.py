@@ -17,7 +17,7 @@ from raypipe.config.matrix import SEED, SEED_STRIDE, MatrixSettings, Point, poin
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.experiment import Stage, in_order
 from raypipe.pipeline.identity import fingerprint, stage_fingerprint
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import BASE
@@ -59,7 +59,7 @@ def graph_of(configuration: Configuration, stages: Stages) -> Graph:
     axes = {key: _keys_of(key, configuration) for key in matrix.keys}
     base = {key: _base_value(key, configuration) for key in axes}
     built = [
-        ({**base, **point}, varied.settings, {stage.name: stage for stage in stages(varied)})
+        ({**base, **point}, varied.settings, {s.name: s for s in in_order(stages(varied))})
         for point, varied in _configurations(matrix, configuration, axes)
     ]
     if not built:
@@ -124,7 +124,8 @@ def record_matrix(ledger: Ledger, configuration: Configuration, graph: Graph) ->
     for variant, values in graph.variants.items():
         for key, value in values.items():
             name = f"{variant}/{key}"
-            number = float(value) if isinstance(value, int | float) else None
+            numeric = isinstance(value, int | float) and not isinstance(value, bool)
+            number = float(value) if numeric else None
             if ledger.get("variants", name) is None:
                 row = {"variant": variant, "key": key, "value": value_text(value)}
                 rows[name] = {**row, "number": number}
