@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from raypipe.launch.capacity import living_nodes
 from raypipe.pipeline.allocator import Allocator, Claim, Lease
@@ -18,6 +19,14 @@ from raypipe.pipeline.allocator import Allocator, Claim, Lease
 _POLL_S = 0.5
 # seconds between looks at the nodes, which come and go
 _LOOK_S = 0.5
+
+
+class Closable(Protocol):
+    """Processes that hold the resources of a lease."""
+
+    def close(self) -> None:
+        """End them."""
+        ...
 
 
 class Admission:
@@ -34,6 +43,7 @@ class Admission:
         self._changed = threading.Condition()
         self._interrupted = threading.Event()
         self._looked = -_LOOK_S
+        self._inherited: dict[Lease, Closable] = {}
 
     def request(self, claim: Claim, rank: float = 0.0) -> Lease:
         """Queue a claim; ``is_granted`` says when its work may start."""
@@ -53,8 +63,28 @@ class Admission:
             self._look()
             return self._allocator.fits(claim)
 
+    def hand_over(self, lease: Lease, processes: Closable) -> bool:
+        """Whether a waiting lease with the same claim takes over this one and its processes.
+
+        It then calls ``inherited``. If none does, the caller ends the processes and the lease.
+        """
+        with self._changed:
+            self._look()
+            heir = self._allocator.hand_over(lease, time.monotonic())
+            if heir is not None:
+                self._inherited[heir] = processes
+                self._changed.notify_all()
+        return heir is not None
+
+    def inherited(self, lease: Lease) -> Closable | None:
+        """Return the processes that a lease took over, once; None if it did not."""
+        with self._changed:
+            return self._inherited.pop(lease, None)
+
     def release(self, lease: Lease) -> None:
         """End a lease, or withdraw its request."""
+        if (processes := self.inherited(lease)) is not None:
+            processes.close()
         with self._changed:
             self._allocator.release(lease)
             self._admit()

@@ -90,6 +90,16 @@ class WorkerGroup:
         """Whether the group could run the job."""
         return not self._over.is_set() and self._shape == _shape(job)
 
+    def lasts(self, job: TrainingJob) -> bool:
+        """Whether the group can run other jobs after this one, which ended well.
+
+        On a GPU every job gets new processes, so that its peak memory is its own. An elastic group
+        may have lost workers.
+        """
+        scaling = job.settings.scaling
+        fixed = scaling.fewest_workers == scaling.most_workers
+        return fixed and not scaling.gpus_per_worker and self.serves(job)
+
     def close(self) -> None:
         """End the workers, even in the middle of a job."""
         group = ray.get(self.mailbox.close.remote())
@@ -131,10 +141,7 @@ class _Trainer(TorchTrainer):
 
 
 class Groups:
-    """Worker groups of trials, kept for later trials that they can serve.
-
-    On a GPU every trial gets a new group, so that its peak memory is its own.
-    """
+    """Worker groups of trials, kept for later trials that they can serve."""
 
     def __init__(self) -> None:
         self._idle: list[WorkerGroup] = []
@@ -152,7 +159,7 @@ class Groups:
 
     def give_back(self, group: WorkerGroup, job: TrainingJob) -> None:
         """Keep the group of an ended job for reuse, or close it."""
-        if group.serves(job) and not job.settings.scaling.gpus_per_worker:
+        if group.lasts(job):
             self._idle.append(group)
         else:
             group.close()
@@ -176,7 +183,7 @@ def follow(
         UnitError: a worker failed or died, with the kind of failure.
 
     """
-    name, pickled = _name(job), cloudpickle.dumps(job)
+    name, pickled = f"{job.trial_id}-{secrets.token_hex(4)}", cloudpickle.dumps(job)
     ray.get(mailbox.submit.remote(name, pickled, threads()))
     while True:
         progress: Progress = ray.get(mailbox.drain.remote(_POLL_S, threads()))
@@ -196,13 +203,13 @@ def _worker(config: dict[Any, Any]) -> None:
     rank = ray.train.get_context().get_world_rank()
     ray.get(mailbox.join.remote(get_current_placement_group()))
     done: str | None = None
-    while (pickled := ray.get(mailbox.next.remote(done))) is not None:
+    while (submitted := ray.get(mailbox.next.remote(done))) is not None:
+        done, pickled = submitted
         job = cloudpickle.loads(pickled)
         _log_to_file(job, rank)
         outcome = _train(job, mailbox)
         if rank == 0:
             ray.get(mailbox.finish.remote(outcome))
-        done = _name(job)
 
 
 def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
@@ -239,10 +246,6 @@ def _compute_with(threads: int) -> None:
 
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-
-
-def _name(job: TrainingJob) -> str:
-    return f"{job.trial_id}-{job.attempt}"
 
 
 def _shape(job: TrainingJob) -> tuple[Any, ...]:

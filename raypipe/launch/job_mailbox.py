@@ -44,11 +44,11 @@ class JobMailbox:
         self._name, self._job, self._rows, self._outcome = name, job, [], None
         self._threads = threads
 
-    async def next(self, done: str | None) -> bytes | None:
-        """Wait for the job after ``done`` and return it; None once the mailbox is closed."""
+    async def next(self, done: str | None) -> tuple[str, bytes] | None:
+        """Wait for the job after ``done``, return its name and it; None once closed."""
         while not self._closed:
-            if self._outcome is None and self._name not in (None, done):
-                return self._job
+            if self._outcome is None and self._name is not None and self._name != done:
+                return self._name, self._job
             await asyncio.sleep(_POLL_S)
         return None
 

@@ -1,8 +1,8 @@
-"""Single training job: start a new worker group, run the job, end the group."""
+"""Single training job: run it in a worker group, which may go on with the next job."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -16,7 +16,10 @@ from raypipe.training.job import Report, TrainingJob
 
 
 def fit(job: TrainingJob, report: Report, admission: Admission, lease: Lease) -> dict[str, Any]:
-    """Run a training job once, in new processes, and return rank 0's result.
+    """Run a training job once and return rank 0's result.
+
+    It runs in new processes, or on CPUs in those of a training that ended well and whose
+    resources it takes over: starting processes takes longer than a small training.
 
     Raises:
         UnitError: a worker failed or died.
@@ -30,13 +33,27 @@ def fit(job: TrainingJob, report: Report, admission: Admission, lease: Lease) ->
         return job.settings.scaling.threads or admission.threads(lease)
 
     try:
-        group = WorkerGroup(job)
+        group = _group(job, admission, lease)
+        kept = False
         try:
-            return follow(group.mailbox, job, report, threads)
+            outcome = follow(group.mailbox, job, report, threads)
+            kept = group.lasts(job) and admission.hand_over(lease, group)
         finally:
-            group.close()
+            if not kept:
+                group.close()
     except ray.exceptions.RayError as error:  # the group's mailbox died
         raise group_failure(job.trial_id, error, nodes) from error
+    return outcome
+
+
+def _group(job: TrainingJob, admission: Admission, lease: Lease) -> WorkerGroup:
+    """Return the group that the lease took over if it can run the job, or a new one."""
+    inherited = cast("WorkerGroup | None", admission.inherited(lease))
+    if inherited is not None:
+        if inherited.serves(job):
+            return inherited
+        inherited.close()
+    return WorkerGroup(job)
 
 
 def await_workers(job: TrainingJob, report: Report, admission: Admission) -> None:

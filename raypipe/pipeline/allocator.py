@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 #: resources of a node or a process by name, as Ray counts them: CPU, GPU, custom ones
@@ -123,9 +123,7 @@ class Allocator:
             left = free if later is None or passes else _both(free, later)
             placed = {} if claim.pool else self._place(claim, left)
             if placed is not None and (claim.pool or self._pools_leave(claim, placed)):
-                self._waiting.remove(lease)
-                self._leases.append(lease)
-                lease.processes, lease.granted, lease.ends = placed, True, now + lease.seconds
+                self._grant(lease, placed, now)
                 granted.append(lease)
                 self._take(free, claim, placed)
                 if later is not None and not passes:
@@ -135,6 +133,23 @@ class Allocator:
             if later is None and self.fits(claim):
                 later, start = self._reserve(claim, free, now)
         return granted
+
+    def hand_over(self, lease: Lease, now: float) -> Lease | None:
+        """Grant the processes of a lease to a waiting one with the same claim, and return that one.
+
+        It must be one that ``admit`` would grant on the same nodes once the lease has ended;
+        otherwise nothing changes.
+        """
+        after = Allocator(self.nodes)
+        after._leases = [other for other in self._leases if other is not lease]
+        after._waiting = [replace(other) for other in self._waiting]
+        for like in after.admit(now):
+            if like.claim == lease.claim and like.processes == lease.processes:
+                heir = next(each for each in self._waiting if each.number == like.number)
+                self.release(lease)
+                self._grant(heir, lease.processes, now)
+                return heir
+        return None
 
     def share(self, pool: Lease) -> float:
         """Return the CPUs that the tasks of a pool may use now, by the room for its largest task.
@@ -171,6 +186,11 @@ class Allocator:
             for node in nodes
         ]
         return mine + min(idle, default=0.0)
+
+    def _grant(self, lease: Lease, placed: dict[str, int], now: float) -> None:
+        self._waiting.remove(lease)
+        self._leases.append(lease)
+        lease.processes, lease.granted, lease.ends = placed, True, now + lease.seconds
 
     def _part(self, claim: Claim) -> float:
         """Return the part of the cluster that a claim needs, of the resource it needs most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ from raypipe.storage.tables import read_table
 from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
 from tests.raypipe.composed import run_stages
-from tests.raypipe.launch.test_train import Regression, ignore, job
+from tests.raypipe.launch.test_train import Regression, ignore, job, outcome
 from tests.raypipe.pipeline.test_scheduler import CPU_NODE
 from tests.raypipe.sweep.test_sweep import YAML, stages_of
 
@@ -207,6 +208,59 @@ class Threaded(Regression):
         with self.path.open("a") as notes:
             notes.write(f"{torch.get_num_threads()}\n")
         return super().loss(model, batch, context)
+
+
+def test_trainings_in_sequence_share_their_processes(launcher, admission, cpus, tmp_path):
+    """And compute what a training alone computes."""
+    others = held(admission, cpus - 1.0)
+    jobs = [
+        replace(job(tmp_path / name, 16, 1, 1), task=Process(tmp_path / f"{name}.pid"))
+        for name in "abc"
+    ]
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(launcher.train, each, ignore) for each in jobs]
+        assert [each.result(WAIT_S)["steps"] for each in waiting] == [12] * 3
+    admission.release(others)
+    assert len({(tmp_path / f"{name}.pid").read_text() for name in "abc"}) == 1
+    expected, weights = outcome(jobs[0])
+    for each in jobs[1:]:
+        losses, found = outcome(each)
+        assert losses.tolist() == expected.tolist()
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert not [path for path in tmp_path.rglob(".ray-*") if any(path.iterdir())]
+
+
+class Process(Regression):
+    """Notes its process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def loss(self, model, batch, context):
+        self.path.write_text(str(os.getpid()))
+        return super().loss(model, batch, context)
+
+
+def test_processes_of_a_training_end_if_something_else_comes_next(admission, cpus):
+    class Ends:
+        ended = 0
+
+        def close(self) -> None:
+            self.ended += 1
+
+    first, processes = held(admission, float(cpus)), Ends()
+    assert not admission.hand_over(first, processes)
+    small = admission.request(Claim({"CPU": 1.0}), 9.0)
+    same = admission.request(Claim({"CPU": float(cpus)}), 1.0)
+    assert not admission.hand_over(first, processes)
+    admission.release(small)
+    assert admission.hand_over(first, processes)
+    assert admission.is_granted(same)
+    admission.release(first)
+    assert processes.ended == 0
+    admission.release(same)  # its thread was interrupted before it took them
+    assert processes.ended == 1
+    assert admission.inherited(same) is None
 
 
 @pytest.mark.slow

@@ -250,6 +250,38 @@ def test_every_claim_that_fits_is_served_once_within_the_resources(nodes, asked,
     assert served == sum(allocator.fits(claim) for claim, _, _ in asked)
 
 
+@settings(max_examples=300, deadline=None)
+@given(NODES, st.lists(st.tuples(CLAIMS, st.floats(0, 9)), min_size=2), st.data())
+def test_a_lease_is_handed_over_only_to_one_that_would_get_it(nodes, asked, data):
+    def begun() -> tuple[Allocator, list[Lease]]:
+        allocator = Allocator(nodes)
+        half = [allocator.request(*each) for each in asked[: len(asked) // 2]]
+        allocator.admit(0.0)
+        return allocator, half + [allocator.request(*each) for each in asked[len(asked) // 2 :]]
+
+    (allocator, leases), (other, others) = begun(), begun()
+    running = [n for n, lease in enumerate(leases) if lease.granted and not lease.claim.pool]
+    if not running:
+        return
+    ended = data.draw(st.sampled_from(running))
+    heir = allocator.hand_over(leases[ended], 1.0)
+    other.release(others[ended])
+    others_granted = {lease.number for lease in other.admit(1.0)}
+    if heir is None:
+        assert not any(
+            others[n].claim == others[ended].claim
+            and others[n].processes == leases[ended].processes
+            for n in others_granted
+        )
+        allocator.release(leases[ended])
+    else:
+        assert heir.granted
+        assert heir.claim == leases[ended].claim
+        assert heir.processes == leases[ended].processes
+    granted = {lease.number for lease in allocator.admit(1.0)} | ({heir.number} if heir else set())
+    assert granted == others_granted
+
+
 @settings(max_examples=200, deadline=None)
 @given(NODES, st.lists(CLAIMS.filter(lambda claim: not claim.pool), min_size=2), st.data())
 def test_those_that_pass_do_not_delay_the_first_in_line(nodes, claims, data):
