@@ -43,7 +43,7 @@ def run(plan: Plan, clock: Path, folder: Path) -> list[float]:
         RuntimeError: a trial failed.
 
     """
-    with _without_settings_of_raypipe():
+    with without_settings_of_raypipe():
         tuner = tune.Tuner(
             tune.with_resources(_drive, {"CPU": 0, "memory": 1}),
             param_space={
@@ -109,7 +109,8 @@ def _train(config: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _without_settings_of_raypipe() -> Iterator[None]:
+def without_settings_of_raypipe() -> Iterator[None]:
+    """Leave Ray's defaults in place of the environment variables that raypipe sets."""
     display = "RAY_AIR_NEW_OUTPUT"
     kept = {name: os.environ.pop(name) for name in QUIET if name != display}
     try:

@@ -94,7 +94,6 @@ class Admission:
         self,
         claim: Claim,
         rank: float,
-        say: Callable[[str], None],
         await_room: Callable[[], None],
     ) -> Iterator[Lease]:
         """Wait until the claim is granted, and hold it in the body.
@@ -104,8 +103,6 @@ class Admission:
         """
         lease = self.request(claim, rank)
         try:
-            if not self.is_granted(lease):
-                say(f"waits for {_text(claim)} that other stages use")
             while not self.is_granted(lease):
                 if not self.fits(claim):
                     await_room()
@@ -156,10 +153,3 @@ class Admission:
         if time.monotonic() >= self._looked + _LOOK_S:
             self._allocator.nodes = living_nodes()
             self._looked = time.monotonic()
-
-
-def _text(claim: Claim) -> str:
-    amounts = {name: claim.fewest * claim.bundle.get(name, 0.0) for name in ("CPU", "GPU")}
-    return " and ".join(
-        f"{amount:g} {name}{'s' * (amount != 1)}" for name, amount in amounts.items() if amount
-    )

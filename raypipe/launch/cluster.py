@@ -104,7 +104,13 @@ class RayLauncher:
             raise ConfigError("no node of the Ray cluster is alive; start one, or use another")
         return results
 
-    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
+    def train(
+        self,
+        job: TrainingJob,
+        report: Report,
+        rank: float = 0.0,
+        started: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run a training job as a Ray Train worker group. Raises UnitError.
 
         The outcome has the seconds that the group lasted, and of CPUs and GPUs that it reserved.
@@ -114,7 +120,8 @@ class RayLauncher:
             await_workers(job, report, self._admission)
 
         await_room()
-        with self._admission.lease(claim_of(job), rank, report, await_room) as lease:
+        with self._admission.lease(claim_of(job), rank, await_room) as lease:
+            started()
             start = time.monotonic()
             outcome = fit(job, report, self._admission, lease)
             seconds, processes = time.monotonic() - start, sum(lease.processes.values())
@@ -138,7 +145,7 @@ class RayLauncher:
 
         await_space()
         claim = claim_of_tasks(options)
-        with self._admission.lease(claim, rank, say, await_space) as lease:
+        with self._admission.lease(claim, rank, await_space) as lease:
             kind = ActorPool if options.keep_processes else RayPool
             pool = kind(options, self._admission, lease)
             try:

@@ -31,9 +31,16 @@ class InlineLauncher:
         """Call the function here."""
         return [function()]
 
-    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
+    def train(
+        self,
+        job: TrainingJob,
+        report: Report,
+        rank: float = 0.0,
+        started: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
         del rank
+        started()
         if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: in-process training supports one worker")
         try:

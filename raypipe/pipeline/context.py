@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -75,6 +76,8 @@ class StageContext:
         self.cpu_s = 0.0
         self.leased: tuple[float, float, float] | None = None
         self.resumed = False
+        #: date and clock of the start of its training, which may wait long for its resources
+        self.began: tuple[str, float] | None = None
         self._units = {unit.key: unit for unit in stage.units}
 
     @cached_property
@@ -252,7 +255,11 @@ class StageContext:
         resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
         self.resumed = bool(resumed)
         trial = 0 if resumed else min(settings.memory_trial, job.steps)
-        self.begin(job.steps)
+
+        def started() -> None:
+            if self.began is None:
+                self.began = now(), time.monotonic()
+                self.begin(job.steps)
 
         def report(row: dict[str, Any] | str) -> None:
             if isinstance(row, str):
@@ -272,7 +279,8 @@ class StageContext:
             self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
 
         def launch(job: TrainingJob) -> dict[str, Any]:
-            return self.session.launcher.train(job, remark if job.measured else report, self.rank)
+            receive = remark if job.measured else report
+            return self.session.launcher.train(job, receive, self.rank, started)
 
         if trial:
             asked = replace(job, measured=True, until=trial)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import t
+import scipy  # loads scipy.stats on first use
 
 from raypipe.hardware import Hardware
 from raypipe.pipeline.experiment import Stage, Unit
@@ -94,7 +94,7 @@ def estimate(runs: Sequence[Mapping[str, float]], amount: float) -> Estimate | N
     seconds = amount * math.exp(statistics.fmean(logs))
     low = high = None
     if (count := len(logs)) > 1:
-        quantile = float(t.ppf((1 + _CONFIDENCE) / 2, count - 1))
+        quantile = float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1))
         factor = math.exp(quantile * statistics.stdev(logs) * math.sqrt(1 + 1 / count))
         low, high = seconds / factor, seconds * factor
     total = sum(run["work"] for run in runs)

@@ -138,8 +138,14 @@ class Launcher(Protocol):
         """Call a function once on each node."""
         ...
 
-    def train(self, job: TrainingJob, report: Report, rank: float = 0.0) -> dict[str, Any]:
-        """Run a training job once, in new worker processes.
+    def train(
+        self,
+        job: TrainingJob,
+        report: Report,
+        rank: float = 0.0,
+        started: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Run a training job once; ``started`` is called when its resources are free.
 
         Raises:
             UnitError: it failed, with the kind of failure.

@@ -134,7 +134,7 @@ def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter
         if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
             context.finish(stage.units[0].key)
         status = "succeeded"
-        _remember(context, units, time.monotonic() - clock)
+        _remember(context, units, time.monotonic() - (context.began or (started_at, clock))[1])
     except UnitError as error:
         status, message = status_of(error), str(error)
     except (KeyboardInterrupt, SystemExit):
@@ -146,6 +146,7 @@ def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter
         log.error("stage %s failed\n%s", stage.key, trace)  # noqa: TRY400
         context.fail(stage.name, 1, "error", trace)
     finally:
+        started_at, clock = context.began or (started_at, clock)
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
         session.display.end(stage.key, status, seconds)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+import scipy  # loads scipy.stats on first use
 
 from raypipe.config.matrix import SEED
 from raypipe.report.plots import rows
@@ -96,7 +96,7 @@ def summary(observed: pd.DataFrame, axis: str) -> pd.DataFrame:
             count = len(seeds)
             half = np.nan
             if count > 1:
-                quantile = t.ppf((1 + _CONFIDENCE) / 2, count - 1)
+                quantile = scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1)
                 half = float(quantile * seeds.std(ddof=1) / np.sqrt(count))
             mean = float(seeds.mean())
             row = {"metric": metric, axis: value, "seeds": count, "mean": mean}

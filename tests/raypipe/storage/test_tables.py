@@ -107,7 +107,7 @@ def test_files_with_columns_that_nobody_declared_get_the_same_ones(run: RunDirec
     write_table(run, table, [{"step": 2, "eval_y": "text"}], "r", "other")
     conform(run, table)
     for reader in (pd.read_parquet(run.table("steps")), pl.read_parquet(parquet(run, "steps"))):
-        assert {"run_id", "step", "eval_x", "eval_y"} == set(reader.columns)
+        assert {"run_id", "variant", "step", "eval_x", "eval_y"} == set(reader.columns)
         assert len(reader) == 3
     assert duckdb.sql(f"select sum(eval_x) from '{parquet(run, 'steps')}'").fetchall() == [(0.5,)]
 
