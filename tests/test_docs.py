@@ -24,7 +24,7 @@ def test_the_generated_parts_are_up_to_date(page: str) -> None:
 def test_every_question_of_the_architecture_leads_to_a_file() -> None:
     text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
     answers = re.findall(r"^\| Where [^|]*\? \| `([^`]+)` \|$", text, re.MULTILINE)
-    assert len(answers) == 20
+    assert len(answers) >= 20
     assert [answer for answer in answers if not (PROJECT / answer).exists()] == []
 
 

@@ -399,6 +399,6 @@ def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):
     run.__dict__["_opened"] = remote.fs, remote.path()
     run.write(run.config, (work / "toy.yaml").read_bytes())
     monkeypatch.setattr(inspection, "existing", lambda run_dir: run)
-    monkeypatch.setattr("raypipe.report.build.build", lambda *arguments: arguments[-1])
+    monkeypatch.setattr("raypipe.report.build.build", lambda *arguments: arguments[3])
     command = inspection.report(run.location)
     assert command == "raypipe run CONFIG --run-dir 'bucket://***@run'"

@@ -85,7 +85,7 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
     assert decoded == [TEXT[: len(TEXT) * 9 // 10], TEXT[len(TEXT) * 9 // 10 :]]
     for declared in TABLES:
         names = [column.name for column in declared.columns]
-        assert {*table(found, declared.name)} - {"run_id", "command_id"} == {*names}
+        assert {*table(found, declared.name)} - {"run_id", "command_id", "variant"} == {*names}
     logged = [name for name in table(found, "steps") if name.startswith("eval_")]
     assert logged == [column.name for column in STEP_METRICS]
     text = table(found, "samples").iloc[0]["text"]

@@ -107,7 +107,7 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     assert texts["rouge_l"].mean() == pytest.approx(own["rouge_l"], abs=0.2)
     for declared in TABLES:
         names = [column.name for column in declared.columns]
-        assert {*found(tmp_path, declared.name)} - {"run_id", "command_id"} == {*names}
+        assert {*found(tmp_path, declared.name)} - {"run_id", "command_id", "variant"} == {*names}
     steps = found(tmp_path, "steps")
     logged = {name for name in steps if name.startswith("eval_")}
     assert logged == {column.name for column in STEP_METRICS}
