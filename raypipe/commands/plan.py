@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.selection import selected
+from raypipe.commands.selection import matrix_or_sweep, selected
 from raypipe.pipeline.context import is_done
 from raypipe.pipeline.durations import Durations, Estimate
 from raypipe.pipeline.experiment import Stage, Unit
@@ -30,6 +30,7 @@ def plan(
     document = read(path)
     nodes = [hardware.detect()]
     configuration = resolve(document, overrides, profile, nodes)
+    configuration, _ = matrix_or_sweep(configuration, ())
     graph = selected(configuration, (), nodes, confirmed=yes)
     stages = graph.stages
     ledger = None

@@ -17,7 +17,7 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
-from raypipe.commands.selection import check_training, selected
+from raypipe.commands.selection import check_training, matrix_or_sweep, selected
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
@@ -51,6 +51,7 @@ def run(request: Request) -> int:
         launcher = cluster.attach(request.address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration = resolve(document, request.overrides, request.profile, nodes)
+        configuration, left_out = matrix_or_sweep(configuration, request.only)
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
         stages = graph.stages
         check_training(configuration, graph, nodes)
@@ -87,6 +88,8 @@ def run(request: Request) -> int:
             announce(display, configuration, nodes)
             if graph.variants:
                 display.say(f"matrix: {graph.points} points, {len(stages)} stages")
+            if left_out:
+                display.say(left_out)
             if launcher is None:
                 launcher = cluster.start(stack)
             _record_environment(ledger, launcher, again, command_id)

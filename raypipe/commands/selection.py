@@ -21,6 +21,29 @@ from raypipe.training.settings import TrainStageSettings
 _MOST_POINTS = 10_000
 
 
+def matrix_or_sweep(configuration: Configuration, only: Sequence[str]) -> tuple[Configuration, str]:
+    """Return a configuration without its sweep if it has a matrix, and a message that says so.
+
+    A sweep alone (``only``) runs without the matrix.
+
+    Raises:
+        ConfigError: a stage of the matrix takes its settings from the sweep.
+
+    """
+    matrix, sweep = configuration.settings.matrix, configuration.settings.sweep
+    if matrix is None or not matrix.keys or sweep is None:
+        return configuration, ""
+    if list(only) == [SWEEP]:
+        return configuration.with_values({"matrix": None}, "the sweep"), ""
+    if getattr(configuration.settings, sweep.stage).from_sweep:
+        raise ConfigError(
+            f"{configuration.origin}: {sweep.stage}.from_sweep: a matrix cannot take settings from "
+            "the sweep; run `raypipe sweep` first, and write what it recommends into the section"
+        )
+    message = "the sweep is left out of the matrix; `raypipe sweep` runs it"
+    return configuration.with_values({SWEEP: None}, "the matrix"), message
+
+
 def selected(
     configuration: Configuration,
     only: Sequence[str],
@@ -38,11 +61,6 @@ def selected(
     matrix, origin = configuration.settings.matrix, configuration.origin
     if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
         raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
-    if matrix is not None and matrix.keys and configuration.settings.sweep is not None:
-        raise ConfigError(
-            f"{origin}: has a matrix and a sweep; run the sweep alone first with matrix=null, and "
-            "write what it recommends into the stage's section (sweep: null)"
-        )
     graph = graph_of(configuration, lambda varied: with_sweep(varied, nodes))
     stages = in_order(graph.stages)
     names = list(dict.fromkeys(stage.name for stage in stages))

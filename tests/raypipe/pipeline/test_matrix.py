@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.commands.configuration import read, resolve
+from raypipe.commands.selection import matrix_or_sweep, selected
 from raypipe.config.matrix import MatrixSettings
+from raypipe.errors import ConfigError
+from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.matrix import variant_label
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
+from tests.raypipe.pipeline.test_scheduler import CPU_NODE
 from tests.raypipe.toy import raypipe
 
 CHAIN = """
@@ -298,3 +303,29 @@ def test_the_report_compares_the_variants_and_shows_one_point(chain, capsys):
     capsys.readouterr()
     assert raypipe("report", "all", "--variant", "nothing") == 2
     assert "--variant nothing: is not a point" in capsys.readouterr().err
+
+
+QUICK = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+
+
+def quick(*overrides: str) -> Configuration:
+    return resolve(read(str(QUICK)), ("matrix.lda.max_iter=[3,4]", *overrides), "cpu", [CPU_NODE])
+
+
+def test_a_matrix_leaves_the_sweep_out_and_a_sweep_alone_the_matrix():
+    configuration, message = matrix_or_sweep(quick(), ())
+    names = {stage.name for stage in selected(configuration, (), [CPU_NODE]).stages}
+    assert "sweep" not in names
+    assert "lda" in names
+    assert "`raypipe sweep` runs it" in message
+    configuration, message = matrix_or_sweep(quick(), ["sweep"])
+    graph = selected(configuration, ["sweep"], [CPU_NODE])
+    assert (configuration.settings.matrix, graph.points, message) == (None, 1, "")
+    assert "sweep" in {stage.name for stage in graph.stages}
+    assert matrix_or_sweep(quick("sweep=null"), ())[1] == ""
+
+
+def test_a_matrix_takes_no_settings_from_a_sweep():
+    taking = quick("train_small.from_sweep=true")
+    with pytest.raises(ConfigError, match=r"train_small\.from_sweep: .* run `raypipe sweep` first"):
+        matrix_or_sweep(taking, ())
