@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
     from raypipe.tracking import Trackers
+    from raypipe.training.batching import BatchPlan
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
@@ -66,8 +67,15 @@ class Session:
 class StageContext:
     """The interface of a stage's ``run``: read settings, launch units, record results."""
 
-    def __init__(self, stage: Stage, session: Session, rank: float = 0.0) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        session: Session,
+        rank: float = 0.0,
+        trainings: Callable[[], int] = lambda: 1,
+    ) -> None:
         self.stage = stage
+        self._trainings = trainings
         self.session = session
         self.rank = rank
         self.device = "cpu"
@@ -260,6 +268,8 @@ class StageContext:
             if self.began is None:
                 self.began = now(), time.monotonic()
                 self.begin(job.steps)
+                if job.settings.scaling.gpus_per_worker:
+                    self.say(_workers_text(job.plan, self.device))
 
         def report(row: dict[str, Any] | str) -> None:
             if isinstance(row, str):
@@ -313,10 +323,22 @@ class StageContext:
         )
         gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
         settings = settings.with_gpus(len(gpus))
+        if settings.scaling.workers == "auto":
+            settings = settings.with_workers(self._workers(settings, plan.effective_batch))
+            plan = plan.for_workers(settings.scaling.most_workers)
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
         steps = self.session.tables["steps"]
         trial_id = self.run_dir.trial_id(unit.key)
         return TrainingJob(trial_id, self.session.run_id, task, settings, plan, self.run_dir, steps)
+
+    def _workers(self, settings: TrainStageSettings, effective_batch: int) -> int:
+        """Return the number of workers of ``scaling.workers: auto``."""
+        from raypipe.training.requirements import automatic_workers
+
+        if not self.session.launcher.concurrent:  # in this process
+            return 1
+        nodes = self.session.nodes
+        return automatic_workers(settings, effective_batch, nodes, self._trainings())
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """Record the trial's row, as its last attempt left it."""
@@ -341,6 +363,12 @@ def is_done(ledger: Ledger, unit: Unit) -> bool:
 def status_of(error: UnitError) -> str:
     """Return the status of a unit that ended with this error."""
     return "out_of_memory" if error.kind == "out_of_memory" else "failed"
+
+
+def _workers_text(plan: BatchPlan, device: str) -> str:
+    workers = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
+    split = f"{plan.micro_batch} x {plan.accumulation} x {plan.workers}"
+    return f"{workers}, effective batch {plan.effective_batch} of at most {split}"
 
 
 def first_line(text: str) -> str:

@@ -96,7 +96,10 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
                 writer.after_stage()
             session.display.say(f"{stage.key}: done before")
             return
-        error = _run_stage(stage, session, ranks[stage.key], writer)
+        context = StageContext(
+            stage, session, ranks[stage.key], lambda: _trainings(stage, ordered, session.ledger)
+        )
+        error = _run_stage(context, writer)
         ran.add(stage.key)
         if error is not None:
             broken[stage.key] = error
@@ -123,8 +126,18 @@ def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
     return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
-def _run_stage(stage: Stage, session: Session, rank: float, writer: _TableWriter) -> str | None:
-    context = StageContext(stage, session, rank)
+def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:
+    """Return how many unfinished trainings may use the GPUs at the same time, this one included."""
+    later = {stage.key}
+    for other in stages:
+        if later.intersection(other.needed_keys):
+            later.add(other.key)
+    others = (s for s in stages if s.training is not None and s.on_gpu and s.key not in later)
+    return 1 + sum(not all_stored([other], ledger) for other in others)
+
+
+def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
+    stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
     units = context.todo()

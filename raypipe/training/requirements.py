@@ -1,4 +1,4 @@
-"""Requirements of a training that the hardware of a cluster may not meet."""
+"""Hardware of a training: what it requires, and how much of a cluster it uses."""
 
 from __future__ import annotations
 
@@ -53,3 +53,30 @@ def obstacles(
         advice = "NCCL rejects them; use ddp, or one GPU per worker"
         found.append(Obstacle(f"{stage}.scaling.gpus_per_worker", each, reason, advice))
     return found
+
+
+def automatic_workers(
+    settings: TrainStageSettings,
+    effective_batch: int,
+    nodes: Sequence[Hardware],
+    trainings: int = 1,
+) -> int:
+    """Return the number of workers that ``scaling.workers: auto`` stands for.
+
+    On CPUs it is one, since a worker uses all idle cores. On GPUs it is what fits on an equal share
+    of the nodes, at most one worker per sample of a step.
+
+    Args:
+        settings: of the training, with ``gpus_per_worker`` resolved.
+        effective_batch: samples per optimizer step.
+        nodes: the hardware of the cluster.
+        trainings: number of trainings that may run at the same time, this one included.
+
+    """
+    gpus = settings.scaling.gpus_per_worker
+    if not gpus:
+        return 1
+    loaders = settings.loader.workers
+    cpus = settings.scaling.reserved_cpus + (loaders if isinstance(loaders, int) else 0)
+    room = sum(min(int(len(node.gpus) / gpus), int(node.cpus / cpus)) for node in nodes)
+    return max(1, min(effective_batch, room // trainings))

@@ -153,10 +153,11 @@ class TrainingSettings(Settings):
 class ScalingSettings(Settings):
     """Distribution of a training run over workers; it cannot change the result."""
 
-    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt]] = Field(
-        1,
+    workers: Operational[PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["auto"]] = Field(
+        "auto",
         description="Worker processes of the run; [min, max] uses as many as the cluster has room "
-        "for.",
+        "for. auto is one on CPUs and all that fit on the stage's share of the GPUs; the batch "
+        "sizes are those of one worker, and the effective batch is kept.",
     )
     gpus_per_worker: Operational[float | None] = Field(
         None,
@@ -175,8 +176,8 @@ class ScalingSettings(Settings):
 
     @property
     def most_workers(self) -> int:
-        """The number of workers, the largest one where it is elastic."""
-        return self.workers if isinstance(self.workers, int) else self.workers[1]
+        """The number of workers, the largest one where it is elastic; 1 for ``auto``."""
+        return self._range[1]
 
     @property
     def reserved_cpus(self) -> float:
@@ -190,14 +191,20 @@ class ScalingSettings(Settings):
 
     @property
     def fewest_workers(self) -> int:
-        """The number of workers, the smallest one where it is elastic."""
-        return self.workers if isinstance(self.workers, int) else self.workers[0]
+        """The number of workers, the smallest one where it is elastic; 1 for ``auto``."""
+        return self._range[0]
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        if self.workers == "auto":
+            return 1, 1
+        return (self.workers, self.workers) if isinstance(self.workers, int) else self.workers
 
     @field_validator("workers", mode="before")
     @classmethod
     def _number_or_range(cls, value: Any) -> Any:
         if isinstance(value, list | tuple) and len(value) != 2:
-            raise ValueError("must be a number of workers, or [min, max]")
+            raise ValueError("must be a number of workers, [min, max] or auto")
         return value
 
     @model_validator(mode="after")
@@ -283,6 +290,11 @@ class TrainStageSettings(Settings):
         if self.scaling.gpus_per_worker is not None:
             return self
         scaling = self.scaling.model_copy(update={"gpus_per_worker": 1.0 if gpus else 0.0})
+        return self.model_copy(update={"scaling": scaling})
+
+    def with_workers(self, workers: int) -> TrainStageSettings:
+        """Return the settings with this number of workers."""
+        scaling = self.scaling.model_copy(update={"workers": workers})
         return self.model_copy(update={"scaling": scaling})
 
     def with_loader_workers(self, processes: int) -> TrainStageSettings:

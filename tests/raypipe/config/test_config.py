@@ -405,7 +405,7 @@ def test_elastic_workers_have_the_batch_of_the_largest_group() -> None:
     assert "fit.scaling.workers" in refusal("", "fit.scaling.workers=[0,2]")
     message = refusal("", "fit.scaling.workers=[1]")
     assert message == (
-        "command line: fit.scaling.workers = [1]: must be a number of workers, or [min, max]"
+        "command line: fit.scaling.workers = [1]: must be a number of workers, [min, max] or auto"
     )
 
 

@@ -1,0 +1,72 @@
+"""The workers of ``scaling.workers: auto``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from raypipe.hardware import Gpu, Hardware
+from raypipe.pipeline.experiment import Stage, Training, Unit
+from raypipe.pipeline.runner import _trainings
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.requirements import automatic_workers
+from raypipe.training.settings import ScalingSettings, TrainStageSettings
+
+
+def node(gpus: int, cpus: int = 16) -> Hardware:
+    cards = tuple(Gpu(n, f"GPU-{n}", "card", 2**34, "9.0") for n in range(gpus))
+    return Hardware("node", cpus, 2**34, cards)
+
+
+def settings(**scaling: Any) -> TrainStageSettings:
+    return TrainStageSettings.model_validate({"scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "batch", "trainings", "scaling", "expected"),
+    [
+        ([node(4)], 64, 1, {}, 4),
+        ([node(0)], 64, 1, {}, 1),
+        ([node(4)], 64, 1, {"gpus_per_worker": 0}, 1),
+        ([node(4)], 3, 1, {}, 3),
+        ([node(8)], 64, 8, {}, 1),
+        ([node(8)], 64, 3, {}, 2),
+        ([node(8)], 64, 72, {}, 1),
+        ([node(8), node(8)], 64, 1, {}, 16),
+        ([node(8)], 64, 1, {"gpus_per_worker": 2}, 4),
+        ([node(2)], 64, 1, {"gpus_per_worker": 0.5}, 4),
+        ([node(8, cpus=4)], 64, 1, {}, 4),
+        ([node(8, cpus=16)], 64, 1, {"cpus_per_worker": 8}, 2),
+    ],
+)
+def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling, expected):
+    gpus = sum(len(each.gpus) for each in nodes)
+    resolved = settings(**scaling).with_gpus(gpus)
+    assert automatic_workers(resolved, batch, nodes, trainings) == expected
+
+
+def test_auto_is_the_default_and_other_texts_are_refused():
+    assert ScalingSettings().workers == "auto"
+    assert ScalingSettings().most_workers == ScalingSettings().fewest_workers == 1
+    assert ScalingSettings(workers=(2, 4)).most_workers == 4
+    with pytest.raises(ValidationError, match="auto"):
+        ScalingSettings(workers="all")
+
+
+def test_only_trainings_that_may_run_beside_it_take_part_of_the_gpus(tmp_path: Path) -> None:
+    training = Training(TrainStageSettings(), lambda view, run: None)
+
+    def stage(name: str, *needs: str, trains: bool = True, on_gpu: bool = True) -> Stage:
+        return Stage(
+            name, print, [Unit(name)], needs, training=training if trains else None, on_gpu=on_gpu
+        )
+
+    first, last = stage("a"), stage("e", "a")
+    stages = [first, stage("b"), stage("c", trains=False), stage("d", on_gpu=False), last]
+    ledger = Ledger(RunDirectory.at(tmp_path))
+    assert _trainings(first, stages, ledger) == 2
+    assert _trainings(stages[1], stages, ledger) == 3
