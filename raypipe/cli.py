@@ -82,6 +82,10 @@ Matrix = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Run a matrix of more than 10,000 points.")]
+Store = Annotated[
+    str | None,
+    typer.Argument(metavar="[LOCATION]", help="A path or URI. [default: RAYPIPE_STORE]"),
+]
 Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
 
 
@@ -284,6 +288,43 @@ def report(
     from raypipe.commands import report as command
 
     typer.echo(command.report(run_dir, variant))
+
+
+store = typer.Typer(
+    help="List, verify and prune the results that run directories share.", no_args_is_help=True
+)
+app.add_typer(store, name="store")
+
+
+@store.command("ls")
+def store_ls(location: Store = None) -> None:
+    """List the entries: stage, who computed it, where, when, and its size."""
+    from raypipe.commands import store as command
+
+    _show(command.entries(location))
+
+
+@store.command("verify")
+def store_verify(location: Store = None) -> None:
+    """Read everything and compare the checksums; exit status 1 if something is damaged."""
+    from raypipe.commands import store as command
+
+    text, whole = command.verify(location)
+    typer.echo(text)
+    raise typer.Exit(int(not whole))
+
+
+@store.command("prune")
+def store_prune(
+    older_than: Annotated[
+        str, typer.Option(help="Age, such as 12h, 30d or 8w.", show_default=False)
+    ],
+    location: Store = None,
+) -> None:
+    """Remove what was stored longer ago, damaged entries, and files that no entry refers to."""
+    from raypipe.commands import store as command
+
+    typer.echo(command.prune(location, older_than))
 
 
 def _show(frame: Any) -> None:

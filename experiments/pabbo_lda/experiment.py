@@ -21,7 +21,6 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
-from raypipe.storage.cache import Cache
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import read_verified
@@ -125,7 +124,7 @@ def run_lda(context: StageContext) -> None:
     }
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
-    with Cache(kind, enabled=lda.cache) as cache:
+    with context.cache(kind, enabled=lda.cache) as cache:
         run_studies(context, lda, study_specs(lda, load_objectives(data, lda)), scorers, cache)
 
 

@@ -18,6 +18,7 @@ from raypipe.commands.declarations import declared
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
+from raypipe.commands.store import store_of
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
@@ -62,6 +63,7 @@ def run(request: Request) -> int:
         refuse_other_axes(stored, configuration, run_dir.shown)
         tracking.check(configuration.settings.tracking, run_dir)
         refuse_changes(stored, stages, run_dir.shown)
+        store = store_of(configuration)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
         print(f"run directory: {run_dir.shown}", flush=True)
         if warning:
@@ -116,6 +118,7 @@ def run(request: Request) -> int:
                 command_id,
                 code.fingerprint,
                 Durations(nodes),
+                store,
             )
             failed = run_stages(stages, session)
             if ledger.rows("stages"):

@@ -18,9 +18,11 @@ from raypipe.hardware import bytes_text
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.settings_view import SettingsView, view
+from raypipe.pipeline.sharing import RecordedView
 from raypipe.pipeline.tables import CORE
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
+from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table, by_name
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from raypipe.hardware import Hardware
     from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.storage.store import Store
     from raypipe.tracking import Trackers
     from raypipe.training.batching import BatchPlan
     from raypipe.training.job import TrainingJob
@@ -47,7 +50,8 @@ class Session:
     """State that all stages of a command share.
 
     ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
-    fingerprint of the experiment's source. ``durations`` remembers what stages took.
+    fingerprint of the experiment's source. ``durations`` remembers what stages took. ``store``
+    shares results with other run directories.
     """
 
     run_dir: RunDirectory
@@ -62,6 +66,7 @@ class Session:
     command_id: str = ""
     code: str = ""
     durations: Durations | None = None
+    store: Store | None = None
 
 
 class StageContext:
@@ -106,7 +111,15 @@ class StageContext:
     @cached_property
     def ledger(self) -> Ledger:
         """The durable record, which results are written to: the rows that the stage sees."""
-        return self.stage.seen(self.session.ledger)
+        stage, ledger = self.stage, self.session.ledger
+        if self.session.store is not None:
+            return RecordedView(ledger, stage.variant, stage.variants.values())
+        return stage.seen(ledger)
+
+    def cache(self, kind: str, *, enabled: bool = True) -> Cache:
+        """Return a cache of rows; with a store it also shares the rows of the same source code."""
+        shared = self.session.store if self.session.code else None
+        return Cache(kind, enabled=enabled, store=shared, code=self.session.code)
 
     def todo(self) -> list[Unit]:
         """Return the units that are not finished, in order."""
@@ -125,22 +138,28 @@ class StageContext:
         """
         if isinstance(unit, str):
             unit = self._units[unit]
-        unit = self._units.get(unit.key, unit)
-        identity = unit.identity
-        if identity is None:
-            raise ValueError(f"unit {unit.key}: its identity was not composed")
-        record = {
-            **identity.record(),
-            "status": "succeeded",
-            "budget": unit.budget,
-            "stage": self.stage.name,
-            "code": self.session.code,
-            "finished_at": now(),
-        }
-        tables = {**(rows or {}), "units": {unit.key: record}}
-        if self.ledger.get(IDENTITIES, identity.shared_fingerprint) is None:
-            tables[IDENTITIES] = {identity.shared_fingerprint: dict(identity.shared)}
-        self.ledger.put_tables(tables)
+        self.finish_all([self._units.get(unit.key, unit)], rows or {})
+
+    def finish_all(self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]]) -> None:
+        """Record that units are finished, durably together with rows, all or nothing."""
+        records: dict[str, Row] = {}
+        shared: dict[str, Row] = {}
+        for unit in units:
+            identity = unit.identity
+            if identity is None:
+                raise ValueError(f"unit {unit.key}: its identity was not composed")
+            records[unit.key] = {
+                **identity.record(),
+                "status": "succeeded",
+                "budget": unit.budget,
+                "stage": self.stage.name,
+                "code": self.session.code,
+                "finished_at": now(),
+            }
+            if self.ledger.get(IDENTITIES, identity.shared_fingerprint) is None:
+                shared[identity.shared_fingerprint] = dict(identity.shared)
+        identities = {IDENTITIES: shared} if shared else {}
+        self.ledger.put_tables({**rows, "units": records, **identities})
 
     def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
         """Record a failed attempt."""

@@ -98,6 +98,8 @@ class Stage:
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
+        portable: whether other run directories may take its results from a shared store: not if
+            they are measurements of this machine.
         settings: the settings of its variant; set by the framework, as all that follow.
         variant: the point of the matrix that it belongs to.
         variants: the variant of each stage that it needs, also through others, by name.
@@ -113,6 +115,7 @@ class Stage:
     always_rerun: bool = False
     training: Training | None = None
     on_gpu: bool = False
+    portable: bool = True
     settings: BaseModel | None = None
     variant: str = BASE
     variants: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
+from raypipe.pipeline import sharing
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
@@ -99,6 +100,9 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         context = StageContext(
             stage, session, ranks[stage.key], lambda: _trainings(stage, ordered, session.ledger)
         )
+        if _taken(context, writer):
+            ran.add(stage.key)
+            return
         error = _run_stage(context, writer)
         ran.add(stage.key)
         if error is not None:
@@ -136,6 +140,17 @@ def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:
     return 1 + sum(not all_stored([other], ledger) for other in others)
 
 
+def _taken(context: StageContext, writer: _TableWriter) -> bool:
+    """Whether a stage's results were taken from the store."""
+    started_at, clock = now(), time.monotonic()
+    if not sharing.take(context):
+        return False
+    seconds = time.monotonic() - clock
+    _record_stage(context.session, context.stage, "succeeded", started_at, seconds, None)
+    writer.after_stage()
+    return True
+
+
 def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
     stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
@@ -143,10 +158,13 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
     units = context.todo()
 
     try:
+        shared = sharing.begin(context)
         stage.run(context)
         if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
             context.finish(stage.units[0].key)
         status = "succeeded"
+        if shared:
+            sharing.share(context)
         _remember(context, units, time.monotonic() - (context.began or (started_at, clock))[1])
     except UnitError as error:
         status, message = status_of(error), str(error)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def hardware_stage() -> Stage:
     """Return the stage that reports each node's hardware; no GPU is a note, not a failure."""
-    return Stage("hardware", _report_hardware, reads=(), workload="a check of every node")
+    about = "a check of every node"
+    return Stage("hardware", _report_hardware, reads=(), workload=about, portable=False)
 
 
 def _report_hardware(context: StageContext) -> None:

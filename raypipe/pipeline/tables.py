@@ -72,5 +72,25 @@ VARIANTS = Table(
     ),
 )
 
+REUSED = Table(
+    "reused",
+    "a stage whose results come from the shared store",
+    (
+        Column("stage", "text", "Name of the stage."),
+        Column("user", "text", "Who computed the results."),
+        Column("host", "text", "The machine of the command that computed them."),
+        Column("computed_at", "time", "When they were complete."),
+        Column("git_commit", "text", "Commit of the directory that the command ran in."),
+        Column("git_dirty", "boolean", "Whether files differed from the commit."),
+        Column("raypipe", "text", "Version of raypipe."),
+        Column("torch", "text", "Version of torch."),
+        Column("device", "text", "Name of the GPU, or cpu."),
+        Column("source_run_id", "text", "The run that computed them."),
+        Column("fingerprint", "text", "Name of the entry in the store."),
+        Column("store", "text", "Location of the store."),
+    ),
+    optional=True,
+)
+
 #: the tables that every run has
-CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT, VARIANTS)
+CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT, VARIANTS, REUSED)

@@ -85,7 +85,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     number = sweep.samples if sweep.is_searched else len(given)
     workload = f"{number} trials" + (f" of {steps} steps" if steps else "")
     units = [*units, last]
-    stage = Stage(NAME, run, units, tried.needs, (), workload, on_gpu=tried.on_gpu)
+    stage = Stage(NAME, run, units, tried.needs, (), workload, on_gpu=tried.on_gpu, portable=False)
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
