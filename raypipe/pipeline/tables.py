@@ -89,7 +89,6 @@ REUSED = Table(
         Column("fingerprint", "text", "Name of the entry in the store."),
         Column("store", "text", "Location of the store."),
     ),
-    optional=True,
 )
 
 #: the tables that every run has
