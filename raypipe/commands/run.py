@@ -17,7 +17,12 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
-from raypipe.commands.selection import check_training, matrix_or_sweep, selected
+from raypipe.commands.selection import (
+    check_size,
+    check_training,
+    matrix_or_sweep,
+    selected,
+)
 from raypipe.commands.store import store_of
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
@@ -56,6 +61,8 @@ def run(request: Request) -> int:
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
         stages = graph.stages
         check_training(configuration, graph, nodes)
+        if launcher is None:  # a cluster may grow; this machine does not
+            check_size(configuration, graph, nodes[0])
         run_dir = _run_directory(request.run_dir, configuration)
         fresh = not run_dir.exists(run_dir.ledger)
         stored = Ledger(run_dir, writable=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from raypipe.config.matrix import point_text
@@ -14,7 +14,7 @@ from raypipe.pipeline.experiment import in_order, with_needs
 from raypipe.pipeline.matrix import Graph, graph_of
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
-from raypipe.training.requirements import obstacles
+from raypipe.training.requirements import Obstacle, beyond, obstacles
 from raypipe.training.settings import TrainStageSettings
 
 #: points of a matrix that need no --yes
@@ -80,19 +80,41 @@ def selected(
 
 def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:
     """Reject a training that the hardware cannot run. Raises ConfigError."""
+    for where, name, section in _sections(configuration, graph):
+        if isinstance(section, TrainStageSettings):
+            _refuse(where, obstacles(name, section, nodes))
+
+
+def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> None:
+    """Reject workers and tasks that are larger than the only node of a cluster that cannot grow.
+
+    Raises:
+        ConfigError: the key, its value, and what the node has.
+
+    """
+    for where, name, section in _sections(configuration, graph):
+        if isinstance(section, TrainStageSettings):
+            _refuse(where, beyond(name, section, node))
+        for key, unit, has in (("cpus", "CPUs", node.cpus), ("gpus", "GPUs", len(node.gpus))):
+            asked = getattr(section, key, None)
+            if isinstance(asked, int | float) and asked > has:
+                reason, advice = f"this machine has {has or 'no'} {unit}", "lower it"
+                _refuse(where, [Obstacle(f"{name}.{key}", asked, reason, advice)])
+
+
+def _refuse(where: str, found: Sequence[Obstacle]) -> None:
+    for obstacle in found:
+        raise ConfigError(
+            f"{where}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; {obstacle.advice}"
+        )
+
+
+def _sections(configuration: Configuration, graph: Graph) -> Iterator[tuple[str, str, object]]:
+    """Yield each section with its name, and where it is from: the configuration or a point."""
     origin = configuration.origin
-    trainings = [
-        (origin, name, section)
-        for name, section in configuration.settings
-        if isinstance(section, TrainStageSettings)
-    ] + [
-        (f"{origin}: matrix ({point_text(graph.variants[stage.variant])})", stage.name, section)
-        for stage in graph.stages
-        if stage.variant in graph.variants
-        and isinstance(section := getattr(stage.settings, stage.name, None), TrainStageSettings)
-    ]
-    for where, name, section in trainings:
-        for obstacle in obstacles(name, section, nodes):
-            raise ConfigError(
-                f"{where}: {obstacle.key} = {obstacle.value}: {obstacle.reason}; {obstacle.advice}"
-            )
+    for name, section in configuration.settings:
+        yield origin, name, section
+    for stage in graph.stages:
+        if stage.variant in graph.variants:
+            where = f"{origin}: matrix ({point_text(graph.variants[stage.variant])})"
+            yield where, stage.name, getattr(stage.settings, stage.name, None)

@@ -55,6 +55,21 @@ def obstacles(
     return found
 
 
+def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obstacle]:
+    """Return the settings for which one worker is larger than a node, with full keys."""
+    scaling, gpus = settings.scaling, len(node.gpus)
+    found = []
+    if scaling.reserved_cpus > node.cpus:
+        key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
+        advice = "lower it, or use a cluster with larger nodes (--address)"
+        found.append(Obstacle(key, scaling.reserved_cpus, reason, advice))
+    if (scaling.gpus_per_worker or 0) > gpus:
+        key, reason = f"{stage}.scaling.gpus_per_worker", f"this machine has {gpus or 'no'} GPUs"
+        advice = "lower it (0 uses the CPUs), or use a cluster that has them (--address)"
+        found.append(Obstacle(key, scaling.gpus_per_worker, reason, advice))
+    return found
+
+
 def automatic_workers(
     settings: TrainStageSettings,
     effective_batch: int,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raypipe.commands import configuration as config
-from raypipe.commands.selection import check_training, selected
+from raypipe.commands.selection import check_size, check_training, selected
 from raypipe.config.settings import Settings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
@@ -418,6 +419,26 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
     assert identity(best, "fit.training.eval_every=5") != identity(
         best, "fit.training.eval_every=7"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("fit.scaling.cpus_per_worker=3", "cpus_per_worker = 3.0: this machine has 2 CPUs"),
+        ("fit.scaling.gpus_per_worker=2", "gpus_per_worker = 2.0: this machine has no GPUs"),
+        ("matrix.fit.scaling.cpus_per_worker=[1,3]", "matrix (fit.scaling.cpus_per_worker=3)"),
+    ],
+)
+def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str) -> None:
+    def check(*overrides: str) -> None:
+        node = Hardware("one", 2, 2**34)
+        configuration = config.resolve(config.parse(HEAD, "my.yaml"), overrides, "auto", [node])
+        check_size(configuration, selected(configuration, (), [node]), node)
+
+    check()
+    check("fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0")
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check(override)
 
 
 def test_more_workers_than_gpus_are_refused_and_never_fall_back_to_the_cpu() -> None:
