@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import runpy
 import subprocess
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,12 @@ PACKAGES = (
 
 def now() -> str:
     """Return the current time, UTC, in ISO 8601."""
-    return datetime.now(UTC).isoformat()
+    return ago(0)
+
+
+def ago(seconds: float) -> str:
+    """Return the time ``seconds`` ago, UTC, in ISO 8601."""
+    return (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat()
 
 
 def package_version(name: str) -> str | None:

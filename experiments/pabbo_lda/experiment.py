@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
@@ -117,15 +117,18 @@ def _lda_stage(settings: MainSettings) -> Stage:
 def run_lda(context: StageContext) -> None:
     """Run the studies that are not finished."""
     data, lda = context.settings.data, context.settings.lda
-    scorers: dict[str, Scorer] = {
-        name: model_scorer(restore_model(read_verified(context.run_dir, context.run_dir.model(of))))
-        for name, of in TRAINED_BY.items()
-        if name in lda.optimizers
-    }
+
+    @cache
+    def scorer(name: OptimizerName) -> Scorer | None:
+        if (train := TRAINED_BY.get(name)) is None:
+            return None
+        weights = read_verified(context.run_dir, context.run_dir.model(train))
+        return model_scorer(restore_model(weights))
+
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
-    with context.cache(kind, enabled=lda.cache) as cache:
-        run_studies(context, lda, study_specs(lda, load_objectives(data, lda)), scorers, cache)
+    with context.cache(kind, enabled=lda.cache) as values:
+        run_studies(context, lda, study_specs(lda, load_objectives(data, lda)), scorer, values)
 
 
 def run_aggregate(context: StageContext) -> None:

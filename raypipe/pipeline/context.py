@@ -20,7 +20,7 @@ from raypipe.pipeline.progress import Display
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
 from raypipe.pipeline.tables import CORE
-from raypipe.provenance import now
+from raypipe.provenance import ago, now
 from raypipe.redaction import without_credentials
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger, Row
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from raypipe.hardware import Hardware
     from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.pipeline.scheduler import Outcomes
     from raypipe.storage.store import Store
     from raypipe.tracking import Trackers
     from raypipe.training.batching import BatchPlan
@@ -78,8 +79,14 @@ class StageContext:
         session: Session,
         rank: float = 0.0,
         trainings: Callable[[], int] = lambda: 1,
+        outcomes: Outcomes | None = None,
     ) -> None:
         self.stage = stage
+        self._outcomes = outcomes
+        self._created = time.monotonic()
+        self._needs = {unit.key: stage.needed_by(unit) for unit in stage.units}
+        self._offered: set[str] = set()
+        self._ended = 0
         self._trainings = trainings
         self.session = session
         self.rank = rank
@@ -89,8 +96,10 @@ class StageContext:
         self.cpu_s = 0.0
         self.leased: tuple[float, float, float] | None = None
         self.resumed = False
-        #: date and clock of the start of its training, which may wait long for its resources
+        #: date and clock of the start of its first training or task, which may wait for resources
         self.began: tuple[str, float] | None = None
+        #: seconds in which its tasks waited for resources, or its units for other stages
+        self.waited_s = 0.0
         self._units = {unit.key: unit for unit in stage.units}
 
     @cached_property
@@ -121,9 +130,68 @@ class StageContext:
         shared = self.session.store if self.session.code else None
         return Cache(kind, enabled=enabled, store=shared, code=self.session.code)
 
-    def todo(self) -> list[Unit]:
+    def unfinished(self) -> list[Unit]:
         """Return the units that are not finished, in order."""
         return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+
+    def todo(self) -> list[Unit]:
+        """Return the units to compute: not finished, and their needs are done; in order.
+
+        If units need different stages, there are more of them when those have ended. The framework
+        then calls ``run`` again, unless it takes them from ``further_units`` earlier.
+        """
+        ready = self._ready()
+        self._offered.update(unit.key for unit in ready)
+        return ready
+
+    def further_units(self) -> list[Unit]:
+        """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
+        ended = 0 if self._outcomes is None else self._outcomes.ended
+        if ended == self._ended:
+            return []
+        self._ended = ended
+        before = set(self._offered)
+        return [unit for unit in self.todo() if unit.key not in before]
+
+    def await_units(self) -> bool:
+        """Wait until there are further units to compute; return False if there will be none."""
+        start = time.monotonic()
+        while True:
+            needs = self._running_needs()  # before the units: stages end meanwhile
+            if any(unit.key not in self._offered for unit in self._ready()):
+                return True
+            if self._outcomes is None or not needs:
+                return False
+            self._outcomes.wait(needs)
+            self.waited_s += time.monotonic() - start
+            start = time.monotonic()
+
+    def failed_needs(self) -> list[str]:
+        """Return the stages that unfinished units need and that failed."""
+        if self._outcomes is None:
+            return []
+        needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
+        return self._outcomes.failed(sorted(needs))
+
+    def _ready(self) -> list[Unit]:
+        outcomes = self._outcomes
+        return [
+            unit
+            for unit in self.unfinished()
+            if outcomes is None
+            or not (
+                outcomes.running(self._needs[unit.key]) or outcomes.failed(self._needs[unit.key])
+            )
+        ]
+
+    def _running_needs(self) -> set[str]:
+        """Return the running stages that unfinished units wait for."""
+        outcomes, running = self._outcomes, set[str]()
+        if outcomes is not None:
+            for unit in self.unfinished():
+                if not outcomes.failed(self._needs[unit.key]):
+                    running |= outcomes.running(self._needs[unit.key])
+        return running
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.
@@ -196,7 +264,10 @@ class StageContext:
 
         Empty if none is left. Every failed attempt becomes a row in ``failures``.
         """
+        start = time.monotonic()
         while results := pool.finished():
+            self._record_times(start, max(result.duration_s for result in results))
+            start = time.monotonic()
             for result in results:
                 self.cpu_s += result.cpu_s
                 if result.error is not None:
@@ -206,6 +277,14 @@ class StageContext:
             if final := [result for result in results if not result.retried]:
                 return final
         return []
+
+    def _record_times(self, since: float, task_s: float) -> None:
+        """Record what is left of a wait for tasks apart from the longest of those that ended."""
+        end = time.monotonic()
+        self.waited_s += max(0.0, end - since - task_s)
+        if self.began is None:
+            start = self._created + self.waited_s
+            self.began = ago(end - start), start
 
     def map(
         self, pool: TaskPool, calls: Iterable[tuple[K, *tuple[Any, ...]]]

@@ -42,7 +42,8 @@ class Unit:
         key: the name in the run directory, such as ``train_small`` or ``lda/20news/ga/0``.
         literals: plain values that decide the result in addition to settings and needs: the
             fingerprint of the data, a seed, the name of a method. Never a path or an address.
-        needs: the stages whose results it uses; by default all that its stage needs.
+        needs: the stages whose results it uses; by default all that its stage needs. A stage
+            starts when the needs of its first units are done.
         budget: how much of an extensible result to compute, such as the evaluations of a study.
         budget_key: the configuration key that sets the budget, for messages.
         identity: composed by the framework.
@@ -129,6 +130,16 @@ class Stage:
     def needed_keys(self) -> tuple[str, ...]:
         """The keys of the stages that it needs."""
         return tuple(variant_name(name, self.variants.get(name, BASE)) for name in self.needs)
+
+    def needed_by(self, unit: Unit) -> frozenset[str]:
+        """Return the keys of the stages that must end before a unit can be computed.
+
+        Needs of the stage that no unit names apply to all units.
+        """
+        named = {need for each in self.units for need in each.needs or ()}
+        own = self.needs if unit.needs is None else unit.needs
+        keys = zip(self.needs, self.needed_keys, strict=True)
+        return frozenset(key for need, key in keys if need in own or need not in named)
 
     def seen(self, ledger: Ledger) -> Ledger:
         """Return the ledger as the stage sees it: its own rows, and those of what it needs."""

@@ -11,7 +11,7 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline import sharing
 from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
 from raypipe.pipeline.experiment import Stage, Unit, in_order
-from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
+from raypipe.pipeline.scheduler import Outcomes, remaining_paths, run_concurrently
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
@@ -76,44 +76,48 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
 
     """
-    broken: dict[str, str] = {}
+    outcomes = Outcomes()
     ran: set[str] = set()
     ordered = in_order(stages)
     ranks = remaining_paths(ordered, _expected(session, ordered))
     writer = _TableWriter(session)
 
     def run(stage: Stage) -> None:
-        needs = [need for need in stage.needed_keys if need in broken]
-        if needs:
-            broken[stage.key] = f"needs {', '.join(needs)}"
+        outcomes.end(stage.key, run_one(stage))
+
+    def run_one(stage: Stage) -> str | None:
+        """Run a stage unless it is stored or cannot run; return why it failed."""
+        if stage.units and all(map(outcomes.failed, map(stage.needed_by, stage.units))):
+            needs = f"needs {', '.join(outcomes.failed(stage.needed_keys))}"
             _record_stage(session, stage, "skipped", now(), 0.0, None)
-            session.display.say(f"{stage.key}: skipped ({broken[stage.key]})")
+            session.display.say(f"{stage.key}: skipped ({needs})")
             writer.after_stage()
-            return
+            return needs
         fresh = stage.always_rerun and any(need in ran for need in stage.needed_keys)
         if not fresh and all_stored([stage], session.ledger):
             if (session.ledger.get("stages", stage.key) or {}).get("status") != "succeeded":
                 _record_stage(session, stage, "succeeded", now(), 0.0, None)
                 writer.after_stage()
             session.display.say(f"{stage.key}: done before")
-            return
+            return None
+        rank = ranks[stage.key]
         context = StageContext(
-            stage, session, ranks[stage.key], lambda: _trainings(stage, ordered, session.ledger)
+            stage, session, rank, lambda: _trainings(stage, ordered, session.ledger), outcomes
         )
-        if _taken(context, writer):
-            ran.add(stage.key)
-            return
-        error = _run_stage(context, writer)
+        failure = None if _taken(context, writer) else _run_stage(context, writer)
         ran.add(stage.key)
-        if error is not None:
-            broken[stage.key] = error
+        return failure
+
+    def interrupt() -> None:
+        outcomes.interrupt()
+        session.launcher.interrupt()
 
     if session.ledger.rows("units"):  # an earlier command may have been killed before it wrote them
         writer.after_stage()
     unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
     try:
         if session.launcher.concurrent and len(unfinished) > 1:
-            run_concurrently(ordered, run, session.launcher.interrupt)
+            run_concurrently(ordered, run, interrupt)
         else:
             for stage in ordered:
                 run(stage)
@@ -121,7 +125,7 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         writer.complete()
         if ran:  # not earlier: trainings write their files of the table while they run
             tables.conform(session.run_dir, session.tables["steps"])
-    first = next(iter(broken.items()), None)
+    first = next(iter(outcomes.failures.items()), None)
     return None if first is None else f"{first[0]}: {first[1]}"
 
 
@@ -155,17 +159,24 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
     stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
-    units = context.todo()
+    units = context.unfinished()
 
     try:
         shared = sharing.begin(context)
+        context.todo()
         stage.run(context)
-        if len(stage.units) == 1 and (stage.always_rerun or context.todo()):
+        if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):
             context.finish(stage.units[0].key)
-        status = "succeeded"
-        if shared:
-            sharing.share(context)
-        _remember(context, units, time.monotonic() - (context.began or (started_at, clock))[1])
+        while context.await_units():
+            stage.run(context)
+        if needs := context.failed_needs():
+            message = f"needs {', '.join(needs)}"
+            context.say(f"{len(context.unfinished())} units left out ({message})")
+        else:
+            status = "succeeded"
+            if shared:
+                sharing.share(context)
+            _remember(context, units, time.monotonic() - clock - context.waited_s)
     except UnitError as error:
         status, message = status_of(error), str(error)
     except (KeyboardInterrupt, SystemExit):

@@ -1,5 +1,7 @@
 """Stage scheduler: every stage starts as soon as the stages that it needs have ended.
 
+A stage whose units need different stages starts when the first of them can be computed.
+
 Stages share the cluster by the leases of their trainings, trials and tasks
 (:mod:`raypipe.pipeline.allocator`); those of the stage with the longest remaining path come first.
 """
@@ -7,7 +9,7 @@ Stages share the cluster by the leases of their trainings, trials and tasks
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 from raypipe.pipeline.experiment import Stage
@@ -23,7 +25,7 @@ Run = Callable[[Stage], None]
 
 
 def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -> None:
-    """Call ``run`` for each stage, once it has returned for all stages that it needs.
+    """Call ``run`` for each stage, once it has returned for all that one of its units needs.
 
     If a stage or this thread (Ctrl-C) raises, ``interrupt`` must end the running stages, and this
     thread waits up to 30 s for them.
@@ -38,13 +40,24 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
 
     """
     longest = remaining_paths(stages)
+    needs = {stage.key: _alternatives(stage) for stage in stages}
     waiting = sorted(stages, key=lambda stage: -longest[stage.key])  # stable
     running: dict[str, Future[None]] = {}
     try:
         while waiting or running:
             unsettled = {*running, *(stage.key for stage in waiting)}
-            ready = [stage for stage in waiting if not unsettled & set(stage.needed_keys)]
-            for stage in ready[: _MOST_STAGES - len(running)]:
+            whole = [stage for stage in waiting if unsettled.isdisjoint(stage.needed_keys)]
+            early = [
+                stage
+                for stage in waiting
+                if len(needs[stage.key]) > 1
+                and not unsettled.isdisjoint(stage.needed_keys)
+                and any(map(unsettled.isdisjoint, needs[stage.key]))
+            ]
+            # stages that started early wait for others, which must find a thread
+            ready = whole[: _MOST_STAGES - len(running)]
+            ready += early[: max(0, _MOST_STAGES // 2 - len(running) - len(ready))]
+            for stage in ready:
                 waiting.remove(stage)
                 running[stage.key] = _start(run, stage)
             wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
@@ -54,6 +67,51 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
         interrupt()
         wait(running.values(), timeout=_END_S)
         raise
+
+
+class Outcomes:
+    """The stages that have ended; stages that started early wait for the others of their needs."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ended: set[str] = set()
+        self._interrupted = False
+        #: why stages failed or were skipped, by key, the first one first
+        self.failures: dict[str, str] = {}
+
+    def end(self, stage: str, failure: str | None) -> None:
+        """Record that a stage has ended, and why it failed."""
+        with self._changed:
+            self._ended.add(stage)
+            if failure is not None:
+                self.failures[stage] = failure
+            self._changed.notify_all()
+
+    @property
+    def ended(self) -> int:
+        """The number of stages that have ended."""
+        return len(self._ended)
+
+    def failed(self, stages: Iterable[str]) -> list[str]:
+        """Return the stages that failed or were skipped."""
+        return [stage for stage in stages if stage in self.failures]
+
+    def running(self, stages: Collection[str]) -> set[str]:
+        """Return the stages that have not ended."""
+        return set(stages) - self._ended
+
+    def wait(self, stages: Collection[str]) -> None:
+        """Wait until one of these stages has ended. Raises KeyboardInterrupt."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._interrupted or not self._ended.isdisjoint(stages))
+            if self._interrupted:
+                raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in every current and later ``wait``."""
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
 
 
 def remaining_paths(
@@ -71,6 +129,11 @@ def remaining_paths(
         after = [paths[other.key] for other in stages if stage.key in other.needed_keys]
         paths[stage.key] = (seconds or {}).get(stage.key, 1.0) + max(after, default=0.0)
     return paths
+
+
+def _alternatives(stage: Stage) -> set[frozenset[str]]:
+    """Return the sets of stages one of which has to end before a stage can start."""
+    return {stage.needed_by(unit) for unit in stage.units} or {frozenset(stage.needed_keys)}
 
 
 def _start(run: Run, stage: Stage) -> Future[None]:

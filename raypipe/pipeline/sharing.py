@@ -83,7 +83,8 @@ def begin(context: StageContext) -> bool:
         return False
     key = f"{_BEGAN}/{context.stage.key}"
     ledger = context.session.ledger
-    first = ledger.get("runs", key) is None and len(context.todo()) == len(context.stage.units)
+    untouched = len(context.unfinished()) == len(context.stage.units)
+    first = untouched and ledger.get("runs", key) is None
     if first:
         ledger.put("runs", {key: {"at": now()}})
     return first or context.stage.training is not None
@@ -109,7 +110,7 @@ def take(context: StageContext) -> bool:
     A damaged entry is removed, with a warning; nothing of it is taken.
     """
     store, stage = context.session.store, context.stage
-    if not can_share(context) or store is None or len(context.todo()) != len(stage.units):
+    if not can_share(context) or store is None or len(context.unfinished()) != len(stage.units):
         return False
     name = _name(context)
     try:

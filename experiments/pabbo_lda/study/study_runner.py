@@ -7,8 +7,8 @@ are served without a task, so an interrupted study replays to where it was.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 from typing import Any
@@ -81,18 +81,19 @@ def run_studies(
     context: StageContext,
     settings: LdaSettings,
     specs: Sequence[StudySpec],
-    scorers: Mapping[str, Scorer],
+    scorer: Callable[[OptimizerName], Scorer | None],
     cache: Cache,
 ) -> None:
     """Run the studies that are not finished, and record each when it is.
 
-    Only as many studies are open at once as keep the CPUs busy.
+    Only as many studies are open at once as keep the CPUs busy. Those of a model follow when its
+    training has ended.
 
     Args:
         context: the stage ``lda``.
         settings: its settings.
         specs: all studies of the stage.
-        scorers: the trained models, by optimizer.
+        scorer: returns the trained model of an optimizer, None if it has none.
         cache: values of evaluations from other run directories.
 
     Raises:
@@ -100,25 +101,26 @@ def run_studies(
             other studies are finished.
 
     """
-    unfinished = {unit.key for unit in context.todo()}
-    todo = [spec for spec in specs if spec.key in unfinished]
+    unfinished = {unit.key for unit in context.unfinished()}
+    todo = {spec.key: spec for spec in specs if spec.key in unfinished}
     whole = settings.evaluations * len(specs)
     stored = whole - settings.evaluations * len(todo)
     options = PoolOptions(
         settings.cpus or 1.0, time_limit_s=settings.time_limit_s, attempts=settings.attempts
     )
     with context.pool(options) as pool:
-        objectives = {spec.objective.dataset: spec.objective for spec in todo}.values()
+        objectives = {spec.objective.dataset: spec.objective for spec in todo.values()}.values()
         evaluations = Evaluations(context, pool, cache, objectives, settings.cpus)
-        studies = _OpenStudies(context, settings, evaluations, scorers)
+        studies = _OpenStudies(context, settings, evaluations, scorer)
         context.begin(whole, stored)
         window = max(_OPEN_AT_LEAST, int(_OPEN_PER_CPU * pool.capacity))
-        waiting = iter(todo)
+        waiting = deque(context.todo())
         while True:
-            while evaluations.open < window and (spec := next(waiting, None)) is not None:
-                studies.add(spec)
+            waiting += context.further_units()
+            while waiting and evaluations.open < window:
+                studies.add(todo[waiting.popleft().key])
             ended = evaluations.finished()
-            if not ended:
+            if not ended and not waiting and not context.await_units():
                 break
             for request, result in ended:
                 studies.take(request, result)
@@ -138,9 +140,9 @@ class _OpenStudies:
         context: StageContext,
         settings: LdaSettings,
         evaluations: Evaluations,
-        scorers: Mapping[str, Scorer],
+        scorer: Callable[[OptimizerName], Scorer | None],
     ) -> None:
-        self._context, self._settings, self._scorers = context, settings, scorers
+        self._context, self._settings, self._scorer = context, settings, scorer
         self._evaluations = evaluations
         self._open: dict[str, tuple[StudySpec, Study]] = {}
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
@@ -184,7 +186,7 @@ class _OpenStudies:
             spec.optimizer,
             space=settings.space,
             seed=spec.seed,
-            scorer=self._scorers.get(spec.optimizer),
+            scorer=self._scorer(spec.optimizer),
             policy=settings.policy,
         )
         start = settings.space.start_points(settings.start)

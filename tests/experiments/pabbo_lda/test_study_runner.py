@@ -130,6 +130,10 @@ def specs_of(lda: LdaSettings, cost: int) -> list[StudySpec]:
     ]
 
 
+def no_model(optimizer: str) -> None:
+    """No optimizer of these studies has a model."""
+
+
 def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, cost: int = 0):
     """The ledger, the pool and the error after the stage; ``cost`` is the objectives' counts."""
     directory = RunDirectory.at(folder)
@@ -143,7 +147,7 @@ def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, co
     error = None
     try:
         with Cache("evaluations", enabled=lda.cache) as cache:
-            run_studies(StageContext(stage, session), lda, specs, {}, cache)
+            run_studies(StageContext(stage, session), lda, specs, no_model, cache)
     except (KeyboardInterrupt, UnitError) as caught:
         error = caught
     return ledger, launcher.made, error

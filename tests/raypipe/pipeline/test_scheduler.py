@@ -340,3 +340,113 @@ def test_a_command_killed_before_it_wrote_the_tables_leaves_nothing_out(session)
     assert runner.run_stages(stages, session) is None
     assert read_table(session.run_dir, "evaluations")["value"].tolist() == [1.0]
     assert statuses(session) == {"a": "succeeded"}
+
+
+def studies(do: Do, *needs: tuple[str, ...]) -> Stage:
+    """A stage of one unit for each of the needs."""
+    units = [Unit(f"studies/{place}", {"of": place}, each) for place, each in enumerate(needs)]
+    every = tuple(dict.fromkeys(need for each in needs for need in each))
+    return Stage("studies", do, units, ("check", *every))
+
+
+def test_units_start_when_what_they_need_has_ended(session):
+    """The studies of no model run while the model trains, which waits for them here."""
+    first, calls = threading.Event(), []
+
+    def study(context: StageContext) -> None:
+        calls.append([unit.key for unit in context.todo()])
+        finish(context)
+        first.set()
+
+    def train(context: StageContext) -> None:
+        assert first.wait(WAIT_S)
+        finish(context)
+
+    stages = [stage("check"), stage("train", do=train), studies(study, (), ("train",), ())]
+    assert run_stages(stages, session) is None
+    assert calls == [["studies/0", "studies/2"], ["studies/1"]]
+    assert set(statuses(session).values()) == {"succeeded"}
+
+
+def test_a_running_stage_takes_further_units(session):
+    started, calls = threading.Event(), []
+
+    def study(context: StageContext) -> None:
+        calls.append(None)
+        units = context.todo()
+        started.set()
+        while units or context.await_units():
+            for unit in units:
+                context.finish(unit)
+            units = context.further_units()
+
+    def train(context: StageContext) -> None:
+        assert started.wait(WAIT_S)
+        finish(context)
+
+    stages = [stage("check"), stage("train", do=train), studies(study, (), ("train",))]
+    assert run_stages(stages, session) is None
+    assert len(calls) == 1
+
+
+def test_a_failed_need_leaves_out_only_the_units_that_name_it(session):
+    def fail(context: StageContext) -> None:
+        raise RuntimeError("no model")
+
+    needs = ((), ("good",), ("bad",), ("good", "bad"))
+    stages = [
+        stage("check"),
+        stage("good"),
+        stage("bad", do=fail),
+        studies(finish, *needs),
+        stage("last", "studies"),
+    ]
+    assert run_stages(stages, session) == "bad: RuntimeError: no model"
+    assert statuses(session) == {
+        "check": "succeeded",
+        "good": "succeeded",
+        "bad": "failed",
+        "studies": "failed",
+        "last": "skipped",
+    }
+    done = {unit.key for unit in composed(stages)[3].units if session.ledger.get("units", unit.key)}
+    assert done == {"studies/0", "studies/1"}
+    stages[2] = stage("bad")
+    assert run_stages(stages, session) is None
+    assert set(statuses(session).values()) == {"succeeded"}
+
+
+def test_a_stage_that_waits_for_further_units_ends_at_an_interruption(session, interrupt):
+    def study(context: StageContext) -> None:
+        finish(context)
+        interrupt()
+        assert context.await_units()
+
+    gone = threading.Event()
+
+    def train(context: StageContext) -> None:
+        gone.wait(2)
+
+    stages = [stage("check"), stage("train", do=train), studies(study, (), ("train",))]
+    with pytest.raises(KeyboardInterrupt):
+        run_stages(stages, session)
+    assert statuses(session)["studies"] == "interrupted"
+    assert session.ledger.get("units", "studies/0") is not None
+
+
+def test_many_stages_that_wait_for_units_leave_threads_for_what_they_need(monkeypatch):
+    """With 4 threads: 20 stages could start early, and need trainings that come after them."""
+    monkeypatch.setattr(scheduler, "_MOST_STAGES", 4)
+    over = {f"train{place}": threading.Event() for place in range(20)}
+
+    def run(each: Stage) -> None:
+        for need in each.needs:
+            assert over[need].wait(WAIT_S)
+        if each.name in over:
+            over[each.name].set()
+
+    early = [
+        Stage(f"early{place}", finish, [Unit("a", needs=()), Unit("b", needs=(need,))], (need,))
+        for place, need in enumerate(over)
+    ]
+    run_concurrently(in_order([*early, *map(stage, over)]), run, pytest.fail)
