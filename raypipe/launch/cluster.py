@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -55,24 +55,24 @@ class RayLauncher:
         quiet = {name: os.environ[name] for name in QUIET}
         # workers import as the command does: current directory first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
-        options: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-            "runtime_env": {"env_vars": {"PYTHONPATH": search, **quiet}},
-        }
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        variables: dict[str, str] = {}
         # a job passes its own variables on to its workers; PYTHONPATH includes the job's
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         if self._local:
             options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
             options["address"] = "local"
+            # its processes inherit them; Ray takes half a second per process to apply a runtime_env
+            variables = {"PYTHONPATH": search}
         else:
             options["address"] = address or "auto"
+            options["runtime_env"] = {"env_vars": {"PYTHONPATH": search, **quiet}}
             _check_reachable(options["address"])
         # Ray prints a colored paragraph per dead worker, regardless of log_to_driver; each death
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
         try:
-            with _terminated_as_before(), _ended_if_stuck():
+            with _terminated_as_before(), _ended_if_stuck(), _environment(variables):
                 ray.init(**options)
         except Exception as error:  # Ray raises anything, even a plain Exception
             if self._local:
@@ -175,6 +175,21 @@ def _terminated_as_before() -> Iterator[None]:
         raise KeyboardInterrupt from error
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables in the body; the processes that it starts keep them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
