@@ -41,10 +41,14 @@ class Metric:
 def points(tables: Tables) -> list[dict[str, str]]:
     """Return the values of every point by key; a variant within another one is not a point."""
     values = list(_variants(tables).values())
-    return [
-        one for one in values if not any(one != other and one.items() <= other.items()
-                                         for other in values)
-    ]  # fmt: skip
+    # what variants with more keys have of fewer ones
+    parts = {
+        keys: {
+            frozenset((key, other[key]) for key in keys) for other in values if keys < other.keys()
+        }
+        for keys in {frozenset(one) for one in values}
+    }
+    return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
 
 
 def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
@@ -65,32 +69,64 @@ def point_name(point: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(point.items()))
 
 
-def observations(tables: Tables) -> pd.DataFrame:
-    """Return every compared number: a row per metric and variant.
+@dataclass(frozen=True)
+class Observations:
+    """Every compared number of a run, and the values of its variants.
 
-    Columns: ``metric``, ``value``, and the varied keys as text; a key is missing where the stage
-    does not depend on it.
+    Args:
+        numbers: columns ``metric``, ``variant`` and ``value``.
+        variants: a row for each variant and a column for each varied key, as text; missing where
+            the variant does not depend on the key. Keys may have any name.
+
     """
-    variants = pd.DataFrame.from_dict(_variants(tables), orient="index")
-    found = [
-        pd.DataFrame({"metric": metric.name, "variant": names, "value": values})
-        for metric, names, values in _metrics(tables)
-    ]
-    if variants.empty or not found:
-        return pd.DataFrame(columns=["metric", "value"])
-    together = pd.concat(found, ignore_index=True)
-    joined = together.merge(variants, left_on="variant", right_index=True)
-    return joined.drop(columns="variant").reset_index(drop=True)
+
+    numbers: pd.DataFrame
+    variants: pd.DataFrame
+
+    @classmethod
+    def of(cls, tables: Tables) -> Observations:
+        """Return the compared numbers of variants in the tables of a run."""
+        variants = pd.DataFrame.from_dict(_variants(tables), orient="index")
+        found = [
+            pd.DataFrame({"metric": metric.name, "variant": names, "value": values})
+            for metric, names, values in _metrics(tables)
+        ]
+        columns = ["metric", "variant", "value"]
+        numbers = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
+        return cls(numbers[numbers["variant"].isin(variants.index)], variants)
+
+    @property
+    def axes(self) -> list[str]:
+        """The varied keys apart from the seed."""
+        return [str(key) for key in self.variants.columns if key != SEED]
+
+    def blocks(self, axis: str) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each metric that depends on an axis: seeds x values, averaged over other axes."""
+        numbers = self.numbers.assign(axis=self._column(axis))
+        numbers["seed"] = self._column(SEED).fillna("0") if SEED in self.variants else "0"
+        for metric, group in numbers.dropna(subset=["axis"]).groupby("metric", sort=False):
+            table = group.pivot_table(
+                index="seed", columns="axis", values="value", aggfunc="mean"
+            ).rename_axis(index=None, columns=None)
+            yield str(metric), table[list(dict.fromkeys(group["axis"]))]
+
+    def _column(self, key: str) -> pd.Series:
+        return self.numbers["variant"].map(self.variants[key])
 
 
-def summary(observed: pd.DataFrame, axis: str) -> pd.DataFrame:
+def summary(observed: Observations, axis: str) -> pd.DataFrame:
     """Return mean, spread and confidence interval of each metric at each value of an axis.
 
     Values are first averaged over the other axes, so that each seed counts once. The interval is
     Student's, at 95 %; it is missing for a single seed.
+
+    Returns:
+        columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``mean``, ``std``, ``low``
+        and ``high``.
+
     """
     found = []
-    for metric, table in _blocks(observed, axis):
+    for metric, table in observed.blocks(axis):
         for value in table.columns:
             seeds = table[value].dropna()
             count = len(seeds)
@@ -99,28 +135,29 @@ def summary(observed: pd.DataFrame, axis: str) -> pd.DataFrame:
                 quantile = scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1)
                 half = float(quantile * seeds.std(ddof=1) / np.sqrt(count))
             mean = float(seeds.mean())
-            row = {"metric": metric, axis: value, "seeds": count, "mean": mean}
+            row = {"metric": metric, "axis": axis, "value": value, "seeds": count, "mean": mean}
             spread = float(seeds.std(ddof=1)) if count > 1 else np.nan
             found.append(row | {"std": spread, "low": mean - half, "high": mean + half})
-    columns = ["metric", axis, "seeds", "mean", "std", "low", "high"]
+    columns = ["metric", "axis", "value", "seeds", "mean", "std", "low", "high"]
     return pd.DataFrame(found, columns=columns)
 
 
-def tests(observed: pd.DataFrame, axis: str) -> pd.DataFrame:
+def tests(observed: Observations, axis: str) -> pd.DataFrame:
     """Return the paired tests between the values of an axis, with seeds as blocks.
 
     They are those of :func:`raypipe.stats.paired_comparisons`, corrected within each metric; too
     few seeds give no winner.
     """
     found = [
-        paired_comparisons(table).assign(metric=metric)
-        for metric, table in _blocks(observed, axis)
+        paired_comparisons(table).assign(metric=metric, axis=axis)
+        for metric, table in observed.blocks(axis)
         if table.shape[1] > 1
     ]
     if not found:
-        return pd.DataFrame(columns=["metric", "first", "second"])
+        return pd.DataFrame(columns=["metric", "axis", "first", "second"])
     together = pd.concat(found, ignore_index=True)
-    return together[["metric", *(name for name in together.columns if name != "metric")]]
+    names = ("metric", "axis")
+    return together[[*names, *(name for name in together.columns if name not in names)]]
 
 
 def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section:
@@ -128,16 +165,16 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
 
     ``shown`` is the point of the experiment's own sections.
     """
-    observed = observations(tables)
-    axes = [name for name in observed.columns if name not in ("metric", "value", SEED)]
-    if observed.empty:
+    observed = Observations.of(tables)
+    if observed.numbers.empty:
         return Section("Variants", [])
     parts: list[Part] = [_introduction(tables, shown)]
-    for axis in axes:
+    for axis in observed.axes:
         means = summary(observed, axis)
         if means.empty:
             continue
-        parts += [Heading(axis), TableView(means, list(means.columns), f"Means by {axis}")]
+        columns = [name for name in means.columns if name != "axis"]
+        parts += [Heading(axis), TableView(means, columns, f"Means by {axis}")]
         compared = tests(observed, axis)
         if compared.empty:
             continue
@@ -205,14 +242,3 @@ def _columns(
         if column in group.columns and group[column].notna().any():
             known = group[group[column].notna()]
             yield Metric(table, column, of), known["variant"], known[column].astype(float)
-
-
-def _blocks(observed: pd.DataFrame, axis: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield each metric that depends on an axis: seeds x values, averaged over other axes."""
-    if axis not in observed.columns:
-        return
-    seeds = observed[SEED] if SEED in observed.columns else pd.Series("0", observed.index)
-    with_seed = observed.assign(**{SEED: seeds.fillna("0")}).dropna(subset=[axis])
-    for metric, group in with_seed.groupby("metric", sort=False):
-        table = group.pivot_table(index=SEED, columns=axis, values="value", aggfunc="mean")
-        yield str(metric), table[list(dict.fromkeys(group[axis]))]

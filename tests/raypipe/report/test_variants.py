@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from raypipe.report import variants
+from raypipe.report.sections import TableView
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
 
@@ -43,7 +44,7 @@ def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def test_means_and_intervals_are_those_over_seeds(tables):
-    found = variants.summary(variants.observations(tables), "rate").set_index("rate")
+    found = variants.summary(variants.Observations.of(tables), "rate").set_index("value")
     assert set(found["metric"]) == {"measures.value (ours)"}
     for rate, values in by_rate(tables).items():
         row = found.loc[rate]
@@ -57,7 +58,7 @@ def test_means_and_intervals_are_those_over_seeds(tables):
 
 
 def test_the_tests_are_paired_by_seed_and_corrected(tables):
-    found = variants.tests(variants.observations(tables), "rate").set_index(["first", "second"])
+    found = variants.tests(variants.Observations.of(tables), "rate").set_index(["first", "second"])
     wide = by_rate(tables)
     pairs = [("0.1", "0.2"), ("0.1", "0.3"), ("0.2", "0.3")]
     p_values = [stats.wilcoxon(wide[a], wide[b]).pvalue for a, b in pairs]
@@ -71,7 +72,7 @@ def test_the_tests_are_paired_by_seed_and_corrected(tables):
 def test_too_few_seeds_give_no_winner(tables):
     few = tables["measures"]["variant"].str.contains("seed=[01]")
     tables["measures"] = tables["measures"][few]
-    found = variants.tests(variants.observations(tables), "rate")
+    found = variants.tests(variants.Observations.of(tables), "rate")
     assert (found["n"] == 2).all()
     assert not found["conclusion"].str.contains("is lower").any()
 
@@ -82,6 +83,34 @@ def test_rows_belong_to_the_points_that_have_their_values(tables):
     point = {"rate": "0.2", "size": "8", "seed": "3"}
     rows = variants.of_point(tables, point)["measures"]
     assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
+
+
+@pytest.mark.parametrize("key", ["value", "metric", "variant", "mean", "axis"])
+def test_a_varied_key_may_have_any_name(tables, key):
+    plain = variants.variants_section(tables, None)
+    tables["variants"] = tables["variants"].replace({"key": {"rate": key}})
+    renamed = variants.variants_section(tables, None)
+    for one, other in zip(plain.parts, renamed.parts, strict=True):
+        if isinstance(one, TableView):
+            assert one.rows.drop(columns="axis").equals(other.rows.drop(columns="axis"))
+
+
+def test_points_are_the_variants_that_no_other_contains():
+    random = np.random.default_rng(1)
+    for _ in range(50):
+        found = [
+            {key: str(random.integers(2)) for key in "abc" if random.random() < 0.7}
+            for _ in range(6)
+        ]
+        found = list({str(sorted(one.items())): one for one in found if one}.values())
+        rows = [
+            {"variant": str(place), "key": key, "value": value}
+            for place, one in enumerate(found)
+            for key, value in one.items()
+        ]
+        expected = [one for one in found if not any(one.items() < other.items() for other in found)]
+        columns = ["variant", "key", "value"]
+        assert variants.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
 
 
 def test_a_run_without_a_matrix_has_no_comparison():
