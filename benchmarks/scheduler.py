@@ -47,11 +47,12 @@ from benchmarks.training import machine
 from raypipe.config.settings import Settings
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.allocator import Allocator, Claim, Lease, Resources
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.identity import compose
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
 from raypipe.provenance import git_commit
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

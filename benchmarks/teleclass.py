@@ -42,9 +42,10 @@ from experiments.teleclass.settings import (
 )
 from experiments.teleclass.training import Collate, TeleclassTask
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers

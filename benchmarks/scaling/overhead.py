@@ -19,10 +19,11 @@ import ray
 
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.identity import compose
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import open_trackers

@@ -7,11 +7,11 @@ from pathlib import Path
 from benchmarks.trials.plan import Plan
 from raypipe import hardware
 from raypipe.commands import configuration as config
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import with_needs
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import NAME, with_sweep

@@ -8,11 +8,11 @@ from benchmarks.trials.plan import Grid
 from raypipe import hardware
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import selected
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
 from raypipe.report.build import build
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

@@ -13,13 +13,16 @@ MEASURES = Table(
     (
         Column("method", "text", "`language model`, or the baseline `unigram`."),
         Column("tokens", "integer", "Number of held-out tokens that are predicted."),
-        Column("loss", "real", "Mean cross-entropy of the held-out tokens.", "nats per token"),
-        Column("perplexity", "real", "Exponential of the loss."),
+        Column(
+            "loss", "real", "Mean cross-entropy of the held-out tokens.", "nats per token", "lower"
+        ),
+        Column("perplexity", "real", "Exponential of the loss.", better="lower"),
         Column(
             "bits_per_byte",
             "real",
             "Loss relative to the size of the held-out text, which compares tokenizers.",
             "bits per byte",
+            "lower",
         ),
     ),
 )

@@ -27,7 +27,12 @@ MEASURES = Table(
         Column("method", "text", "`summarizer` (the trained model), or a baseline."),
         Column("documents", "integer", "Number of held-out documents."),
         *(
-            Column(name, "real", f"Mean F1 of {title}; with several references, of the best one.")
+            Column(
+                name,
+                "real",
+                f"Mean F1 of {title}; with several references, of the best one.",
+                better="higher",
+            )
             for name, title in rouge.MEASURES.items()
         ),
         Column("words", "real", "Mean length of a summary.", "words"),

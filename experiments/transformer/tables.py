@@ -11,11 +11,23 @@ TABLES = (
         (
             Column("method", "text", "The transformer, the majority class or the training mean."),
             Column("rows", "integer", "Held-out rows."),
-            Column("accuracy", "real", "Fraction of rows with the right class."),
-            Column("macro_f1", "real", "Mean F1 over the classes that occur in the rows."),
-            Column("rmse", "real", "Root mean squared error, in the unit of the target."),
-            Column("mae", "real", "Mean absolute error, in the unit of the target."),
-            Column("r2", "real", "Coefficient of determination."),
+            Column("accuracy", "real", "Fraction of rows with the right class.", better="higher"),
+            Column(
+                "macro_f1",
+                "real",
+                "Mean F1 over the classes that occur in the rows.",
+                better="higher",
+            ),
+            Column(
+                "rmse",
+                "real",
+                "Root mean squared error, in the unit of the target.",
+                better="lower",
+            ),
+            Column(
+                "mae", "real", "Mean absolute error, in the unit of the target.", better="lower"
+            ),
+            Column("r2", "real", "Coefficient of determination.", better="higher"),
         ),
     ),
     Table(

@@ -10,8 +10,8 @@ from raypipe.commands import cluster
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request
 from raypipe.commands.run import announce
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.sweep.fit import fit_stage, fitting

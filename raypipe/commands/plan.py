@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.selection import matrix_or_sweep, selected
-from raypipe.pipeline.context import is_done
+from raypipe.pipeline.comparison import NAME
 from raypipe.pipeline.durations import Durations, Estimate
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.matrix import refuse_other_axes
 from raypipe.pipeline.runner import refuse_changes
+from raypipe.pipeline.stage_units import is_done
 from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
@@ -51,7 +52,7 @@ def plan(
         rows.append(
             {
                 "stage": name,
-                "needs": ", ".join(of_name[0][0].needs),
+                "needs": "all stages" if name == NAME else ", ".join(of_name[0][0].needs),
                 **({"variants": len(of_name)} if graph.variants else {}),
                 "units": units,
                 "done": units - left,

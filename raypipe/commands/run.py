@@ -28,12 +28,12 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import all_stored, refuse_changes, run_stages
+from raypipe.pipeline.session import Session
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger

@@ -139,6 +139,14 @@ def value_text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
+def text_value(text: str) -> Any:
+    """Return the value of a text of ``value_text``."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def _reads_as_json(text: str) -> bool:
     try:
         json.loads(text)

@@ -6,34 +6,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel
-
-from raypipe.config.settings import Settings
 from raypipe.errors import UnitError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
-from raypipe.pipeline.tables import CORE
+from raypipe.pipeline.stage_units import StageUnits
 from raypipe.provenance import ago, now
 from raypipe.redaction import without_credentials
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import Table, by_name
 
 if TYPE_CHECKING:
-    from raypipe.hardware import Hardware
-    from raypipe.pipeline.durations import Durations
-    from raypipe.pipeline.launcher import Launcher, PoolOptions, TaskPool, TaskResult
+    from raypipe.pipeline.launcher import PoolOptions, TaskPool, TaskResult
     from raypipe.pipeline.scheduler import Outcomes
-    from raypipe.storage.store import Store
-    from raypipe.tracking import Trackers
     from raypipe.training.batching import BatchPlan
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
@@ -44,30 +36,6 @@ K = TypeVar("K")
 _MOST_BUFFERED = 1000
 #: the ledger's table of the shared parts of identities, by their hash
 IDENTITIES = "identities"
-
-
-@dataclass(frozen=True)
-class Session:
-    """State that all stages of a command share.
-
-    ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
-    fingerprint of the experiment's source. ``durations`` remembers what stages took. ``store``
-    shares results with other run directories.
-    """
-
-    run_dir: RunDirectory
-    run_id: str
-    ledger: Ledger
-    launcher: Launcher
-    display: Display
-    nodes: Sequence[Hardware]
-    trackers: Trackers
-    settings: BaseModel = field(default_factory=Settings)
-    tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
-    command_id: str = ""
-    code: str = ""
-    durations: Durations | None = None
-    store: Store | None = None
 
 
 class StageContext:
@@ -82,11 +50,7 @@ class StageContext:
         outcomes: Outcomes | None = None,
     ) -> None:
         self.stage = stage
-        self._outcomes = outcomes
         self._created = time.monotonic()
-        self._needs = {unit.key: stage.needed_by(unit) for unit in stage.units}
-        self._offered: set[str] = set()
-        self._ended = 0
         self._trainings = trainings
         self.session = session
         self.rank = rank
@@ -100,7 +64,7 @@ class StageContext:
         self.began: tuple[str, float] | None = None
         #: seconds in which its tasks waited for resources, or its units for other stages
         self.waited_s = 0.0
-        self._units = {unit.key: unit for unit in stage.units}
+        self._units = StageUnits(stage, self.ledger, outcomes)
 
     @cached_property
     def settings(self) -> SettingsView:
@@ -132,7 +96,7 @@ class StageContext:
 
     def unfinished(self) -> list[Unit]:
         """Return the units that are not finished, in order."""
-        return [unit for unit in self.stage.units if not is_done(self.ledger, unit)]
+        return self._units.unfinished()
 
     def todo(self) -> list[Unit]:
         """Return the units to compute: not finished, and their needs are done; in order.
@@ -140,58 +104,23 @@ class StageContext:
         If units need different stages, there are more of them when those have ended. The framework
         then calls ``run`` again, unless it takes them from ``further_units`` earlier.
         """
-        ready = self._ready()
-        self._offered.update(unit.key for unit in ready)
-        return ready
+        return self._units.todo()
 
     def further_units(self) -> list[Unit]:
         """Return units to compute that neither this nor ``todo`` has returned; fast if none."""
-        ended = 0 if self._outcomes is None else self._outcomes.ended
-        if ended == self._ended:
-            return []
-        self._ended = ended
-        before = set(self._offered)
-        return [unit for unit in self.todo() if unit.key not in before]
+        return self._units.further()
 
     def await_units(self) -> bool:
         """Wait until there are further units to compute; return False if there will be none."""
         start = time.monotonic()
-        while True:
-            needs = self._running_needs()  # before the units: stages end meanwhile
-            if any(unit.key not in self._offered for unit in self._ready()):
-                return True
-            if self._outcomes is None or not needs:
-                return False
-            self._outcomes.wait(needs)
+        try:
+            return self._units.await_further()
+        finally:
             self.waited_s += time.monotonic() - start
-            start = time.monotonic()
 
     def failed_needs(self) -> list[str]:
         """Return the stages that unfinished units need and that failed."""
-        if self._outcomes is None:
-            return []
-        needs = {need for unit in self.unfinished() for need in self._needs[unit.key]}
-        return self._outcomes.failed(sorted(needs))
-
-    def _ready(self) -> list[Unit]:
-        outcomes = self._outcomes
-        return [
-            unit
-            for unit in self.unfinished()
-            if outcomes is None
-            or not (
-                outcomes.running(self._needs[unit.key]) or outcomes.failed(self._needs[unit.key])
-            )
-        ]
-
-    def _running_needs(self) -> set[str]:
-        """Return the running stages that unfinished units wait for."""
-        outcomes, running = self._outcomes, set[str]()
-        if outcomes is not None:
-            for unit in self.unfinished():
-                if not outcomes.failed(self._needs[unit.key]):
-                    running |= outcomes.running(self._needs[unit.key])
-        return running
+        return self._units.failed_needs()
 
     def finish(self, unit: Unit | str, rows: Mapping[str, Mapping[str, Row]] | None = None) -> None:
         """Record that a unit is finished, durably together with its rows.
@@ -205,8 +134,8 @@ class StageContext:
 
         """
         if isinstance(unit, str):
-            unit = self._units[unit]
-        self.finish_all([self._units.get(unit.key, unit)], rows or {})
+            unit = self._units.named[unit]
+        self.finish_all([self._units.named.get(unit.key, unit)], rows or {})
 
     def finish_all(self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]]) -> None:
         """Record that units are finished, durably together with rows, all or nothing."""
@@ -445,17 +374,6 @@ class StageContext:
         row = trial_row(job, self.stage.name, status, self.device, outcome)
         self.ledger.put("trials", {job.trial_id: row})
         self.session.trackers.end(job.trial_id, row)
-
-
-def is_done(ledger: Ledger, unit: Unit) -> bool:
-    """Whether a unit's result is stored, for its whole budget."""
-    stored = ledger.get("units", unit.key)
-    return (
-        stored is not None
-        and stored["status"] == "succeeded"
-        and stored["fingerprint"] == unit.fingerprint
-        and stored.get("budget", 0) >= unit.budget
-    )
 
 
 def status_of(error: UnitError) -> str:

@@ -97,6 +97,7 @@ class Stage:
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
+        after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
         portable: whether other run directories may take its results from a shared store: not if
@@ -114,6 +115,7 @@ class Stage:
     reads: tuple[str, ...] | None = None
     workload: str = ""
     always_rerun: bool = False
+    after_failures: bool = False
     training: Training | None = None
     on_gpu: bool = False
     portable: bool = True

@@ -16,6 +16,7 @@ from typing import Any
 from raypipe.config.matrix import SEED, SEED_STRIDE, MatrixSettings, Point, point_text, value_text
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
+from raypipe.pipeline.comparison import comparison_stage
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage, in_order
 from raypipe.pipeline.identity import fingerprint, stage_fingerprint
@@ -82,7 +83,10 @@ def graph_of(configuration: Configuration, stages: Stages) -> Graph:
             merged.setdefault(placed.key, placed)
             if decisive[stage.name]:
                 variants[variant] = {key: point[key] for key in decisive[stage.name]}
-    return Graph(list(merged.values()), variants, len(built))
+    graph = list(merged.values())
+    if len(built) > 1:
+        graph.append(comparison_stage(graph))
+    return Graph(graph, variants, len(built))
 
 
 def variant_label(values: Mapping[str, Any]) -> str:

@@ -9,9 +9,11 @@ from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline import sharing
-from raypipe.pipeline.context import IDENTITIES, Session, StageContext, is_done, status_of
+from raypipe.pipeline.context import IDENTITIES, StageContext, status_of
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.scheduler import Outcomes, remaining_paths, run_concurrently
+from raypipe.pipeline.session import Session
+from raypipe.pipeline.stage_units import is_done
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
@@ -87,7 +89,8 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
 
     def run_one(stage: Stage) -> str | None:
         """Run a stage unless it is stored or cannot run; return why it failed."""
-        if stage.units and all(map(outcomes.failed, map(stage.needed_by, stage.units))):
+        broken = bool(stage.units) and all(map(outcomes.failed, map(stage.needed_by, stage.units)))
+        if broken and not stage.after_failures:
             needs = f"needs {', '.join(outcomes.failed(stage.needed_keys))}"
             _record_stage(session, stage, "skipped", now(), 0.0, None)
             session.display.say(f"{stage.key}: skipped ({needs})")

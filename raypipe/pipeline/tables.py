@@ -72,6 +72,57 @@ VARIANTS = Table(
     ),
 )
 
+VARIANT_METRICS = Table(
+    "variant_metrics",
+    "a metric at a value of an axis of the matrix",
+    (
+        Column("metric", "text", "Table, column and what tells its rows apart."),
+        Column("axis", "text", "The varied key."),
+        Column("value", "text", "Its value."),
+        Column("seeds", "integer", "Seeds with a number, each averaged over the other axes."),
+        Column("mean", "real", "Mean over seeds."),
+        Column("std", "real", "Standard deviation over seeds."),
+        Column("low", "real", "Lower end of Student's 95 % confidence interval of the mean."),
+        Column("high", "real", "Upper end of the interval."),
+    ),
+)
+
+VARIANT_TESTS = Table(
+    "variant_tests",
+    "a paired test of two values of an axis of the matrix",
+    (
+        Column("metric", "text", "As in `variant_metrics`."),
+        Column("axis", "text", "The varied key."),
+        Column("first", "text", "A value of the axis."),
+        Column("second", "text", "Another value."),
+        Column("n", "integer", "Seeds with both."),
+        Column("dropped", "integer", "Seeds without one of them."),
+        Column("equal", "integer", "Seeds with equal numbers."),
+        Column("statistic", "real", "Statistic of Wilcoxon's signed-rank test."),
+        Column("p_value", "real", "Its two-sided p-value."),
+        Column(
+            "effect", "real", "Matched-pairs rank-biserial correlation; negative: first is lower."
+        ),
+        Column(
+            "p_holm", "real", "p-value corrected by Holm over the pairs of the metric and axis."
+        ),
+        Column("conclusion", "text", "The lower value, or that none can be told and why."),
+    ),
+)
+
+BEST_VARIANTS = Table(
+    "best_variants",
+    "the best point of the matrix by a metric",
+    (
+        Column("metric", "text", "As in `variant_metrics`."),
+        Column("better", "text", "Which numbers are better: lower or higher."),
+        Column("mean", "real", "Mean over seeds at the best point."),
+        Column("seeds", "integer", "Number of seeds of the mean."),
+        Column("points", "integer", "Number of points compared."),
+        Column("point", "text", "Values of the varied keys, as JSON."),
+    ),
+)
+
 REUSED = Table(
     "reused",
     "a stage whose results come from the shared store",
@@ -92,4 +143,14 @@ REUSED = Table(
 )
 
 #: the tables that every run has
-CORE = (STAGES, *TRAINING_TABLES, FAILURES, ENVIRONMENT, VARIANTS, REUSED)
+CORE = (
+    STAGES,
+    *TRAINING_TABLES,
+    FAILURES,
+    ENVIRONMENT,
+    VARIANTS,
+    VARIANT_METRICS,
+    VARIANT_TESTS,
+    BEST_VARIANTS,
+    REUSED,
+)

@@ -10,10 +10,11 @@ import pandas as pd
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
+from raypipe.report.comparison import of_point, point_name, points
 from raypipe.report.formatting import cell
 from raypipe.report.page import Tables, report_files
 from raypipe.report.sections import Section
-from raypipe.report.variants import of_point, point_name, points, variants_section
+from raypipe.report.variants import variants_section
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables
 

@@ -41,12 +41,16 @@ _VALUES: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a results table: its type, a line of meaning, and the unit of its values."""
+    """A column of a results table: its type, a line of meaning, and the unit of its values.
+
+    ``better`` says which values are better, if that is what the column measures.
+    """
 
     name: str
     type: Literal["text", "integer", "real", "boolean", "time"]
     meaning: str
     unit: str = ""
+    better: Literal["lower", "higher", ""] = ""
 
 
 #: columns that the framework adds to every table

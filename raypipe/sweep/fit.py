@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.context import Session, StageContext, first_line
+from raypipe.pipeline.context import StageContext, first_line
 from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes

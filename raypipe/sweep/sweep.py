@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import TRANSIENT, UnitError
-from raypipe.pipeline.context import StageContext, first_line, is_done, status_of
+from raypipe.pipeline.context import StageContext, first_line, status_of
+from raypipe.pipeline.stage_units import is_done
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory

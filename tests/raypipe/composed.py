@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from raypipe.config.settings import Settings
 from raypipe.pipeline import runner
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.identity import compose
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 
 NOTHING = Experiment("nothing", 1, Settings, lambda settings: [])

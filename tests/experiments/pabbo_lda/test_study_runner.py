@@ -24,10 +24,11 @@ from experiments.pabbo_lda.study import study_runner
 from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
 from raypipe.errors import UnitError
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.provenance import package_version
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger

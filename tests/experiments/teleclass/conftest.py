@@ -19,10 +19,11 @@ from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.storage.artifacts import write_parquet
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

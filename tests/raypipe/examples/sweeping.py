@@ -10,10 +10,10 @@ from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import refuse_changes, run_stages
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table

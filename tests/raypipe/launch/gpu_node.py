@@ -18,11 +18,11 @@ from raypipe.config.settings import Settings
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch import group
 from raypipe.launch.cluster import RayLauncher
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.identity import compose
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

@@ -21,10 +21,11 @@ from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import claim_of
 from raypipe.launch.cluster import RayLauncher
 from raypipe.pipeline.allocator import Claim, Lease
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table

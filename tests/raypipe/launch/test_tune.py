@@ -18,11 +18,11 @@ from torch import nn
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

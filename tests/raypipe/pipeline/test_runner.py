@@ -13,9 +13,11 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner
-from raypipe.pipeline.context import Session, StageContext, is_done
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit, in_order, with_needs
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
+from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
 from raypipe.pipeline.tables import CORE
 from raypipe.storage.ledger import Ledger

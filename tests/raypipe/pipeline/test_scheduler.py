@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner, scheduler
-from raypipe.pipeline.context import Session, StageContext, is_done
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
+from raypipe.pipeline.session import Session
+from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger

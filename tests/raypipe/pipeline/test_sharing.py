@@ -11,9 +11,10 @@ from example_tasks import Regression
 
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session, StageContext
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
-from raypipe.report import variants
+from raypipe.config.matrix import value_text
+from raypipe.report import comparison, variant_plots, variants
 from raypipe.report.sections import TableView
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
@@ -44,7 +47,7 @@ def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def test_means_and_intervals_are_those_over_seeds(tables):
-    found = variants.summary(variants.Observations.of(tables), "rate").set_index("value")
+    found = comparison.summary(comparison.Observations.of(tables), "rate").set_index("value")
     assert set(found["metric"]) == {"measures.value (ours)"}
     for rate, values in by_rate(tables).items():
         row = found.loc[rate]
@@ -58,7 +61,9 @@ def test_means_and_intervals_are_those_over_seeds(tables):
 
 
 def test_the_tests_are_paired_by_seed_and_corrected(tables):
-    found = variants.tests(variants.Observations.of(tables), "rate").set_index(["first", "second"])
+    found = comparison.tests(comparison.Observations.of(tables), "rate").set_index(
+        ["first", "second"]
+    )
     wide = by_rate(tables)
     pairs = [("0.1", "0.2"), ("0.1", "0.3"), ("0.2", "0.3")]
     p_values = [stats.wilcoxon(wide[a], wide[b]).pvalue for a, b in pairs]
@@ -72,16 +77,52 @@ def test_the_tests_are_paired_by_seed_and_corrected(tables):
 def test_too_few_seeds_give_no_winner(tables):
     few = tables["measures"]["variant"].str.contains("seed=[01]")
     tables["measures"] = tables["measures"][few]
-    found = variants.tests(variants.Observations.of(tables), "rate")
+    found = comparison.tests(comparison.Observations.of(tables), "rate")
     assert (found["n"] == 2).all()
     assert not found["conclusion"].str.contains("is lower").any()
 
 
+def test_the_best_point_has_the_best_mean_over_seeds(tables):
+    observed = comparison.Observations.of(tables)
+    ours = tables["measures"].query("method == 'ours'")
+    means = ours.groupby(ours["variant"].str.replace(r",seed=\d+", "", regex=True))["value"].mean()
+    for better, name in (("lower", means.idxmin()), ("higher", means.idxmax())):
+        (row,) = comparison.best(observed, {("measures", "value"): better}).to_dict("records")
+        assert (row["metric"], row["better"]) == ("measures.value (ours)", better)
+        assert row["mean"] == pytest.approx(means[name])
+        assert (row["seeds"], row["points"]) == (len(SEEDS), len(RATES) * len(SIZES))
+        point = dict(part.split("=") for part in name.split(","))
+        assert json.loads(row["point"]) == point
+    assert comparison.best(observed, {}).empty
+
+
+def test_the_yaml_of_a_point_has_its_values():
+    values = {"a.rate": 0.1, "a.name": "yes", "b": [1, "2"], "a.c.d": None, "e": "x, y", "f": "1"}
+    point = json.dumps({key: value_text(value) for key, value in values.items()})
+    nested = {"a": {"rate": 0.1, "name": "yes", "c": {"d": None}}, "b": [1, "2"]}
+    assert yaml.safe_load(variants.best_yaml(point)) == {**nested, "e": "x, y", "f": "1"}
+
+
+def test_figures_show_every_point(tables):
+    (means,) = (
+        each for each in comparison.Observations.of(tables).by_point() if each.metric.of == "ours"
+    )
+    assert means.axes == ["rate", "size"]
+    (heat,) = variant_plots.heat_maps(means)
+    (image,) = heat.figure.axes[0].get_images()
+    grid = np.asarray(image.get_array())
+    by_point = {(r, s): m for (r, s), m in zip(means.points.to_numpy(), means.means, strict=True)}
+    expected = [[by_point[rate, size] for size in SIZES] for rate in RATES]
+    assert grid == pytest.approx(np.array(expected))
+    lines = variant_plots.parallel_coordinates(means).figure.axes[0].get_lines()
+    assert sum(len(line.get_xdata()) == 3 for line in lines) == len(RATES) * len(SIZES)
+
+
 def test_rows_belong_to_the_points_that_have_their_values(tables):
-    found = variants.points(tables)
+    found = comparison.points(tables)
     assert len(found) == 48
     point = {"rate": "0.2", "size": "8", "seed": "3"}
-    rows = variants.of_point(tables, point)["measures"]
+    rows = comparison.of_point(tables, point)["measures"]
     assert sorted(rows["variant"]) == ["rate=0.2,seed=3,size=8", "seed=3"]
 
 
@@ -110,9 +151,9 @@ def test_points_are_the_variants_that_no_other_contains():
         ]
         expected = [one for one in found if not any(one.items() < other.items() for other in found)]
         columns = ["variant", "key", "value"]
-        assert variants.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
+        assert comparison.points({"variants": pd.DataFrame(rows, columns=columns)}) == expected
 
 
 def test_a_run_without_a_matrix_has_no_comparison():
     assert variants.variants_section({}, None).parts == []
-    assert variants.points({}) == []
+    assert comparison.points({}) == []

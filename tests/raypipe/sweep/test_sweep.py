@@ -14,9 +14,10 @@ from raypipe.commands import configuration as config
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
-from raypipe.pipeline.context import Session, is_done
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
+from raypipe.pipeline.session import Session
+from raypipe.pipeline.stage_units import is_done
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table

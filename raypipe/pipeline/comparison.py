@@ -1,0 +1,75 @@
+"""Stage that compares the variants of a matrix once all of them are done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import Identity, stage_fingerprint
+from raypipe.report.comparison import Observations, best, summary, tests
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import BASE
+
+NAME = "compare_variants"
+
+
+def comparison_stage(stages: Sequence[Stage]) -> Stage:
+    """Return the stage that compares all others, which are those of a matrix."""
+    needs = {stage.key: stage_fingerprint(stage) for stage in stages}
+    budgets = {stage.key: [unit.budget for unit in stage.units] for stage in stages}
+    identity = Identity.of({"stage": NAME}, {"budgets": budgets}, needs)
+    return Stage(
+        NAME,
+        compare,
+        [Unit(NAME, identity=identity)],
+        needs=tuple(needs),
+        reads=(),
+        workload="statistics over seeds",
+        always_rerun=True,
+        after_failures=True,
+    )
+
+
+def compare(context: StageContext) -> None:
+    """Derive the tables of means, tests and best points from the results of all variants."""
+    ledger, declared = context.session.ledger, context.session.tables
+    names = ("variants", "trials", "measures")
+    frames = {name: _frame(ledger.rows(name)) for name in names}
+    better = {
+        (name, column.name): column.better
+        for name in names
+        if name in declared
+        for column in declared[name].columns
+        if column.better
+    }
+    observed = Observations.of(frames)
+    derived = {
+        "variant_metrics": [summary(observed, axis) for axis in observed.axes],
+        "variant_tests": [tests(observed, axis) for axis in observed.axes],
+        "best_variants": [best(observed, better)],
+    }
+    for table, parts in derived.items():
+        rows = _rows(part for part in parts if len(part))
+        ledger.remove(table, {key for key, _ in ledger.items(table)} - rows.keys())
+        ledger.put(table, rows)
+
+
+def _frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return rows as a table with their variants."""
+    frame = pd.DataFrame(rows)
+    if len(frame):
+        frame["variant"] = frame["variant"].fillna(BASE) if "variant" in frame else BASE
+    return frame
+
+
+def _rows(parts: Iterable[pd.DataFrame]) -> dict[str, Row]:
+    """Return the rows of tables by their place, without missing values."""
+    rows = [
+        {str(name): value for name, value in row.items()}
+        for part in parts
+        for row in part.astype(object).where(part.notna(), None).to_dict("records")
+    ]
+    return {f"{place:06}": row for place, row in enumerate(rows)}

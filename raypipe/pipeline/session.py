@@ -1,0 +1,47 @@
+"""Session: what all stages of a command share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from raypipe.config.settings import Settings
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.tables import CORE
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import Table, by_name
+
+if TYPE_CHECKING:
+    from raypipe.hardware import Hardware
+    from raypipe.pipeline.durations import Durations
+    from raypipe.pipeline.launcher import Launcher
+    from raypipe.storage.store import Store
+    from raypipe.tracking import Trackers
+
+
+@dataclass(frozen=True)
+class Session:
+    """State that all stages of a command share.
+
+    ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
+    fingerprint of the experiment's source. ``durations`` remembers what stages took. ``store``
+    shares results with other run directories.
+    """
+
+    run_dir: RunDirectory
+    run_id: str
+    ledger: Ledger
+    launcher: Launcher
+    display: Display
+    nodes: Sequence[Hardware]
+    trackers: Trackers
+    settings: BaseModel = field(default_factory=Settings)
+    tables: Mapping[str, Table] = field(default_factory=lambda: by_name(CORE))
+    command_id: str = ""
+    code: str = ""
+    durations: Durations | None = None
+    store: Store | None = None

@@ -1,0 +1,272 @@
+"""Comparison of the variants of a matrix: means over seeds, tests between values, best points.
+
+A row of a table belongs to the points that have all values of its variant (table ``variants``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import scipy  # loads scipy.stats on first use
+from numpy.typing import NDArray
+
+from raypipe.config.matrix import SEED
+from raypipe.stats import paired_comparisons
+
+Tables = Mapping[str, pd.DataFrame]
+
+#: metrics of training runs that are compared; of ``measures`` it is every real number
+TRIAL_METRICS = ("loss_final", "samples_per_s", "energy_j")
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A compared number: its table and column, and what tells its rows apart."""
+
+    table: str
+    column: str
+    of: str
+
+    @property
+    def name(self) -> str:
+        """The name in tables, such as ``measures.macro_f1 (classifier)``."""
+        return f"{self.table}.{self.column}" + (f" ({self.of})" if self.of else "")
+
+
+def points(tables: Tables) -> list[dict[str, str]]:
+    """Return the values of every point by key; a variant within another one is not a point."""
+    values = list(variants_of(tables).values())
+    # what variants with more keys have of fewer ones
+    parts = {
+        keys: {
+            frozenset((key, other[key]) for key in keys) for other in values if keys < other.keys()
+        }
+        for keys in {frozenset(one) for one in values}
+    }
+    return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
+
+
+def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
+    """Return the tables with only the rows that belong to a point."""
+    variants = variants_of(tables)
+    belonging = {name for name, values in variants.items() if values.items() <= point.items()}
+    found = {}
+    for name, table in tables.items():
+        if "variant" in table.columns and name != "variants":
+            known = table["variant"].isin(list(variants))
+            table = table[~known | table["variant"].isin(list(belonging))]
+        found[name] = table.reset_index(drop=True)
+    return found
+
+
+def point_name(point: Mapping[str, str]) -> str:
+    """Return the name of a point, such as ``lda.objective=nll,seed=1``."""
+    return ",".join(f"{key}={value}" for key, value in sorted(point.items()))
+
+
+@dataclass(frozen=True)
+class PointMeans:
+    """The means of a metric over seeds at P points of A axes.
+
+    Args:
+        metric: the metric.
+        points: ``[P, A]``, the values of the axes as text; a column for each key.
+        means: ``[P]``
+        seeds: ``[P]``, the number of values of each mean.
+
+    """
+
+    metric: Metric
+    points: pd.DataFrame
+    means: NDArray[np.float64]
+    seeds: NDArray[np.integer]
+
+    @property
+    def axes(self) -> list[str]:
+        """The axes with at least two values."""
+        return [str(key) for key in self.points if self.points[key].nunique() > 1]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Every compared number of a run, and the values of its variants.
+
+    Args:
+        numbers: columns ``metric``, ``variant`` and ``value``.
+        variants: a row for each variant and a column for each varied key, as text; missing where
+            the variant does not depend on the key. Keys may have any name.
+        metrics: by name.
+
+    """
+
+    numbers: pd.DataFrame
+    variants: pd.DataFrame
+    metrics: Mapping[str, Metric]
+
+    @classmethod
+    def of(cls, tables: Tables) -> Observations:
+        """Return the compared numbers of variants in the tables of a run."""
+        variants = pd.DataFrame.from_dict(variants_of(tables), orient="index")
+        metrics, found = dict[str, Metric](), []
+        for metric, names, values in _metrics(tables):
+            metrics[metric.name] = metric
+            rows = {"metric": metric.name, "variant": names, "value": values}
+            found.append(pd.DataFrame(rows))
+        columns = ["metric", "variant", "value"]
+        numbers = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
+        known = numbers["variant"].isin(list(variants.index))
+        return cls(numbers[known], variants, metrics)
+
+    @property
+    def axes(self) -> list[str]:
+        """The varied keys apart from the seed."""
+        return [str(key) for key in self.variants.columns if key != SEED]
+
+    def blocks(self, axis: str) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each metric that depends on an axis: seeds x values, averaged over other axes."""
+        numbers = self.numbers.assign(axis=self._column(axis))
+        numbers["seed"] = self._column(SEED).fillna("0") if SEED in self.variants else "0"
+        for metric, group in numbers.dropna(subset=["axis"]).groupby("metric", sort=False):
+            table = group.pivot_table(
+                index="seed", columns="axis", values="value", aggfunc="mean"
+            ).rename_axis(index=None, columns=None)
+            yield str(metric), table[list(dict.fromkeys(group["axis"]))]
+
+    def by_point(self) -> Iterator[PointMeans]:
+        """Yield the means over seeds of each metric that depends on an axis."""
+        for metric, group in self.numbers.groupby("metric", sort=False):
+            known = self.variants.reindex(group["variant"]).reset_index(drop=True)
+            axes = [axis for axis in self.axes if known[axis].notna().any()]
+            if not axes:
+                continue
+            keys = [known[axis].fillna("").rename(None) for axis in axes]
+            values = group["value"].reset_index(drop=True).groupby(keys, sort=False)
+            points = values.size().index.to_frame(index=False).set_axis(axes, axis=1)
+            means, seeds = values.mean().to_numpy(), values.size().to_numpy(np.int64)
+            yield PointMeans(self.metrics[str(metric)], points, means, seeds)
+
+    def _column(self, key: str) -> pd.Series:
+        return self.numbers["variant"].map(self.variants[key])
+
+
+def summary(observed: Observations, axis: str) -> pd.DataFrame:
+    """Return mean, spread and confidence interval of each metric at each value of an axis.
+
+    Values are first averaged over the other axes, so that each seed counts once. The interval is
+    Student's, at 95 %; it is missing for a single seed.
+
+    Returns:
+        columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``mean``, ``std``, ``low``
+        and ``high``.
+
+    """
+    found = []
+    for metric, table in observed.blocks(axis):
+        for value in table.columns:
+            seeds = table[value].dropna()
+            count = len(seeds)
+            half = np.nan
+            if count > 1:
+                quantile = scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1)
+                half = float(quantile * seeds.std(ddof=1) / np.sqrt(count))
+            mean = float(seeds.mean())
+            row = {"metric": metric, "axis": axis, "value": value, "seeds": count, "mean": mean}
+            spread = float(seeds.std(ddof=1)) if count > 1 else np.nan
+            found.append(row | {"std": spread, "low": mean - half, "high": mean + half})
+    columns = ["metric", "axis", "value", "seeds", "mean", "std", "low", "high"]
+    return pd.DataFrame(found, columns=columns)
+
+
+def tests(observed: Observations, axis: str) -> pd.DataFrame:
+    """Return the paired tests between the values of an axis, with seeds as blocks.
+
+    They are those of :func:`raypipe.stats.paired_comparisons`, corrected within each metric; too
+    few seeds give no winner.
+    """
+    found = [
+        paired_comparisons(table).assign(metric=metric, axis=axis)
+        for metric, table in observed.blocks(axis)
+        if table.shape[1] > 1
+    ]
+    if not found:
+        return pd.DataFrame(columns=["metric", "axis", "first", "second"])
+    together = pd.concat(found, ignore_index=True)
+    names = ("metric", "axis")
+    return together[[*names, *(name for name in together.columns if name not in names)]]
+
+
+def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
+    """Return the point with the best mean over seeds, for each metric that depends on an axis.
+
+    Args:
+        observed: the compared numbers.
+        better: ``lower`` or ``higher`` by table and column; other metrics have no best point.
+
+    Returns:
+        columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared) and
+        ``point``, the values of the axes by key as JSON.
+
+    """
+    found = []
+    for each in observed.by_point():
+        direction = better.get((each.metric.table, each.metric.column))
+        if direction is None:
+            continue
+        place = int(each.means.argmin() if direction == "lower" else each.means.argmax())
+        found.append(
+            {
+                "metric": each.metric.name,
+                "better": direction,
+                "mean": float(each.means[place]),
+                "seeds": int(each.seeds[place]),
+                "points": len(each.means),
+                "point": json.dumps({k: v for k, v in each.points.iloc[place].items() if v}),
+            }
+        )
+    return pd.DataFrame(found, columns=["metric", "better", "mean", "seeds", "points", "point"])
+
+
+def variants_of(tables: Tables) -> dict[str, dict[str, str]]:
+    """Return the values of each variant by key, as text."""
+    table = tables.get("variants")
+    found: dict[str, dict[str, str]] = {}
+    if table is None or table.empty:
+        return found
+    for row in table.itertuples():
+        found.setdefault(str(row.variant), {})[str(row.key)] = str(row.value)
+    return found
+
+
+def _metrics(tables: Tables) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
+    """Yield each metric with the variants and values of its rows."""
+    trials, measures = tables.get("trials"), tables.get("measures")
+    if trials is not None and len(trials):
+        done = trials[trials["status"] == "succeeded"]
+        for stage, group in done.groupby("stage", sort=False):
+            yield from _columns("trials", str(stage), group, TRIAL_METRICS)
+    if measures is not None and len(measures):
+        texts = [
+            name
+            for name in measures.columns
+            if name not in ("run_id", "command_id", "variant")
+            and not pd.api.types.is_numeric_dtype(measures[name])
+        ]
+        reals = [n for n in measures.columns if pd.api.types.is_float_dtype(measures[n])]
+        groups = measures.groupby(texts, sort=False, dropna=False) if texts else [((), measures)]
+        for names, group in groups:
+            of = " ".join(str(name) for name in names if isinstance(name, str))
+            yield from _columns("measures", of, group, reals)
+
+
+def _columns(
+    table: str, of: str, group: pd.DataFrame, columns: Sequence[str]
+) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
+    for column in columns:
+        if column in group.columns and group[column].notna().any():
+            known = group[group[column].notna()]
+            yield Metric(table, column, of), known["variant"], known[column].astype(float)
