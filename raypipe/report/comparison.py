@@ -201,7 +201,7 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
 
 
 def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
-    """Return the point with the best mean over seeds, for each metric that depends on an axis.
+    """Return the point with the best mean over seeds, for each metric that an axis affects.
 
     Args:
         observed: the compared numbers.
@@ -215,8 +215,8 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
     found = []
     for each in observed.by_point():
         direction = better.get((each.metric.table, each.metric.column))
-        if direction is None:
-            continue
+        if direction is None or each.means.min() == each.means.max():
+            continue  # a baseline, which no axis affects
         place = int(each.means.argmin() if direction == "lower" else each.means.argmax())
         found.append(
             {

@@ -53,7 +53,7 @@ def _heat_map(means: PointMeans, first: str, second: str) -> Plot:
         axes.imshow(grid, cmap=_COLORS, aspect="auto", origin="lower")
         axes.set_xticks(range(len(columns)), [_short(value) for value in columns])
         axes.set_yticks(range(len(rows)), [_short(value) for value in rows])
-        axes.set(xlabel=second, ylabel=first)
+        axes.set(xlabel=_last(second, means.axes), ylabel=_last(first, means.axes))
         axes.tick_params(length=0)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
@@ -76,7 +76,7 @@ def parallel_coordinates(means: PointMeans) -> Plot | None:
         return None
     places = []
     with style():
-        figure, axes = new_axes(width=0.8, height=0.74)
+        figure, axes = new_axes(width=0.75, height=0.74)
         for place, key in enumerate(varied):
             values = _values(means.points[key])
             height = dict(zip(values, np.linspace(0, 1, len(values)), strict=True))
