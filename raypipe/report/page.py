@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,9 @@ Tables = Mapping[str, pd.DataFrame]
 
 #: columns that raypipe adds to every table
 _ADDED = ("run_id", "command_id")
+#: stages that are listed one by one, as long as there are no more
+_MOST_STAGES = 40
+_BAD = ("failed", "out_of_memory", "interrupted", "skipped")
 _TRIAL_COLUMNS = (
     "trial_id", "status", "precision", "micro_batch", "accumulation", "workers", "effective_batch",
     "steps", "samples_per_s", "step_time_s", "gpu_util_mean", "gpu_peak_bytes", "energy_j",
@@ -75,8 +79,11 @@ def _status(tables: Tables) -> str:
     stages = rows(tables, "stages", ["stage", "status"])
     if stages is None:
         return ""
-    present = set(stages["status"].astype(str))
-    order = ("failed", "out_of_memory", "interrupted")
+    return _worst(stages["status"], ("failed", "out_of_memory", "interrupted"))
+
+
+def _worst(statuses: pd.Series, order: Sequence[str]) -> str:
+    present = set(statuses.astype(str))
     return next((status for status in order if status in present), "succeeded")
 
 
@@ -108,21 +115,53 @@ def _failures(tables: Tables, *, recovered: bool) -> Section:
 
 
 def _stages(tables: Tables) -> Section:
+    """Return the stages; those of a large matrix by name, with the variants in a fold."""
     stages = rows(tables, "stages", ["stage", "status", "started_at", "duration_s"])
     if stages is None:
         return Section("Stages", [])
     started = pd.to_datetime(stages["started_at"], utc=True)
     stages = stages.assign(started_at=started).sort_values("started_at", kind="stable")
-    starts = (stages["started_at"] - started.min()).dt.total_seconds().to_numpy(float)
-    durations = stages["duration_s"].to_numpy(float)
-    end = float(np.max(np.nan_to_num(starts + durations))) or 1.0
-    shares = 100 * np.column_stack([starts, durations]) / end
-    stages = stages.assign(
+    stages["ended"] = stages["started_at"] + pd.to_timedelta(stages["duration_s"], unit="s")
+    columns = ["stage", "status", "duration_s", "timeline", "started_at", "device"]
+    if len(stages) <= _MOST_STAGES:
+        listed = _with_timeline(stages)
+        return Section("Stages", [TableView(listed, [*columns, "gpu_peak_bytes"], "Stages")])
+    grouped = [_together(of_name) for _, of_name in stages.groupby("stage", sort=False)]
+    several = [*columns[:1], "variants", *columns[1:]]
+    every = TableView(_with_timeline(stages), [columns[0], "variant", *columns[1:]], "All stages")
+    return Section(
+        "Stages",
+        [
+            TableView(_with_timeline(pd.DataFrame(grouped)), several, "Stages by name"),
+            Fold(f"All {len(stages)} stages", [every]),
+        ],
+    )
+
+
+def _together(variants: pd.DataFrame) -> dict[str, Any]:
+    """Return one row for the variants of a stage: their worst status, and their whole time."""
+    return {
+        "stage": variants["stage"].iloc[0],
+        "variants": len(variants),
+        "status": _worst(variants["status"], _BAD),
+        "duration_s": variants["duration_s"].sum(),
+        "started_at": variants["started_at"].min(),
+        "ended": variants["ended"].max(),
+        "device": variants["device"].dropna().iloc[0] if variants["device"].notna().any() else None,
+    }
+
+
+def _with_timeline(stages: pd.DataFrame) -> pd.DataFrame:
+    """Return stages with their statuses as pills, and their times as bars."""
+    first = stages["started_at"].min()
+    starts = (stages["started_at"] - first).dt.total_seconds().to_numpy(float)
+    ends = (stages["ended"] - first).dt.total_seconds().to_numpy(float)
+    last = float(np.max(np.nan_to_num(ends))) or 1.0
+    shares = 100 * np.column_stack([starts, ends - starts]) / last
+    return stages.assign(
         status=cells(Pill.of_status(str(status)) for status in stages["status"]),
         timeline=cells(Bar(*share) if np.isfinite(share).all() else "" for share in shares),
     )
-    columns = ["stage", "status", "duration_s", "timeline", "started_at", "device"]
-    return Section("Stages", [TableView(stages, [*columns, "gpu_peak_bytes"], "Stages")])
 
 
 def _training(tables: Tables) -> Section:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 import yaml
@@ -34,27 +34,37 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     observed = Observations.of(tables)
     if observed.numbers.empty:
         return Section("Variants", [])
-    parts: list[Part] = [_introduction(tables, shown)]
+    values = observed.numbers.groupby("metric", sort=False)["value"].nunique()
+    same = [str(metric) for metric, count in values.items() if count == 1]
+    parts: list[Part] = [_introduction(tables, shown), *_best_points(tables, observed)]
     for axis in observed.axes:
-        means = summary(observed, axis)
-        if means.empty:
-            continue
-        columns = [name for name in means.columns if name != "axis"]
-        parts += [Heading(axis), TableView(means, columns, f"Means by {axis}")]
-        compared = tests(observed, axis)
-        if compared.empty:
-            continue
-        columns = ["metric", "first", "second", "n", "p_holm", "effect", "conclusion"]
-        parts.append(TableView(compared, columns, f"Paired tests of {axis}"))
-        pairs = compared.groupby("metric").size().max()
-        needed = runs_needed(int(pairs))
-        if compared["n"].max() < needed:
-            parts.append(
-                f"No winner can be told with fewer than {needed} seeds: give `runs: {needed}` in "
-                "the matrix."
-            )
-    parts += _best_points(tables, observed)
+        parts += _of_axis(observed, axis, same)
+    if same:
+        parts.append(f"The same at every point, and left out: {', '.join(same)}.")
     return Section("Variants", parts)
+
+
+def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Part]:
+    """Return means and tests of an axis, without metrics that are the same at every point."""
+    means = summary(observed, axis)
+    means = means[~means["metric"].isin(list(same))]
+    if means.empty:
+        return []
+    columns = [name for name in means.columns if name != "axis"]
+    parts: list[Part] = [Heading(axis), TableView(means, columns, f"Means by {axis}")]
+    compared = tests(observed, axis)
+    compared = compared[~compared["metric"].isin(list(same))]
+    if compared.empty:
+        return parts
+    columns = ["metric", "first", "second", "n", "p_holm", "effect", "conclusion"]
+    parts.append(TableView(compared, columns, f"Paired tests of {axis}"))
+    needed = runs_needed(int(compared.groupby("metric").size().max()))
+    if compared["n"].max() < needed:
+        parts.append(
+            f"No winner can be told with fewer than {needed} seeds: give `runs: {needed}` in the "
+            "matrix."
+        )
+    return parts
 
 
 def _best_points(tables: Tables, observed: Observations) -> list[Part]:
@@ -67,7 +77,7 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     columns = ["metric", "better", "mean", "seeds", "points", "point"]
     parts: list[Part] = [
         Heading("Best points"),
-        "The mean over seeds decides; the tests above tell whether it is more than chance.",
+        "The mean over seeds decides; the tests below tell whether it is more than chance.",
         TableView(shown, columns, "Best points"),
     ]
     for metric, point in zip(found["metric"], found["point"], strict=True):

@@ -235,6 +235,30 @@ def test_a_bar_of_the_timeline_spans_its_stages_time() -> None:
     assert len(_page(tables).all("i")) == 1
 
 
+def test_the_stages_of_a_large_matrix_are_one_row_by_name() -> None:
+    tables = _tables()
+    at = pd.Timestamp("2026-03-02 09:00:00", tz="UTC")
+    tables["stages"] = pd.DataFrame(
+        {
+            "run_id": "r",
+            "stage": ["train"] * 50 + ["evaluate"] * 50,
+            "variant": [f"seed={seed}" for seed in range(50)] * 2,
+            "status": ["succeeded"] * 99 + ["skipped"],
+            "started_at": [at + pd.Timedelta(seconds=10 * place) for place in range(100)],
+            "duration_s": 10.0,
+            "device": "cpu",
+            "gpu_peak_bytes": None,
+        }
+    )
+    page = _page(tables)
+    bars = [str(attrs["style"]) for attrs in page.all("i")]
+    assert bars[:2] == ["margin-left:0.00%;width:50.00%", "margin-left:50.00%;width:50.00%"]
+    assert len(bars) == 102
+    assert "train 50 succeeded" in page.words
+    assert "evaluate 50 skipped" in page.words
+    assert "All 100 stages" in page.words
+
+
 def test_failures_come_first_and_are_loud_unless_made_up_for() -> None:
     tables = _tables()
     tables["failures"] = pd.DataFrame(
