@@ -36,6 +36,9 @@ from raypipe.training.throughput import Throughput
 from raypipe.training.update import Update
 from raypipe.training.weights import write_weights
 
+#: seconds of work that a restart may lose, unless ``checkpoint_every`` is given
+SAVE_S = 10.0
+
 
 def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
     """Train to completion, from the newest checkpoint if there is one.
@@ -99,6 +102,7 @@ class _Loop:
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
         self.has_data = False
+        self.saved_at = time.monotonic()
 
     def run(self) -> dict[str, Any]:
         total = self.job.steps
@@ -127,7 +131,7 @@ class _Loop:
                     continue
                 if evaluate:
                     over = self._evaluate(step, phase)
-                if step % save_every == 0 or last or over:
+                if last or over or (step % save_every == 0 and self._is_save_due()):
                     self._save(step)
         return self._finish(step)
 
@@ -218,6 +222,13 @@ class _Loop:
             return False
         return parallel.from_rank_0([self.history.is_over(monitor)], self.worker)[0]
 
+    def _is_save_due(self) -> bool:
+        """Whether to save now: by default only if a restart would lose seconds of work."""
+        if self.training.checkpoint_every is not None:
+            return True
+        due = time.monotonic() >= self.saved_at + SAVE_S
+        return parallel.from_rank_0([due], self.worker)[0]
+
     def _save(self, step: int) -> None:
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
@@ -227,6 +238,7 @@ class _Loop:
         if self.worker.rank == 0:
             state = self.update.scaler_state()
             self.store.save(Checkpoint(step, weights, optimizer, state))
+        self.saved_at = time.monotonic()
 
     def _resume(self) -> int:
         if self.job.measured:

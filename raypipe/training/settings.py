@@ -125,7 +125,8 @@ class TrainingSettings(Settings):
     )
     checkpoint_every: Operational[PositiveInt | None] = Field(
         None,
-        description="Optimizer steps between checkpoints; a tenth of the training if not given.",
+        description="Optimizer steps between checkpoints; if not given, a tenth of the training, "
+        "and at least 10 s.",
     )
     keep_checkpoints: Operational[PositiveInt] = Field(
         2, description="Number of most recent checkpoints that are kept."

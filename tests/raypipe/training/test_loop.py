@@ -148,6 +148,24 @@ def test_a_run_resumes_while_some_parameters_have_had_no_gradient(
     assert_equal(stored, trained)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "given", "expected"),
+    [
+        (0.0, {}, list(range(1, 8))),  # 7 steps, each a tenth at most
+        (1e6, {}, [7]),
+        (1e6, {"checkpoint_every": 3}, [3, 6, 7]),
+    ],
+)
+def test_a_checkpoint_is_saved_when_a_restart_would_lose_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, given: Any, expected: list[int]
+) -> None:
+    monkeypatch.setattr("raypipe.training.loop.SAVE_S", seconds)
+    asked = job(Regression(), tmp_path, keep_checkpoints=100, **given)
+    run(asked)
+    saved = asked.run_dir.list(asked.run_dir.checkpoints("fit"))
+    assert saved == [f"step_{step:08}" for step in expected]
+
+
 def test_a_damaged_newest_checkpoint_costs_its_steps_only(tmp_path: Path) -> None:
     """The one before it is taken, and no step is in the table twice."""
     expected, trained, _ = run(job(Regression(), tmp_path / "whole"))
