@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
@@ -32,6 +33,17 @@ def start(stack: ExitStack) -> Launcher:
     launcher = RayLauncher()
     stack.callback(launcher.close)
     return launcher
+
+
+@contextmanager
+def closing(launcher: Launcher) -> Iterator[None]:
+    """End the connection to the cluster, or a local cluster, while the body runs."""
+    thread = Thread(target=launcher.close, name="close", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:

@@ -128,8 +128,9 @@ def run(request: Request) -> int:
                 store,
             )
             failed = run_stages(stages, session)
-            if ledger.rows("stages"):
-                build(run_dir, name, configuration.experiment.report, again)
+            with cluster.closing(launcher):
+                if ledger.rows("stages"):
+                    build(run_dir, name, configuration.experiment.report, again)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             display.say(f"interrupted; finished units are kept. Continue with: {again}")
