@@ -88,12 +88,15 @@ class RayLauncher:
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
 
-        Nodes that die meanwhile are skipped.
+        Nodes that die meanwhile are skipped. On a cluster that was started here, it is this process
+        that calls the function.
 
         Raises:
             ConfigError: no node is alive.
 
         """
+        if self._local:
+            return [function()]
         task = ray.remote(num_cpus=0)(function)
         pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in living_nodes()]
         calls = [task.options(scheduling_strategy=node).remote() for node in pinned]
@@ -112,9 +115,9 @@ class RayLauncher:
         rank: float = 0.0,
         started: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Run a training job as a Ray Train worker group. Raises UnitError.
+        """Run a training job in a worker, or several in a Ray Train group. Raises UnitError.
 
-        The outcome has the seconds that the group lasted, and of CPUs and GPUs that it reserved.
+        The outcome has the seconds that the workers lasted, and of CPUs and GPUs that it reserved.
         """
 
         def await_room() -> None:

@@ -26,6 +26,7 @@ _LOST_PEER = (
 )
 # attributes in which Ray's exceptions keep their causes; its timeouts have no public class
 _CAUSES = ("health_check_failure", "controller_failure", "cause", "__cause__")
+_NODE_GONE = (ray.exceptions.NodeDiedError, ray.exceptions.ActorUnschedulableError)
 _PREEMPTED = "PreemptionError"  # added after Ray 2.55
 _TIMEOUTS = ("WorkerGroupStartupTimeoutError", "WorkerHealthCheckTimeoutError")
 # a cause is listed before its consequences on other ranks
@@ -69,7 +70,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
             return UnitError(unit, seen.kind, seen.message, seen.limit)
         if isinstance(seen, ray.exceptions.OutOfMemoryError):
             kind = "host_out_of_memory"
-        elif isinstance(seen, ray.exceptions.NodeDiedError) or type(seen).__name__ == _PREEMPTED:
+        elif isinstance(seen, _NODE_GONE) or type(seen).__name__ == _PREEMPTED:
             kind = "node_lost"
         elif isinstance(seen, ray.exceptions.RayActorError):
             kind = "node_lost" if seen.preempted else "worker_died"

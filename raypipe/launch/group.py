@@ -206,7 +206,7 @@ def _worker(config: dict[Any, Any]) -> None:
     while (submitted := ray.get(mailbox.next.remote(done))) is not None:
         done, pickled = submitted
         job = cloudpickle.loads(pickled)
-        _log_to_file(job, rank)
+        log_to_file(job, rank)
         outcome = _train(job, mailbox)
         if rank == 0:
             ray.get(mailbox.finish.remote(outcome))
@@ -220,11 +220,11 @@ def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
     def post(row: dict[str, Any] | str) -> None:
         # one at a time: calls to an asynchronous actor may overtake each other
         for threads in ray.get(posted):
-            _compute_with(threads)
+            compute_with(threads)
         posted[:] = [mailbox.post.remote(row)]
 
     context = ray.train.get_context()
-    _compute_with(ray.get(mailbox.threads.remote()))
+    compute_with(ray.get(mailbox.threads.remote()))
     worker = Worker(
         context.get_world_rank(),
         get_device(),
@@ -240,7 +240,7 @@ def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
     return outcome
 
 
-def _compute_with(threads: int) -> None:
+def compute_with(threads: int) -> None:
     """Set the number of intra-op threads of the calling thread, which trains."""
     import torch
 
@@ -253,7 +253,7 @@ def _shape(job: TrainingJob) -> tuple[Any, ...]:
     return scaling.workers, scaling.cpus_per_worker, scaling.gpus_per_worker
 
 
-def _log_to_file(job: TrainingJob, rank: int) -> None:
+def log_to_file(job: TrainingJob, rank: int) -> None:
     if job.run_dir.is_local:
         Path(job.run_dir.logs).mkdir(parents=True, exist_ok=True)
         name = f"{job.trial_id.replace('/', '-')}-{rank}.log"

@@ -1,4 +1,4 @@
-"""Single training job: run it in a worker group, which may go on with the next job."""
+"""Single training job: run it in one worker or a group, which may go on with the next job."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import await_nodes, bundle, check_alive, living_nodes, room
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import WorkerGroup, follow
+from raypipe.launch.solo import SoloWorker
 from raypipe.pipeline.allocator import Lease
 from raypipe.training.job import Report, TrainingJob
 
@@ -33,27 +34,36 @@ def fit(job: TrainingJob, report: Report, admission: Admission, lease: Lease) ->
         return job.settings.scaling.threads or admission.threads(lease)
 
     try:
-        group = _group(job, admission, lease)
+        workers = _workers(job, admission, lease)
         kept = False
         try:
-            outcome = follow(group.mailbox, job, report, threads)
-            kept = group.lasts(job) and admission.hand_over(lease, group)
+            outcome = follow(workers.mailbox, job, report, threads)
+            kept = workers.lasts(job) and admission.hand_over(lease, workers)
         finally:
             if not kept:
-                group.close()
-    except ray.exceptions.RayError as error:  # the group's mailbox died
+                workers.close()
+    except ray.exceptions.RayError as error:  # the mailbox died
         raise group_failure(job.trial_id, error, nodes) from error
     return outcome
 
 
-def _group(job: TrainingJob, admission: Admission, lease: Lease) -> WorkerGroup:
-    """Return the group that the lease took over if it can run the job, or a new one."""
-    inherited = cast("WorkerGroup | None", admission.inherited(lease))
+def _workers(job: TrainingJob, admission: Admission, lease: Lease) -> SoloWorker | WorkerGroup:
+    """Return the workers that the lease took over if they can run the job, or new ones."""
+    inherited = cast("SoloWorker | WorkerGroup | None", admission.inherited(lease))
     if inherited is not None:
         if inherited.serves(job):
             return inherited
         inherited.close()
-    return WorkerGroup(job)
+    if job.settings.scaling.most_workers > 1:
+        return WorkerGroup(job)
+    (node,) = lease.processes
+    worker = SoloWorker(job, node)
+    try:
+        worker.await_start(job.trial_id, admission)
+    except BaseException:
+        worker.close()
+        raise
+    return worker
 
 
 def await_workers(job: TrainingJob, report: Report, admission: Admission) -> None:

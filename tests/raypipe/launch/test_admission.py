@@ -352,17 +352,18 @@ def test_ctrl_c_ends_a_training_or_sweep_and_the_tasks_beside_it(
     def train(context: StageContext) -> None:
         launcher.train(long, lambda told: (signs / "steps").touch())
 
-    first, sign = Stage("first", train, [Unit("first", {})], on_gpu=True), signs / "steps"
-    if kind == "sweep":  # its trials take the CPU, where there is no GPU
-        sign = signs / "trial"
+    first = Stage("first", train, [Unit("first", {})], on_gpu=True)
+    begun = [signs / "steps", signs / "task"]
+    if kind == "sweep":  # its trials have the node to themselves, where there is no GPU
+        begun = [signs / "trial"]
         text = YAML.replace("example_sweep", "tests.raypipe.launch.test_tune")
-        text += f"notes: {sign}\npause_s: 0.1\n"
+        text += f"notes: {begun[0]}\npause_s: 0.1\n"
         [first, _] = stages_of("train.scaling.gpus_per_worker=0", "sweep.steps=10000", text=text)
         first = replace(first, name="first", on_gpu=True)
 
     def interrupt() -> None:
         try:
-            wait_until(lambda: sign.exists() and (signs / "task").exists())
+            wait_until(lambda: all(sign.exists() for sign in begun))
             time.sleep(0.2)  # the last short task
         finally:
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
