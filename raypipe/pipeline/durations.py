@@ -86,10 +86,10 @@ def estimate(runs: Sequence[Mapping[str, float]], amount: float) -> Estimate | N
 
     The logarithms of the rates are taken as normal: the interval is that of the next run.
     """
-    if not runs:
-        return None
     if amount <= 0:
         return Estimate(0.0, 0.0, 0.0, 0.0, 0.0)
+    if not runs:
+        return None
     logs = [math.log(run["seconds"] / run["work"]) for run in runs]
     seconds = amount * math.exp(statistics.fmean(logs))
     low = high = None

@@ -1,60 +1,83 @@
-"""Progress display: live on a terminal, otherwise one plain line per event."""
+"""Progress display: live on a terminal, otherwise plain lines.
+
+The first line is the whole run: stages that ended, elapsed and remaining time, use of the machine.
+Below it each running stage has a line of its own.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import psutil
 import pynvml
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
+from raypipe.pipeline.remaining import Forecast, Progress, Remaining, left
 from raypipe.redaction import without_credentials
 
-_PLAIN_PERIOD_S = 10.0
-_LIVE_PERIOD_S = 0.5
+#: seconds between plain lines of a stage, and of the run
+_PLAIN_PERIOD_S, _RUN_PERIOD_S = 10.0, 30.0
+_REFRESHES_PER_S = 4
+#: seconds between looks at the machine, and the forecast's largest share of the time
+_LOOK_S, _SHARE = 2.0, 50
+_BAR, _MOST_NAMED = 12, 4
+_FEWEST_COLUMNS_FOR_BARS, _FEWEST_COLUMNS_FOR_NOTES = 72, 60
+#: columns that a line needs apart from the stage's name
+_OTHER_COLUMNS = 62
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A running stage: its progress, a note in words, and when a plain line showed it last."""
+
+    progress: Progress
+    note: str = ""
+    printed: float = 0.0
 
 
 class Display:
-    """Progress of stages: units done, rate, remaining time, and use of the machine.
+    """Progress of the run and of each running stage, with elapsed and remaining time.
 
-    Without a terminal there are no escape codes: one plain line per event, and one every ten
-    seconds while a stage advances.
+    Without a terminal there are no escape codes: one plain line per event, one every ten seconds
+    while a stage advances, and one every 30 s for the whole run. May be used by several threads.
     """
 
     def __init__(self) -> None:
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._live = self.console.is_terminal
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+        self._is_live = self.console.is_terminal
+        self._lock = threading.Lock()
+        self._lines: dict[str, _Line] = {}
+        self._ended: set[str] = set()
+        self._forecast: Forecast | None = None
+        self._began = time.monotonic()
+        self._closed = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        # texts that take long to make, each with the time until which it holds
+        self._use, self._use_until = "", 0.0
+        self._left, self._left_until = "", 0.0
+        self._live = Live(
             console=self.console,
-            disable=not self._live,
+            get_renderable=self._rendered,
+            refresh_per_second=_REFRESHES_PER_S,
+            transient=True,
+            auto_refresh=self._is_live,
         )
-        self._tasks: dict[str, TaskID] = {}
-        self._done: dict[str, float] = {}
-        self._total: dict[str, int] = {}
-        self._printed: dict[str, float] = {}
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        if self._is_live:
+            self._live.start()
+        else:
+            self._ticker.start()
         return self
 
     def __exit__(
@@ -63,40 +86,183 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._closed.set()
+        if self._is_live:
+            self._live.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the live display, with credentials redacted."""
         self.console.print(without_credentials(text), markup=False)
 
+    def expect(self, forecast: Forecast, ended: Iterable[str] = ()) -> None:
+        """Show the whole run from now on; it may be called again when stages were added."""
+        with self._lock:
+            self._forecast, self._left_until = forecast, 0.0
+            self._ended.update(ended)
+
+    def start(self, stage: str, note: str = "") -> None:
+        """Show a stage that runs and has not reported anything yet."""
+        with self._lock:
+            self._lines[stage] = _Line(Progress(time.monotonic()), note)
+
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Show a stage with ``total`` units, of which some are done."""
-        self._printed[stage] = time.monotonic()
-        self._done[stage], self._total[stage] = done, total
-        self._tasks[stage] = self._progress.add_task(stage, total=total, completed=done, note="")
-        if not self._live:
+        now = time.monotonic()
+        with self._lock:
+            self._lines[stage] = _Line(Progress(now, total, done, done), printed=now)
+        if not self._is_live:
             stored = f", {done} already stored" if done else ""
             self.say(f"{stage}: started ({total} to do{stored})")
 
     def advance(self, stage: str, done: int, note: str = "") -> None:
         """Show the number of finished units of a stage."""
-        self._done[stage] = done
         now = time.monotonic()
-        period = _LIVE_PERIOD_S if self._live else _PLAIN_PERIOD_S
-        if now - self._printed[stage] < period:  # machine queries can outlast a unit
-            self._progress.update(self._tasks[stage], completed=done)
-            return
-        self._printed[stage] = now
-        busy = f"{note}  {machine_use()}"
-        self._progress.update(self._tasks[stage], completed=done, note=busy)
-        if not self._live:
-            self.say(f"{stage}: {done}/{self._total[stage]}  {busy}".rstrip())
+        with self._lock:
+            line = self._lines.get(stage) or _Line(Progress(now))
+            progress = replace(line.progress, done=done)
+            prints = not self._is_live and now - line.printed >= _PLAIN_PERIOD_S
+            printed = now if prints else line.printed
+            self._lines[stage] = _Line(progress, note, printed)
+        if prints:
+            rest = self._of_stage(stage, progress, now)
+            rest = rest and f"{rest} left"
+            self.say("  ".join(filter(None, (f"{stage}: {_count(progress)}", note, rest))))
 
     def end(self, stage: str, status: str, seconds: float) -> None:
         """Show that a stage ended."""
-        if stage in self._tasks:
-            self._progress.remove_task(self._tasks.pop(stage))
+        with self._lock:
+            self._lines.pop(stage, None)
         self.say(f"{stage}: {status} in {seconds:.1f} s")
+
+    def settle(self, stage: str) -> None:
+        """Count a stage as ended, whether or not it had to run."""
+        with self._lock:
+            self._ended.add(stage)
+            self._left_until = 0.0
+
+    def _tick(self) -> None:
+        while not self._closed.wait(_RUN_PERIOD_S):
+            if parts := self._of_run():
+                with self._lock:
+                    lines = dict(self._lines)
+                shown = [f"{key} {_count(line.progress)}".rstrip() for key, line in lines.items()]
+                more = f" and {len(shown) - _MOST_NAMED} more" * (len(shown) > _MOST_NAMED)
+                parts.append(f"running: {', '.join(shown[:_MOST_NAMED]) or 'nothing'}{more}")
+                self.say("run: " + ", ".join(parts))
+
+    def _of_run(self) -> list[str]:
+        """Return the parts of the line of the whole run; empty before it is known."""
+        now = time.monotonic()
+        with self._lock:
+            forecast, lines, ended = self._forecast, dict(self._lines), set(self._ended)
+        if forecast is None:
+            return []
+        if now >= self._left_until:
+            running = {key: line.progress for key, line in lines.items()}
+            self._left = remaining_text(forecast.of_run(running, ended, now))
+            self._left_until = now + max(0.5, _SHARE * (time.monotonic() - now))
+        if now >= self._use_until:
+            self._use, self._use_until = machine_use(), now + _LOOK_S
+        done = f"{len(ended)} of {forecast.stages} stages done"
+        return [done, f"{clock_text(now - self._began)} elapsed", self._left, self._use]
+
+    def _of_stage(self, key: str, progress: Progress, now: float) -> str:
+        """Return the remaining time of a stage in words; empty if unknown."""
+        forecast = self._forecast
+        if forecast is None:
+            rest = left(None, progress, now)
+        else:
+            rest = forecast.of_stage(key, progress, now)
+        return "" if rest is None else rough(rest.seconds)
+
+    def _rendered(self) -> RenderableType:
+        """Return the live display, cut to the terminal."""
+        width, now = self.console.width, time.monotonic()
+        with self._lock:
+            lines = dict(self._lines)
+        table = Table.grid(padding=(0, 1), expand=True)
+        widest = max(8, width - _OTHER_COLUMNS)
+        bars = width >= _FEWEST_COLUMNS_FOR_BARS and max(map(len, lines), default=0) <= widest
+        widest += 0 if bars else _BAR
+        notes = width >= _FEWEST_COLUMNS_FOR_NOTES
+        table.show_header = True
+        table.add_column("stage", max_width=widest, no_wrap=True, overflow="ellipsis")
+        if bars:
+            table.add_column(width=_BAR)
+        for heading in ("done", "elapsed", "left"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        begun = sorted(lines.items(), key=lambda item: item[1].progress.total == 0)  # stable
+        room = max(1, self.console.height - 4)
+        for key, line in begun[:room]:
+            progress = line.progress
+            bar = ProgressBar(progress.total or 1, progress.done, width=_BAR)
+            cells = [
+                Text(_cut(key, widest)),
+                *([bar if progress.total else Text()] if bars else []),
+            ]
+            cells += [
+                Text(_count(progress)),
+                Text(clock_text(now - progress.began)),
+                Text(self._of_stage(key, progress, now) or "unknown" * bool(progress.total)),
+                Text(line.note if notes else ""),
+            ]
+            table.add_row(*cells)
+        parts = self._of_run()
+        while len(parts) > 1 and len(" · ".join(parts)) > width:
+            parts.pop()
+        whole = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+        shown: list[RenderableType] = [whole] if whole.plain else []
+        shown += [table] if lines else []
+        if len(begun) > room:
+            shown.append(Text(f"and {len(begun) - room} more"))
+        return Group(*shown)
+
+
+def _cut(name: str, columns: int) -> str:
+    """Return a name without its middle if it is too long: variants differ at the end."""
+    if len(name) <= columns:
+        return name
+    tail = columns // 2
+    return f"{name[: columns - tail - 1]}…{name[-tail:]}"
+
+
+def _count(progress: Progress) -> str:
+    return f"{progress.done}/{progress.total}" if progress.total else ""
+
+
+def remaining_text(remaining: Remaining) -> str:
+    """Return ``about 4 min left (3 to 6 min)``, or what is known of it."""
+    about = rough(remaining.seconds)
+    if remaining.unknown:
+        at_least = f", at least {about}" if remaining.seconds >= 1 else ""
+        return f"time left unknown{at_least}"
+    if remaining.low is None or remaining.high is None:
+        return f"about {about} left"
+    low, high = rough(remaining.low), rough(remaining.high)
+    if low == high:
+        return f"about {about} left"
+    if low.split()[1] == high.split()[1]:
+        low = low.split()[0]
+    return f"about {about} left ({low} to {high})"
+
+
+def rough(seconds: float) -> str:
+    """Return seconds in one unit, as exact as an estimate: ``45 s``, ``12 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} d"
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as on a clock: ``1:23``, ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def machine_use() -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline import sharing
 from raypipe.pipeline.context import IDENTITIES, StageContext, status_of
+from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
+from raypipe.pipeline.remaining import Forecast
 from raypipe.pipeline.scheduler import Outcomes, remaining_paths, run_concurrently
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import is_done
@@ -81,11 +83,14 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
     outcomes = Outcomes()
     ran: set[str] = set()
     ordered = in_order(stages)
-    ranks = remaining_paths(ordered, _expected(session, ordered))
+    estimates = _estimates(session, ordered)
+    ranks = remaining_paths(ordered, _expected(estimates))
+    session.display.expect(_forecast(session, ordered, estimates))
     writer = _TableWriter(session)
 
     def run(stage: Stage) -> None:
         outcomes.end(stage.key, run_one(stage))
+        session.display.settle(stage.key)
 
     def run_one(stage: Stage) -> str | None:
         """Run a stage unless it is stored or cannot run; return why it failed."""
@@ -163,6 +168,8 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
     units = context.unfinished()
+    waits = stage.training is not None
+    session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
 
     try:
         shared = sharing.begin(context)
@@ -199,17 +206,32 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
     return message
 
 
-def _expected(session: Session, stages: Sequence[Stage]) -> dict[str, float]:
-    """Return the expected seconds of stages; unknown ones count as the mean of the others."""
+def _estimates(session: Session, stages: Sequence[Stage]) -> dict[str, Estimate | None]:
+    """Return the expected time of what is unfinished of each stage; None if unknown."""
     if session.durations is None:
         return {}
-    todo = [[u for u in s.units if not is_done(s.seen(session.ledger), u)] for s in stages]
-    estimates = session.durations.estimates(zip(stages, todo, strict=True))
-    known = {s.key: e.seconds for s, e in zip(stages, estimates, strict=True) if e is not None}
+    todo = [
+        [u for u in s.units if s.always_rerun or not is_done(s.seen(session.ledger), u)]
+        for s in stages
+    ]
+    found = session.durations.estimates(zip(stages, todo, strict=True))
+    return {stage.key: estimate for stage, estimate in zip(stages, found, strict=True)}
+
+
+def _expected(estimates: Mapping[str, Estimate | None]) -> dict[str, float]:
+    """Return the expected seconds of stages; unknown ones count as the mean of the others."""
+    known = {key: each.seconds for key, each in estimates.items() if each is not None}
     if not known:
         return {}
     mean = sum(known.values()) / len(known)
-    return {stage.key: known.get(stage.key, mean) for stage in stages}
+    return {key: known.get(key, mean) for key in estimates}
+
+
+def _forecast(
+    session: Session, stages: Sequence[Stage], estimates: Mapping[str, Estimate | None]
+) -> Forecast:
+    cpus = sum(node.cpus for node in session.nodes)
+    return Forecast(stages, estimates, cpus, sum(len(node.gpus) for node in session.nodes))
 
 
 def _remember(context: StageContext, units: Sequence[Unit], seconds: float) -> None:

@@ -102,9 +102,14 @@ class Evaluations:
         self._open.setdefault(request.name, request)
         heapq.heappush(self._waiting, (-path_s, next(self._order), request))
 
+    @property
+    def running(self) -> int:
+        """The number of evaluations that the pool computes, those that start next included."""
+        return len(self._submitted)
+
     def finished(self) -> list[tuple[Request, TaskResult]]:
         """Wait for evaluations, store them and return them; empty if none is open."""
-        self._submit()
+        self.submit()
         results = [
             (self._open.pop(result.key), result) for result in self._context.finished(self._pool)
         ]
@@ -126,7 +131,8 @@ class Evaluations:
         self.computed += len(rows)
         return results
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Give the pool the requests of the longest paths, as many as it has room for."""
         # always keep one task queued; otherwise `finished()` would return immediately
         while self._waiting and (self._pool.has_room or not self._submitted):
             request = heapq.heappop(self._waiting)[2]

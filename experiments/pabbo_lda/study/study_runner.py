@@ -119,17 +119,21 @@ def run_studies(
             waiting += context.further_units()
             while waiting and evaluations.open < window:
                 studies.add(todo[waiting.popleft().key])
+            evaluations.submit()
+            context.advance(stored + studies.progress(), _note(evaluations))
             ended = evaluations.finished()
             if not ended and not waiting and not context.await_units():
                 break
             for request, result in ended:
                 studies.take(request, result)
-            note = f"{evaluations.computed} evaluations"
-            if evaluations.from_cache:
-                note += f", {evaluations.from_cache} from other runs"
-            context.advance(stored + studies.progress(), note)
     if studies.failed:
         raise next(iter(studies.failed.values()))
+
+
+def _note(evaluations: Evaluations) -> str:
+    """Return what moves while the first and longest evaluations of all studies run."""
+    note = f"{evaluations.computed} computed, {evaluations.running} running"
+    return note + f", {evaluations.from_cache} cached" * bool(evaluations.from_cache)
 
 
 class _OpenStudies:
