@@ -7,6 +7,7 @@ allocator has granted its lease.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,10 +46,13 @@ class Admission:
         self._looked = -_LOOK_S
         self._inherited: dict[Lease, Closable] = {}
 
-    def request(self, claim: Claim, rank: float = 0.0) -> Lease:
-        """Queue a claim; ``is_granted`` says when its work may start."""
+    def request(self, claim: Claim, rank: float = 0.0, seconds: float = math.inf) -> Lease:
+        """Queue a claim; ``is_granted`` says when its work may start.
+
+        ``seconds`` is its expected duration, infinite if unknown.
+        """
         with self._changed:
-            return self._allocator.request(claim, rank)
+            return self._allocator.request(claim, rank, seconds)
 
     def is_granted(self, lease: Lease) -> bool:
         """Whether the work of the lease may start now."""
@@ -95,13 +99,14 @@ class Admission:
         claim: Claim,
         rank: float,
         await_room: Callable[[], None],
+        seconds: float = math.inf,
     ) -> Iterator[Lease]:
         """Wait until the claim is granted, and hold it in the body.
 
         ``await_room`` is called if nodes were lost and it no longer fits on the others; it waits
         for nodes or raises. Raises KeyboardInterrupt.
         """
-        lease = self.request(claim, rank)
+        lease = self.request(claim, rank, seconds)
         try:
             while not self.is_granted(lease):
                 if not self.fits(claim):

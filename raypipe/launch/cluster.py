@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import logging
+import math
 import os
 import signal
 import socket
@@ -114,6 +115,7 @@ class RayLauncher:
         report: Report,
         rank: float = 0.0,
         started: Callable[[], None] = lambda: None,
+        seconds: float = math.inf,
     ) -> dict[str, Any]:
         """Run a training job in a worker, or several in a Ray Train group. Raises UnitError.
 
@@ -124,7 +126,7 @@ class RayLauncher:
             await_workers(job, report, self._admission)
 
         await_room()
-        with self._admission.lease(claim_of(job), rank, await_room) as lease:
+        with self._admission.lease(claim_of(job), rank, await_room, seconds) as lease:
             started()
             start = time.monotonic()
             outcome = fit(job, report, self._admission, lease)
@@ -140,7 +142,11 @@ class RayLauncher:
 
     @contextmanager
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+        self,
+        options: PoolOptions,
+        say: Callable[[str], None] = print,
+        rank: float = 0.0,
+        seconds: float = math.inf,
     ) -> Iterator[TaskPool]:
         """Return a pool of fractional-CPU tasks. Raises ConfigError."""
 
@@ -149,7 +155,7 @@ class RayLauncher:
 
         await_space()
         claim = claim_of_tasks(options)
-        with self._admission.lease(claim, rank, await_space) as lease:
+        with self._admission.lease(claim, rank, await_space, seconds) as lease:
             kind = ActorPool if options.keep_processes else RayPool
             pool = kind(options, self._admission, lease)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,9 +38,10 @@ class InlineLauncher:
         report: Report,
         rank: float = 0.0,
         started: Callable[[], None] = lambda: None,
+        seconds: float = math.inf,
     ) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
-        del rank
+        del rank, seconds
         started()
         if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: in-process training supports one worker")
@@ -66,10 +68,14 @@ class InlineLauncher:
 
     @contextmanager
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+        self,
+        options: PoolOptions,
+        say: Callable[[str], None] = print,
+        rank: float = 0.0,
+        seconds: float = math.inf,
     ) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``, without a time limit."""
-        del options, say, rank
+        del options, say, rank, seconds
         yield _InlinePool(self._interrupted)
 
     def interrupt(self) -> None:

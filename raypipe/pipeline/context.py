@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -48,12 +49,13 @@ class StageContext:
         rank: float = 0.0,
         trainings: Callable[[], int] = lambda: 1,
         outcomes: Outcomes | None = None,
+        seconds: float = math.inf,
     ) -> None:
         self.stage = stage
         self._created = time.monotonic()
         self._trainings = trainings
         self.session = session
-        self.rank = rank
+        self.rank, self.seconds = rank, seconds
         self.device = "cpu"
         self.gpu_peak_bytes: int | None = None
         #: seconds of its tasks' processors, or of its training: whole, of CPUs, of GPUs
@@ -186,7 +188,7 @@ class StageContext:
 
     def pool(self, options: PoolOptions) -> AbstractContextManager[TaskPool]:
         """Open a pool of fractional-CPU tasks; receive their results with ``finished``."""
-        return self.session.launcher.pool(options, self.say, self.rank)
+        return self.session.launcher.pool(options, self.say, self.rank, self.seconds)
 
     def finished(self, pool: TaskPool) -> list[TaskResult]:
         """Wait for at least one task, and return all that ended for good since the last call.
@@ -317,7 +319,8 @@ class StageContext:
 
         def launch(job: TrainingJob) -> dict[str, Any]:
             receive = remark if job.measured else report
-            return self.session.launcher.train(job, receive, self.rank, started)
+            expected = math.inf if job.measured else self.seconds
+            return self.session.launcher.train(job, receive, self.rank, started, expected)
 
         if trial:
             asked = replace(job, measured=True, until=trial)

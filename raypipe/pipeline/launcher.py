@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -144,8 +145,11 @@ class Launcher(Protocol):
         report: Report,
         rank: float = 0.0,
         started: Callable[[], None] = lambda: None,
+        seconds: float = math.inf,
     ) -> dict[str, Any]:
         """Run a training job once; ``started`` is called when its resources are free.
+
+        ``seconds`` is how long it is expected to hold them, infinite if unknown.
 
         Raises:
             UnitError: it failed, with the kind of failure.
@@ -160,9 +164,15 @@ class Launcher(Protocol):
         ...
 
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+        self,
+        options: PoolOptions,
+        say: Callable[[str], None] = print,
+        rank: float = 0.0,
+        seconds: float = math.inf,
     ) -> AbstractContextManager[TaskPool]:
         """Return a pool of tasks; ``say`` receives a message if it must wait for nodes.
+
+        ``seconds`` is how long it is expected to hold GPUs, infinite if unknown.
 
         Raises:
             ConfigError: no node has the resources of a task.

@@ -125,7 +125,7 @@ class Display:
             self._lines[stage] = _Line(progress, note, printed)
         if prints:
             rest = self._of_stage(stage, progress, now)
-            rest = rest and f"{rest} left"
+            rest += " left" if rest[:1].isdigit() else ""
             self.say("  ".join(filter(None, (f"{stage}: {_count(progress)}", note, rest))))
 
     def end(self, stage: str, status: str, seconds: float) -> None:
@@ -173,6 +173,8 @@ class Display:
             rest = left(None, progress, now)
         else:
             rest = forecast.of_stage(key, progress, now)
+        if rest is not None and rest.seconds == 0 and progress.part < 1:
+            return "overdue"
         return "" if rest is None else rough(rest.seconds)
 
     def _rendered(self) -> RenderableType:

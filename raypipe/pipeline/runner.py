@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
@@ -108,10 +110,10 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
                 writer.after_stage()
             session.display.say(f"{stage.key}: done before")
             return None
-        rank = ranks[stage.key]
-        context = StageContext(
-            stage, session, rank, lambda: _trainings(stage, ordered, session.ledger), outcomes
-        )
+        rank, estimate = ranks[stage.key], estimates.get(stage.key)
+        seconds = math.inf if estimate is None else estimate.seconds
+        trainings = partial(_trainings, stage, ordered, session.ledger)
+        context = StageContext(stage, session, rank, trainings, outcomes, seconds)
         failure = None if _taken(context, writer) else _run_stage(context, writer)
         ran.add(stage.key)
         return failure

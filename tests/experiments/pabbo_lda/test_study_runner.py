@@ -85,7 +85,11 @@ class ShuffledLauncher(InlineLauncher):
 
     @contextmanager
     def pool(
-        self, options: PoolOptions, say: Callable[[str], None] = print, rank: float = 0.0
+        self,
+        options: PoolOptions,
+        say: Callable[[str], None] = print,
+        rank: float = 0.0,
+        seconds: float = math.inf,
     ) -> Iterator[ShuffledPool]:
         yield self.made
 
