@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.selection import matrix_or_sweep, selected
+from raypipe.commands.selection import matrix_or_sweep, misfits, selected
 from raypipe.pipeline.comparison import NAME
 from raypipe.pipeline.durations import Durations, Estimate
 from raypipe.pipeline.experiment import Stage, Unit
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 def plan(
     path: str, overrides: Sequence[str], *, run_dir: str | None, profile: str, yes: bool = False
 ) -> pd.DataFrame:
-    """Return a row per stage: its units, how many are finished, and their workload."""
+    """Return a row per stage: its units, how many are finished, and their workload.
+
+    What this machine cannot run is planned as well, since a cluster may; a line on stderr says so.
+    """
     import pandas as pd
 
     document = read(path)
@@ -34,6 +38,8 @@ def plan(
     configuration, _ = matrix_or_sweep(configuration, ())
     graph = selected(configuration, (), nodes, confirmed=yes)
     stages = graph.stages
+    if misfit := misfits(configuration, graph, nodes):
+        print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None
     if run_dir is not None:
         run = RunDirectory.at(run_dir)

@@ -102,6 +102,16 @@ def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> No
                 _refuse(where, [Obstacle(f"{name}.{key}", asked, reason, advice)])
 
 
+def misfits(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> str:
+    """Return why this machine cannot run the graph; empty if it can."""
+    try:
+        check_training(configuration, graph, nodes)
+        check_size(configuration, graph, nodes[0])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _refuse(where: str, found: Sequence[Obstacle]) -> None:
     for obstacle in found:
         raise ConfigError(

@@ -5,27 +5,44 @@ Ray waits forever for resources that no node has.
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import ray
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from raypipe.errors import UnitError
 from raypipe.pipeline.allocator import Claim
 from raypipe.training.job import TrainingJob
+from raypipe.training.requirements import cpus_of_a_worker
 
 #: custom resource, one per CPU: if any node has it, CPU tasks run on such nodes only
 TASKS = "raypipe_tasks"
 #: seconds; spot instances return within minutes or not at all
 WAIT_FOR_NODES_S = 600.0
 _POLL_S = 0.5
+_OWN_TYPE = re.compile(r"node_[0-9a-f]{40,}$")
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
     """Return the resources of each living node by node ID."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+def may_grow() -> bool:
+    """Whether an autoscaler that can add nodes manages the cluster.
+
+    Ray runs an autoscaler on clusters of a fixed size, too; there it reports every node as a type
+    of its own, ``node_ID``.
+    """
+    status = _internal_kv_get(DEBUG_AUTOSCALING_STATUS)
+    report = json.loads(status).get("autoscaler_report") if status else None
+    return report is not None and not any(map(_OWN_TYPE.match, report["active_nodes"]))
 
 
 def check_alive(unit: str) -> None:
@@ -88,9 +105,7 @@ def of_a_worker(job: TrainingJob) -> tuple[float, float]:
 
     A measured trial has its GPUs to itself.
     """
-    scaling, processes = job.settings.scaling, job.settings.loader.workers
-    cpus = scaling.reserved_cpus + (processes if isinstance(processes, int) else 0)
-    gpus = scaling.gpus_per_worker or 0.0
+    cpus, gpus = cpus_of_a_worker(job.settings), job.settings.scaling.gpus_per_worker or 0.0
     return cpus, max(1.0, gpus) if gpus and job.measured else gpus
 
 
@@ -111,8 +126,11 @@ def await_nodes(
     enough: Callable[[], bool],
     say: Callable[[str], None],
     pause: Callable[[float], None],
+    reason: str = "nodes were lost",
 ) -> None:
     """Wait up to ten minutes until ``enough()``, and request nodes for the bundles.
+
+    ``reason`` is shown once.
 
     Raises:
         UnitError: no node is left.
@@ -120,7 +138,7 @@ def await_nodes(
 
     """
     deadline = time.monotonic() + WAIT_FOR_NODES_S
-    say(f"nodes were lost; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
+    say(f"{reason}; waiting up to {WAIT_FOR_NODES_S / 60:.0f} minutes for others")
     with requested(bundles):
         while not enough() and time.monotonic() < deadline:
             check_alive(unit)

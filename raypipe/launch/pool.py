@@ -20,7 +20,15 @@ from ray.exceptions import (
 from raypipe.errors import TRANSIENT, ConfigError, FailureKind
 from raypipe.launch import fault_environment
 from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import await_nodes, bundle, check_alive, for_tasks, living_nodes, room
+from raypipe.launch.capacity import (
+    await_nodes,
+    bundle,
+    check_alive,
+    for_tasks,
+    living_nodes,
+    may_grow,
+    room,
+)
 from raypipe.launch.task import run_task
 from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -47,7 +55,7 @@ class Call:
 
 
 def await_room(options: PoolOptions, admission: Admission, say: Callable[[str], None]) -> None:
-    """Wait for lost nodes if a task had room at the start and has none now.
+    """Wait for lost nodes if a task had room at the start, or for those that may be added.
 
     Raises:
         ConfigError: no node has the resources of a task.
@@ -64,9 +72,14 @@ def await_room(options: PoolOptions, admission: Admission, say: Callable[[str], 
         return fits(living_nodes().values())
 
     check_alive("pool")
-    if not enough() and fits(admission.nodes):
+    lost = fits(admission.nodes)
+    if not enough() and (lost or may_grow()):
         bundles = [bundle(cpus, gpus, _custom(options, admission.nodes))]
-        await_nodes("pool", bundles, enough, say, admission.pause)
+        reason = "nodes were lost"
+        if not lost:
+            size = f"{cpus:g} CPUs and {gpus:g} GPUs"
+            reason = f"a task needs {size}; no node has that and the cluster may grow"
+        await_nodes("pool", bundles, enough, say, admission.pause, reason)
     if not enough():
         largest = max(node.get("CPU", 0.0) for node in living_nodes().values())
         raise ConfigError(

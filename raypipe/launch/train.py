@@ -8,7 +8,15 @@ import ray
 
 from raypipe.errors import FailureKind, UnitError
 from raypipe.launch.admission import Admission
-from raypipe.launch.capacity import await_nodes, bundle, check_alive, living_nodes, room
+from raypipe.launch.capacity import (
+    await_nodes,
+    bundle,
+    check_alive,
+    living_nodes,
+    may_grow,
+    of_a_worker,
+    room,
+)
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import WorkerGroup, follow
 from raypipe.launch.solo import SoloWorker
@@ -69,19 +77,23 @@ def _workers(job: TrainingJob, admission: Admission, lease: Lease) -> SoloWorker
 def await_workers(job: TrainingJob, report: Report, admission: Admission) -> None:
     """Raise UnitError if the workers have no room: Ray would wait forever.
 
-    If they had room before, wait for the nodes to return, up to a time limit.
+    If they had room before, or an autoscaler may add nodes, wait for them, up to a time limit.
     """
-    scaling = job.settings.scaling
-    cpus, gpus = scaling.reserved_cpus, scaling.gpus_per_worker or 0.0
-    wanted = scaling.fewest_workers
+    cpus, gpus = of_a_worker(job)
+    wanted = job.settings.scaling.fewest_workers
     lost = job.attempt > 1 or room(cpus, gpus, nodes=admission.nodes) >= wanted
 
     def enough() -> bool:
         return room(cpus, gpus) >= wanted
 
-    if lost and not enough():
+    if not enough() and (lost or may_grow()):
         bundles = [bundle(cpus, gpus)] * wanted
-        await_nodes(job.trial_id, bundles, enough, report, admission.pause)
+        reason = "nodes were lost"
+        if not lost:
+            size = f"{wanted} worker(s) of {cpus:g} CPUs and {gpus:g} GPUs each"
+            has = room(cpus, gpus)
+            reason = f"needs {size}; the cluster has room for {has} and may grow"
+        await_nodes(job.trial_id, bundles, enough, report, admission.pause, reason)
     check_alive(job.trial_id)
     if (has := room(cpus, gpus)) < wanted:
         kind: FailureKind = "node_lost" if lost else "error"

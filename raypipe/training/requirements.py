@@ -56,9 +56,13 @@ def obstacles(
 
 
 def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obstacle]:
-    """Return the settings for which one worker is larger than a node, with full keys."""
+    """Return the settings for which the workers are larger than a node, with full keys."""
     scaling, gpus = settings.scaling, len(node.gpus)
     found = []
+    cpus, each = cpus_of_a_worker(settings), scaling.gpus_per_worker or 0.0
+    room = min(
+        int(node.cpus / cpus + 1e-9), int(gpus / each + 1e-9) if each else scaling.most_workers
+    )
     if scaling.reserved_cpus > node.cpus:
         key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
         advice = "lower it, or use a cluster with larger nodes (--address)"
@@ -67,7 +71,21 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obs
         key, reason = f"{stage}.scaling.gpus_per_worker", f"this machine has {gpus or 'no'} GPUs"
         advice = "lower it (0 uses the CPUs), or use a cluster that has them (--address)"
         found.append(Obstacle(key, scaling.gpus_per_worker, reason, advice))
+    if not found and room < scaling.fewest_workers:
+        key = "loader.workers" if room < 1 else "scaling.workers"
+        value = settings.loader.workers if room < 1 else scaling.fewest_workers
+        size = f"{cpus:g} CPUs (with its loader's processes)" + f" and {each:g} GPUs" * bool(each)
+        has = f"{node.cpus} CPUs" + f" and {gpus} GPUs" * bool(each)
+        reason = f"this machine has {has}, room for {room} workers of {size} each"
+        advice = "lower it, or use a cluster (--address)"
+        found.append(Obstacle(f"{stage}.{key}", value, reason, advice))
     return found
+
+
+def cpus_of_a_worker(settings: TrainStageSettings) -> float:
+    """Return the CPUs that a worker reserves, with those of its loader's processes."""
+    processes = settings.loader.workers
+    return settings.scaling.reserved_cpus + (processes if isinstance(processes, int) else 0)
 
 
 def automatic_workers(
@@ -91,7 +109,6 @@ def automatic_workers(
     gpus = settings.scaling.gpus_per_worker
     if not gpus:
         return 1
-    loaders = settings.loader.workers
-    cpus = settings.scaling.reserved_cpus + (loaders if isinstance(loaders, int) else 0)
+    cpus = cpus_of_a_worker(settings)
     room = sum(min(int(len(node.gpus) / gpus), int(node.cpus / cpus)) for node in nodes)
     return max(1, min(effective_batch, room // trainings))

@@ -427,6 +427,8 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
         ("fit.scaling.cpus_per_worker=3", "cpus_per_worker = 3.0: this machine has 2 CPUs"),
         ("fit.scaling.gpus_per_worker=2", "gpus_per_worker = 2.0: this machine has no GPUs"),
         ("matrix.fit.scaling.cpus_per_worker=[1,3]", "matrix (fit.scaling.cpus_per_worker=3)"),
+        ("fit.scaling.workers=3", "fit.scaling.workers = 3: this machine has 2 CPUs, room for 2"),
+        ("fit.loader.workers=2", "fit.loader.workers = 2: this machine has 2 CPUs, room for 0"),
     ],
 )
 def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str) -> None:
@@ -437,6 +439,8 @@ def test_a_worker_larger_than_the_machine_is_refused(override: str, reason: str)
 
     check()
     check("fit.scaling.cpus_per_worker=2", "fit.scaling.gpus_per_worker=0")
+    check("fit.scaling.workers=2")
+    check("fit.scaling.workers=[1,8]", "fit.loader.workers=1")
     with pytest.raises(ConfigError, match=re.escape(reason)):
         check(override)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -36,7 +37,14 @@ def there(monkeypatch: pytest.MonkeyPatch) -> list[Nodes]:
     for module in (admission, capacity, pool, train, tune):
         monkeypatch.setattr(module, "living_nodes", living_nodes)
     monkeypatch.setattr(capacity, "_POLL_S", 0.0)
+    grows(monkeypatch, {f"node_{'f' * 56}": 1})
     return looks
+
+
+def grows(monkeypatch: pytest.MonkeyPatch, types: dict[str, int] | None) -> None:
+    """Report these types of nodes as Ray's autoscaler does; None without an autoscaler."""
+    status = {"autoscaler_report": {"active_nodes": types}} if types is not None else {}
+    monkeypatch.setattr(capacity, "_internal_kv_get", lambda key: json.dumps(status).encode())
 
 
 @pytest.fixture(autouse=True)
@@ -123,3 +131,39 @@ def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
     assert order.suggest("1")["mailbox"] is None
     assert order.suggest("2") == tune.Searcher.FINISHED
     order.close()
+
+
+def test_work_waits_for_nodes_that_an_autoscaler_may_add(there, asked, monkeypatch, tmp_path):
+    grows(monkeypatch, {"ray.head.default": 1})
+    said: list[str] = []
+    there[:] = [*[[HEAD]] * 5, [HEAD, GPU, GPU]]
+    job = a_job(tmp_path, {"gpus_per_worker": 1.0, "workers": 2})
+    train.await_workers(job, said.append, Admission([HEAD]))
+    there[:] = [*[[HEAD]] * 6, [HEAD, GPU]]
+    await_room(PoolOptions(gpus=1.0), Admission([HEAD]), said.append)
+    assert said == [
+        "needs 2 worker(s) of 1 CPUs and 1 GPUs each; the cluster has room for 0 and may grow; "
+        "waiting up to 10 minutes for others",
+        "a task needs 1 CPUs and 1 GPUs; no node has that and the cluster may grow; "
+        "waiting up to 10 minutes for others",
+    ]
+    assert asked == [[{"CPU": 1.0, "GPU": 1.0}] * 2, [{"CPU": 1.0, "GPU": 1.0}]]
+    there[:] = [[HEAD]]
+    monkeypatch.setattr(capacity, "WAIT_FOR_NODES_S", 0.0)
+    with pytest.raises(UnitError, match="has room for 0; lower one"):
+        train.await_workers(job, said.append, Admission([HEAD]))
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [({f"node_{'0a' * 28}": 1}, False), (None, False), ({}, True), ({"gpu": 2}, True)],
+)
+def test_a_cluster_may_grow_if_an_autoscaler_knows_its_types(monkeypatch, types, expected):
+    grows(monkeypatch, types)
+    assert capacity.may_grow() is expected
+
+
+def test_a_local_cluster_does_not_grow(launcher):
+    del launcher
+    assert capacity._internal_kv_get(capacity.DEBUG_AUTOSCALING_STATUS)
+    assert not capacity.may_grow()

@@ -63,6 +63,22 @@ def test_a_large_claim_is_not_starved_by_small_ones_of_unknown_duration():
     assert not any(lease.granted for lease in more)
 
 
+def test_a_large_claim_uses_a_gap_that_is_there_before_small_ones_break_it_up():
+    allocator = Allocator(GPUS)
+    small = [allocator.request(workers(1), rank=3.0, seconds=100.0) for _ in range(8)]
+    large = allocator.request(workers(8), rank=1.0, seconds=10.0)
+    assert allocator.admit(0.0) == [large]
+    allocator.release(large)
+    assert allocator.admit(10.0) == small
+    again = allocator.request(workers(8), rank=3.0, seconds=10.0)
+    urgent = allocator.request(workers(1), rank=9.0, seconds=100.0)
+    allocator.release(small[0])
+    assert allocator.admit(20.0) == [urgent]  # the large one does not fit, and gains nothing
+    for lease in (*small[1:], urgent):
+        allocator.release(lease)
+    assert allocator.admit(120.0) == [again]
+
+
 def test_a_short_claim_fills_the_gap_before_a_large_one_starts():
     allocator = Allocator(GPUS)
     running = allocator.request(workers(7), seconds=100.0)
