@@ -16,7 +16,7 @@ from raypipe.commands.configuration import CommonSettings
 from raypipe.config.keys import Key, keys_of
 from raypipe.pipeline.configuration import load_experiment
 from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.tables import CORE
+from raypipe.pipeline.tables import CORE, GROWTH
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings
@@ -55,6 +55,9 @@ def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield from _columns((RUN_ID, VARIANT, COMMAND_ID))
     yield "### Of every run\n"
     for table in CORE:
+        yield from _table(table)
+    yield "### Of a search or a race\n"
+    for table in GROWTH:
         yield from _table(table)
     yield "### Of a sweep\n"
     for table in SWEEP_TABLES:

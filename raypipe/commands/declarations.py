@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.tables import CORE
+from raypipe.pipeline.tables import CORE, GROWTH
 from raypipe.storage.tables import Table, by_name
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.tables import with_metrics
@@ -15,4 +15,4 @@ def declared(experiment: Experiment) -> dict[str, Table]:
     Trials and steps also have the columns of the experiment's step metrics.
     """
     core = with_metrics(CORE, experiment.step_metrics)
-    return by_name((*core, *SWEEP_TABLES, *experiment.tables))
+    return by_name((*core, *GROWTH, *SWEEP_TABLES, *experiment.tables))

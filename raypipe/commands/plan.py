@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.selection import matrix_or_sweep, misfits, selected
+from raypipe.commands.selection import matrix_or_sweep, misfits, selected, stored_stages
 from raypipe.pipeline.comparison import NAME
 from raypipe.pipeline.durations import Durations, Estimate
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.matrix import refuse_other_axes
-from raypipe.pipeline.runner import refuse_changes
 from raypipe.pipeline.stage_units import is_done
 from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Ledger
@@ -37,7 +36,6 @@ def plan(
     configuration = resolve(document, overrides, profile, nodes)
     configuration, _ = matrix_or_sweep(configuration, ())
     graph = selected(configuration, (), nodes, confirmed=yes)
-    stages = graph.stages
     if misfit := misfits(configuration, graph, nodes):
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None
@@ -46,7 +44,11 @@ def plan(
         run.check()
         ledger = Ledger(run, writable=False)
         refuse_other_axes(ledger, configuration, run.shown)
-        refuse_changes(ledger, stages, run.shown)
+        stored_stages(graph, ledger, run.shown)
+    stages = graph.stages
+    if graph.growing is not None:
+        stages = list(graph.growing.at_most(ledger).stages.values())
+        print(graph.growing.text())
     todo = {stage.key: _unfinished(stage, ledger) for stage in stages}
     expected = Durations(nodes).estimates((stage, todo[stage.key]) for stage in stages)
     rows = []

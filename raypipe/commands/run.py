@@ -22,6 +22,7 @@ from raypipe.commands.selection import (
     check_training,
     matrix_or_sweep,
     selected,
+    stored_stages,
 )
 from raypipe.commands.store import store_of
 from raypipe.errors import ConfigError, UnitError
@@ -32,7 +33,7 @@ from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.runner import all_stored, refuse_changes, run_stages
+from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
@@ -59,7 +60,7 @@ def run(request: Request) -> int:
         configuration = resolve(document, request.overrides, request.profile, nodes)
         configuration, left_out = matrix_or_sweep(configuration, request.only)
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
-        stages = graph.stages
+        growing = graph.growing
         check_training(configuration, graph, nodes)
         if launcher is None:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
@@ -69,13 +70,13 @@ def run(request: Request) -> int:
         _refuse_another(stored, configuration, run_dir)
         refuse_other_axes(stored, configuration, run_dir.shown)
         tracking.check(configuration.settings.tracking, run_dir)
-        refuse_changes(stored, stages, run_dir.shown)
+        stages, complete = stored_stages(graph, stored, run_dir.shown)
         store = store_of(configuration)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
         print(f"run directory: {run_dir.shown}", flush=True)
         if warning:
             print(warning, flush=True)
-        if not fresh and all_stored(stages, stored) and _is_shown(run_dir, stored, configuration):
+        if not fresh and complete and _is_shown(run_dir, stored, configuration):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
             return 0
@@ -88,14 +89,16 @@ def run(request: Request) -> int:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
             refuse_other_axes(ledger, configuration, run_dir.shown)
-            refuse_changes(ledger, stages, run_dir.shown)
+            stages, _ = stored_stages(graph, ledger, run_dir.shown)
             text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
             run_dir.write(run_dir.config, text.encode())
             ledger.put("runs", {_SHOWN: {"all": False}})
             code.record(ledger)
             record_matrix(ledger, configuration, graph)
             announce(display, configuration, nodes)
-            if graph.variants:
+            if growing is not None:
+                display.say(growing.text())
+            elif graph.variants:
                 display.say(f"matrix: {graph.points} points, {len(stages)} stages")
             if left_out:
                 display.say(left_out)
@@ -127,7 +130,10 @@ def run(request: Request) -> int:
                 Durations(nodes),
                 store,
             )
-            failed = run_stages(stages, session)
+            if growing is None:
+                failed = run_stages(stages, session)
+            else:
+                failed = run_stages((), session, growing.growth(ledger))
             with cluster.closing(launcher):
                 if ledger.rows("stages"):
                     build(run_dir, name, configuration.experiment.report, again)

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from raypipe.commands.declarations import declared
 from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.experiment import in_order, with_needs
+from raypipe.pipeline.experiment import Stage, in_order, with_needs
 from raypipe.pipeline.matrix import Graph, graph_of
+from raypipe.pipeline.runner import refuse_changes
+from raypipe.pipeline.stage_units import all_stored
+from raypipe.storage.ledger import Ledger
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.stage import with_sweep
 from raypipe.training.requirements import Obstacle, beyond, obstacles
@@ -61,7 +65,8 @@ def selected(
     matrix, origin = configuration.settings.matrix, configuration.origin
     if matrix is not None and matrix.count > _MOST_POINTS and not confirmed:
         raise ConfigError(f"{origin}: matrix: has {matrix.count:,} points; give --yes to run them")
-    graph = graph_of(configuration, lambda varied: with_sweep(varied, nodes))
+    tables = declared(configuration.experiment)
+    graph = graph_of(configuration, lambda varied: with_sweep(varied, nodes), tables, nodes)
     stages = in_order(graph.stages)
     names = list(dict.fromkeys(stage.name for stage in stages))
     for name in only:
@@ -75,7 +80,26 @@ def selected(
                 f"--only {name}: unknown stage{did_you_mean(name, names)} "
                 f"(there are: {', '.join(names)})"
             )
+    if graph.growing is not None:
+        return replace(graph, growing=replace(graph.growing, only=tuple(only)))
     return replace(graph, stages=with_needs(stages, only) if only else stages)
+
+
+def stored_stages(graph: Graph, ledger: Ledger, where: str) -> tuple[Sequence[Stage], bool]:
+    """Return the stages of a graph that are known so far, and whether all of them are stored.
+
+    Raises:
+        ConfigError: the configuration would alter stored results.
+
+    """
+    if graph.growing is None:
+        stages = graph.stages
+        refuse_changes(ledger, stages, where)
+        return stages, all_stored(stages, ledger)
+    graph.growing.refuse_changes(ledger, where)
+    stages, complete = graph.growing.growth(ledger).replay(ledger)
+    refuse_changes(ledger, stages, where)
+    return stages, complete and all_stored(stages, ledger)
 
 
 def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:

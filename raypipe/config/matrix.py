@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field, PositiveInt, model_validator
 
+from raypipe.config.search import RaceSettings, SearchSettings
 from raypipe.config.settings import Settings
 
 #: values of a point by dotted key
@@ -51,24 +52,45 @@ class MatrixSettings(Settings):
     constraints: MatrixConstraints = Field(
         MatrixConstraints(), description="Conditions that every point meets."
     )
+    search: SearchSettings | None = Field(
+        None, description="Points proposed one after the other; each runs at all other points."
+    )
+    race: RaceSettings | None = Field(
+        None, description="Comparison of the points that adds seeds until it is decided."
+    )
 
     @property
     def keys(self) -> list[str]:
         """The varied keys, in the order of the configuration; ``seed`` for repetitions."""
         listed = [key for point in self.points for key in point]
-        repeated = [SEED] if self.runs else []
-        return list(dict.fromkeys([*self.axes, *listed, *repeated]))
+        repeated = [SEED] if self.runs or self.race is not None else []
+        return list(dict.fromkeys([*self.axes, *listed, *repeated, *self.searched]))
+
+    @property
+    def searched(self) -> list[str]:
+        """The keys that a search varies, in alphabetical order; then the key of its rungs."""
+        if self.search is None:
+            return []
+        rungs = [] if self.search.asha is None else [self.search.asha.key]
+        return [*sorted(self.search.axes), *rungs]
 
     @property
     def count(self) -> int:
-        """The number of points before exclusions."""
-        return prod(map(len, self.axes.values())) * max(1, len(self.points)) * (self.runs or 1)
+        """The number of points before exclusions; with a search or a race at most."""
+        fixed = prod(map(len, self.axes.values())) * max(1, len(self.points)) * (self.runs or 1)
+        if self.race is not None:
+            return fixed * self.race.most_runs
+        return fixed * (1 if self.search is None else self.search.trials)
 
-    def all_points(self) -> Iterator[Point]:
-        """Yield every point, without those that are excluded."""
+    def all_points(self, proposed: Point | None = None) -> Iterator[Point]:
+        """Yield every point, without those that are excluded; each with the ``proposed`` values.
+
+        A race repeats them.
+        """
         lists = [[{key: value} for value in values] for key, values in self.axes.items()]
         lists.append(list(self.points) or [{}])
         lists.append([{SEED: run} for run in range(self.runs or 0)] or [{}])
+        lists.append([proposed or {}])
         for parts in product(*lists):
             point = {key: value for part in parts for key, value in part.items()}
             if not any(_matches(point, excluded) for excluded in self.exclude):
@@ -117,11 +139,29 @@ class MatrixSettings(Settings):
                     raise ValueError(f"points: {key} is also an axis; give it in one of the two")
         if self.runs and SEED in self.axes:
             raise ValueError("runs: the axis `seed` is also given; give one of the two")
+        self._check_growth()
         for excluded in self.exclude:
             for key in excluded:
                 if key not in self.keys:
                     raise ValueError(f"exclude: {key} is not varied by this matrix")
         return self
+
+    def _check_growth(self) -> None:
+        """Reject a search or a race that contradicts the other keys. Raises ValueError."""
+        fixed = [*self.axes, *(key for point in self.points for key in point)]
+        for key in self.searched:
+            if key == SEED:
+                raise ValueError("search: a seed is nothing to choose; repeat points with runs")
+            if key in fixed:
+                raise ValueError(f"search: {key} is also an axis of the matrix; give it once")
+        if self.race is None:
+            return
+        if self.search is not None:
+            raise ValueError("race: cannot be combined with search; race its best points later")
+        if self.runs is not None:
+            raise ValueError("race: decides the number of seeds itself; leave out runs")
+        if SEED in fixed:
+            raise ValueError("race: the axis `seed` is also given; leave it out")
 
 
 def point_text(point: Mapping[str, Any]) -> str:

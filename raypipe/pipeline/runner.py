@@ -14,10 +14,16 @@ from raypipe.pipeline import sharing
 from raypipe.pipeline.context import IDENTITIES, StageContext, status_of
 from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
+from raypipe.pipeline.growth import Growth
 from raypipe.pipeline.remaining import Forecast
-from raypipe.pipeline.scheduler import Outcomes, remaining_paths, run_concurrently
+from raypipe.pipeline.scheduler import (
+    Outcomes,
+    remaining_paths,
+    run_concurrently,
+    run_in_sequence,
+)
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.stage_units import is_done
+from raypipe.pipeline.stage_units import all_stored, is_done
 from raypipe.provenance import now
 from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
@@ -70,25 +76,44 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 )
 
 
-def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
+def run_stages(
+    stages: Sequence[Stage], session: Session, growth: Growth | None = None
+) -> str | None:
     """Run the stages that are not finished; a failure stops only the stages that need it.
 
     Stages run concurrently if the launcher allows it, otherwise in sequence, in this thread.
+    ``growth`` adds further stages whenever one has ended.
 
     Returns:
         None if all stages are finished, otherwise the first failure: its stage or unit, and why.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; running stages are recorded as interrupted.
+        UnitError: the graph cannot grow.
 
     """
     outcomes = Outcomes()
     ran: set[str] = set()
     ordered = in_order(stages)
-    estimates = _estimates(session, ordered)
-    ranks = remaining_paths(ordered, _expected(estimates))
-    session.display.expect(_forecast(session, ordered, estimates))
+    estimates: dict[str, Estimate | None] = {}
+    ranks: dict[str, float] = {}
     writer = _TableWriter(session)
+
+    def expect(added: Sequence[Stage]) -> None:
+        estimates.update(_estimates(session, added))
+        ranks.update(remaining_paths(added, _expected(estimates)))
+        session.display.expect(_forecast(session, ordered, estimates))
+
+    expect(ordered)
+
+    def further() -> Sequence[Stage]:
+        if growth is None:
+            return ()
+        added = growth.further(session.ledger, outcomes, session.display.say)
+        if added:
+            ordered.extend(added)
+            expect(added)
+        return added
 
     def run(stage: Stage) -> None:
         outcomes.end(stage.key, run_one(stage))
@@ -126,22 +151,16 @@ def run_stages(stages: Sequence[Stage], session: Session) -> str | None:
         writer.after_stage()
     unfinished = [s for s in ordered if s.always_rerun or not all_stored([s], session.ledger)]
     try:
-        if session.launcher.concurrent and len(unfinished) > 1:
-            run_concurrently(ordered, run, interrupt)
+        if session.launcher.concurrent and (growth is not None or len(unfinished) > 1):
+            run_concurrently(tuple(ordered), run, interrupt, further)
         else:
-            for stage in ordered:
-                run(stage)
+            run_in_sequence(tuple(ordered), run, further)
     finally:
         writer.complete()
         if ran:  # not earlier: trainings write their files of the table while they run
             tables.conform(session.run_dir, session.tables["steps"])
     first = next(iter(outcomes.failures.items()), None)
     return None if first is None else f"{first[0]}: {first[1]}"
-
-
-def all_stored(stages: Sequence[Stage], ledger: Ledger) -> bool:
-    """Whether every unit of these stages is finished."""
-    return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
 def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:

@@ -9,6 +9,7 @@ Stages share the cluster by the leases of their trainings, trials and tasks
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
@@ -22,9 +23,20 @@ _POLL_S = 0.5
 _MOST_STAGES = 64
 
 Run = Callable[[Stage], None]
+Further = Callable[[], Sequence[Stage]]
 
 
-def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], None]) -> None:
+def run_in_sequence(stages: Sequence[Stage], run: Run, further: Further = tuple) -> None:
+    """Call ``run`` for each stage in order, then for those that ``further`` adds."""
+    waiting = deque([*stages, *further()])
+    while waiting:
+        run(waiting.popleft())
+        waiting.extend(further())
+
+
+def run_concurrently(
+    stages: Sequence[Stage], run: Run, interrupt: Callable[[], None], further: Further = tuple
+) -> None:
     """Call ``run`` for each stage, once it has returned for all that one of its units needs.
 
     If a stage or this thread (Ctrl-C) raises, ``interrupt`` must end the running stages, and this
@@ -34,16 +46,25 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
         stages: in an order in which each follows what it needs.
         run: called with each stage, in a new thread.
         interrupt: makes the other threads raise KeyboardInterrupt.
+        further: returns stages to add to the graph, which may need earlier ones; called at the
+            start and whenever a stage has ended.
 
     Raises:
         BaseException: the first exception of a stage or of this thread.
 
     """
-    longest = remaining_paths(stages)
-    needs = {stage.key: _alternatives(stage) for stage in stages}
-    waiting = sorted(stages, key=lambda stage: -longest[stage.key])  # stable
+    needs: dict[str, set[frozenset[str]]] = {}
+    waiting: list[Stage] = []
     running: dict[str, Future[None]] = {}
+
+    def add(stages: Sequence[Stage]) -> None:
+        longest = remaining_paths(stages)
+        needs.update({stage.key: _alternatives(stage) for stage in stages})
+        waiting.extend(sorted(stages, key=lambda stage: -longest[stage.key]))  # stable
+
+    add(stages)
     try:
+        add(further())
         while waiting or running:
             unsettled = {*running, *(stage.key for stage in waiting)}
             whole = [stage for stage in waiting if unsettled.isdisjoint(stage.needed_keys)]
@@ -61,8 +82,11 @@ def run_concurrently(stages: Sequence[Stage], run: Run, interrupt: Callable[[], 
                 waiting.remove(stage)
                 running[stage.key] = _start(run, stage)
             wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            for name in [name for name, future in running.items() if future.done()]:
+            over = [name for name, future in running.items() if future.done()]
+            for name in over:
                 running.pop(name).result()
+            if over:
+                add(further())
     except BaseException:
         interrupt()
         wait(running.values(), timeout=_END_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from raypipe.pipeline.experiment import Stage, Unit
@@ -20,6 +21,11 @@ def is_done(ledger: Ledger, unit: Unit) -> bool:
         and stored["fingerprint"] == unit.fingerprint
         and stored.get("budget", 0) >= unit.budget
     )
+
+
+def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:
+    """Whether every unit of these stages is finished."""
+    return all(is_done(stage.seen(ledger), unit) for stage in stages for unit in stage.units)
 
 
 class StageUnits:

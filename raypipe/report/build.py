@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
 
+from raypipe.config.matrix import value_text
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
 from raypipe.report.comparison import of_point, point_name, points
 from raypipe.report.formatting import cell
 from raypipe.report.page import Tables, report_files
+from raypipe.report.race import race_section
+from raypipe.report.search import best_values, search_section
 from raypipe.report.sections import Section
 from raypipe.report.variants import variants_section
 from raypipe.storage.run_directory import RunDirectory
@@ -34,7 +37,7 @@ def build(
 
     ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
     ``command`` the one that continues this run. ``sections`` show one point of a matrix: that of
-    ``variant``, by default the first.
+    ``variant``, by default the best one of a search, otherwise the first.
 
     Raises:
         ConfigError: ``variant`` names no point.
@@ -45,7 +48,12 @@ def build(
     own = of_point(tables, point) if point else tables
     files = report_files(
         tables,
-        [variants_section(tables, point), *_own_sections(sections, own)],
+        [
+            search_section(tables),
+            race_section(tables),
+            variants_section(tables, point),
+            *_own_sections(sections, own),
+        ],
         title,
         {"experiment": title, **_facts(tables)},
         command,
@@ -62,7 +70,11 @@ def _point(tables: Tables, variant: str | None) -> dict[str, str] | None:
     if variant is not None and variant not in names:
         listed = ", ".join(names) or "this run has no matrix"
         raise ConfigError(f"--variant {variant}: is not a point (there are: {shorten(listed)})")
-    return names[variant] if variant is not None else next(iter(names.values()), None)
+    if variant is not None:
+        return names[variant]
+    best = {key: value_text(value) for key, value in best_values(tables).items()}
+    preferred = (point for point in found if best.items() <= point.items())
+    return next(preferred, next(iter(found), None))
 
 
 def _own_sections(sections: Sections | None, tables: Tables) -> Sequence[Section]:

@@ -19,6 +19,7 @@ from raypipe.report.comparison import (
     tests,
     variants_of,
 )
+from raypipe.report.search import searched_keys
 from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView
 from raypipe.report.variant_plots import heat_maps, parallel_coordinates
 from raypipe.stats import runs_needed
@@ -37,7 +38,8 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     values = observed.numbers.groupby("metric", sort=False)["value"].nunique()
     same = [str(metric) for metric, count in values.items() if count == 1]
     parts: list[Part] = [_introduction(tables, shown), *_best_points(tables, observed)]
-    for axis in observed.axes:
+    searched = searched_keys(tables)  # their values are compared in the section of the search
+    for axis in (axis for axis in observed.axes if axis not in searched):
         parts += _of_axis(observed, axis, same)
     if same:
         parts.append(f"The same at every point, and left out: {', '.join(same)}.")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
@@ -15,7 +16,7 @@ from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
-from raypipe.sweep.settings import AxisSettings, ConstraintSettings, SweepSettings
+from raypipe.sweep.settings import ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import Trial, TrialMaker, training_stage
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from raypipe.config.axes import AxisSettings, Value
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import Identity
 from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
-from raypipe.sweep.settings import AxisSettings, Value
 from raypipe.sweep.space import Point, place, points
 from raypipe.sweep.trials import Trial, TrialMaker, shown, trial_unit
 

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-import numpy as np
-import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
 from optuna.trial import TrialState, create_trial
 
+from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
 from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
-from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.trials import Trial, TrialMaker
 
 
@@ -60,14 +52,12 @@ class OptunaSearch:
     """
 
     def __init__(self, maker: TrialMaker, name: str, rows: Iterable[Row]) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._maker, self._name = maker, name
         self._distributions = {
-            maker.key(key): _distribution(axis) for key, axis in maker.sweep.axes.items()
+            maker.key(key): distribution(axis) for key, axis in maker.sweep.axes.items()
         }
-        self._study = optuna.create_study(
-            direction="maximize" if maker.sweep.direction == "max" else "minimize"
-        )
+        direction: Direction = "maximize" if maker.sweep.direction == "max" else "minimize"
+        self._study = study_of([direction], sampler_for("tpe", maker.sweep.seed, 0, self.total))
         self._numbers: dict[str, int] = {}
         for row in sorted(rows, key=lambda row: (row["number"], row["trial_id"])):
             value = self._value(row)
@@ -103,8 +93,8 @@ class OptunaSearch:
         return len(self._study.get_trials(deepcopy=False))
 
     def _ask(self) -> Trial | None:
-        seed = np.random.SeedSequence([self._maker.sweep.seed, self._asked]).generate_state(1)
-        self._study.sampler = optuna.samplers.TPESampler(seed=int(seed[0]), constant_liar=True)
+        seed, total = self._maker.sweep.seed, self.total
+        self._study.sampler = sampler_for("tpe", seed, self._asked, total)
         asked = self._study.ask(self._distributions)
         trial = self._maker.trial(dict(asked.params))
         if trial is None or trial.unit.key in self._numbers:
@@ -138,12 +128,3 @@ class OptunaSearch:
 
 def _state(value: float | None) -> TrialState:
     return TrialState.FAIL if value is None else TrialState.COMPLETE
-
-
-def _distribution(axis: AxisSettings) -> BaseDistribution:
-    values: Any = axis.grid if axis.grid is not None else axis.choice
-    if values is not None:
-        return CategoricalDistribution(values)
-    if axis.is_integer:
-        return IntDistribution(int(axis.low or 0), int(axis.high or 0), log=axis.log)
-    return FloatDistribution(float(axis.low or 0), float(axis.high or 0), log=axis.log)

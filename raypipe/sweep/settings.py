@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from raypipe.config.axes import AxisSettings, dotted_axes
 from raypipe.config.settings import Settings
 
-Value = bool | int | float | str | list[Any] | None
 Scheduler = Literal["asha", "median", "pbt"]
-
-_KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
-
-
-class AxisSettings(Settings):
-    """Values of a key: all of ``grid``, or draws from ``choice`` or from the range [low, high]."""
-
-    grid: tuple[Value, ...] | None = Field(
-        None, min_length=1, description="Values that are all tried."
-    )
-    choice: tuple[Value, ...] | None = Field(
-        None, min_length=1, description="Values that are drawn from."
-    )
-    low: int | float | None = Field(None, description="Lower end of a range, included.")
-    high: int | float | None = Field(None, description="Upper end of a range, included.")
-    log: bool = Field(False, description="Whether a range is drawn evenly in the logarithm.")
-
-    @property
-    def is_grid(self) -> bool:
-        """Whether every value is tried."""
-        return self.grid is not None
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether a range is of integers."""
-        return isinstance(self.low, int) and isinstance(self.high, int)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _section(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            raise ValueError(_KINDS)  # noqa: TRY004 - pydantic words a ValueError
-        return given
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> AxisSettings:
-        ranged = self.low is not None or self.high is not None
-        if (self.grid is not None) + (self.choice is not None) + ranged != 1:
-            raise ValueError(_KINDS)
-        if ranged:
-            if self.low is None or self.high is None or not self.low < self.high:
-                raise ValueError("a range needs low and high, and low below high")
-            if self.log and self.low <= 0:
-                raise ValueError("log needs low above 0")
-        elif self.log:
-            raise ValueError("log is for a range of low and high")
-        return self
-
-
-def _dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return axes by dotted key, whatever their nesting; a plain list is a grid."""
-    for name, value in values.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and not set(value) & set(AxisSettings.model_fields):
-            yield from _dotted(value, f"{key}.")
-        else:
-            yield key, _alone({"grid": value} if isinstance(value, list | tuple) else value)
-
-
-def _alone(axis: Any) -> Any:
-    """Return an axis without the parts of another kind that a lower level gave it."""
-    if not isinstance(axis, Mapping):
-        return axis
-    others: dict[str, Any] = {"grid": None, "choice": None}
-    if axis.get("grid") is not None or axis.get("choice") is not None:
-        others |= {"low": None, "high": None, "log": False}
-    return others | dict(axis)
 
 
 class ConstraintSettings(Settings):
@@ -173,7 +106,7 @@ class SweepSettings(Settings):
     def spelled_out(cls, given: Any) -> Any:
         """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
         if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
-            return {**given, "axes": dict(_dotted(given["axes"]))}
+            return {**given, "axes": dict(dotted_axes(given["axes"]))}
         return given
 
     @model_validator(mode="after")

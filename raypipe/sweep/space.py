@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from raypipe.sweep.settings import AxisSettings, Value
+from raypipe.config.axes import AxisSettings, Value
 
 Point = dict[str, Value]
 

@@ -16,7 +16,7 @@ from raypipe.commands.selection import matrix_or_sweep, selected
 from raypipe.config.matrix import MatrixSettings
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.matrix import variant_label
+from raypipe.pipeline.placement import variant_label
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from tests.raypipe.pipeline.test_scheduler import CPU_NODE

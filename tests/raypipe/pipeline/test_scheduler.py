@@ -19,7 +19,7 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.progress import Display
-from raypipe.pipeline.scheduler import remaining_paths, run_concurrently
+from raypipe.pipeline.scheduler import remaining_paths, run_concurrently, run_in_sequence
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
@@ -126,6 +126,31 @@ def test_every_stage_runs_once_after_what_it_needs(stages):
             over.append(stage.name)
 
     run_concurrently(in_order(stages), run, pytest.fail)
+    assert sorted(over) == sorted(stage.name for stage in stages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(0, 9), st.integers(1, 3), st.booleans())
+def test_a_graph_that_grows_runs_every_stage_once(stages, start, step, concurrent):
+    """Stages may need any that were added before, whether these have ended or not."""
+    lock, over = threading.Lock(), []
+    later = in_order(stages)[start:]
+
+    def run(stage: Stage) -> None:
+        with lock:
+            assert set(stage.needs) <= set(over)
+            over.append(stage.name)
+
+    def further() -> list[Stage]:
+        added = later[:step]
+        del later[:step]
+        return added
+
+    known = in_order(stages)[:start]
+    if concurrent:
+        run_concurrently(known, run, pytest.fail, further)
+    else:
+        run_in_sequence(known, run, further)
     assert sorted(over) == sorted(stage.name for stage in stages)
 
 

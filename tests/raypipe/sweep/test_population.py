@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_partition, read_table
 from raypipe.sweep.population import explored
-from raypipe.sweep.settings import AxisSettings
 from raypipe.sweep.sweep import Sweep
 from tests.raypipe.examples import sweeping
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from raypipe.sweep.settings import AxisSettings, SweepSettings
+from raypipe.config.axes import AxisSettings
+from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import place, points
 
 RANGES = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).filter(lambda r: r[0] < r[1])

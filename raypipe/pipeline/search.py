@@ -1,0 +1,359 @@
+"""Search of a matrix: points proposed by Optuna from the metrics of earlier ones.
+
+Every measured point is a row of the table ``search``, recorded before its stages start. A proposal
+is a function of these rows, the seed and its number: a continued search proposes the same points as
+an uninterrupted one whose points end in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from raypipe.config.matrix import Point, point_text
+from raypipe.config.search import Mode, SearchSettings
+from raypipe.pipeline.asha import promotable
+from raypipe.pipeline.growth import Outcome
+from raypipe.pipeline.metric import Metric
+from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
+from raypipe.report.formatting import number as number_text
+from raypipe.stats import on_pareto_front
+from raypipe.storage.ledger import Row
+
+TABLE = "search"
+#: significant digits of a value of a range, and the relative width below which it keeps all
+_DIGITS, _NARROW = 6, 1e-3
+#: what a population's sampler stores with a trial
+_GENERATION = ":generation"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A metric to optimize."""
+
+    metric: Metric
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A condition on a metric."""
+
+    metric: Metric
+    at_most: float | None
+    at_least: float | None
+
+    def violations(self, value: float) -> dict[str, float]:
+        """Return by how much a value breaks each bound; it meets a bound if that is 0 or less."""
+        found = {}
+        if self.at_most is not None:
+            found[f"{self.metric.name} <= {self.at_most:g}"] = value - self.at_most
+        if self.at_least is not None:
+            found[f"{self.metric.name} >= {self.at_least:g}"] = self.at_least - value
+        return found
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A proposed point, in a rung if there are several; ``status`` as in the table.
+
+    ``order`` counts the points that ended before; ``attributes`` are those of Optuna's trial.
+    """
+
+    number: int
+    rung: int
+    values: Point
+    status: str = "running"
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    violations: Mapping[str, float] = field(default_factory=dict)
+    order: int | None = None
+    best: float | None = None
+    on_front: bool = False
+    message: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The key of its row, in the order of the proposals."""
+        return f"{self.number:06}/{self.rung}"
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it was measured and meets every condition."""
+        return self.status == "succeeded" and all(v <= 0 for v in self.violations.values())
+
+
+class Search:
+    """The proposals of a search, and the next ones.
+
+    Args:
+        settings: the section of the configuration.
+        objectives: its metrics.
+        bounds: its constraints.
+        concurrent: the number of proposals in flight.
+        rows: the table ``search`` of earlier commands by key.
+
+    """
+
+    table = TABLE
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        objectives: Sequence[Objective],
+        bounds: Sequence[Bound],
+        concurrent: int,
+        rows: Mapping[str, Row],
+    ) -> None:
+        self._settings, self._concurrent = settings, concurrent
+        self._objectives, self._bounds = objectives, bounds
+        self._distributions = {
+            key: distribution(axis) for key, axis in sorted(settings.axes.items())
+        }
+        self._rungs = (None,) if settings.asha is None else settings.asha.values
+        #: by key, in the order in which they were asked
+        self.proposals = {key: _proposal(row) for key, row in rows.items()}
+
+    @property
+    def varied(self) -> list[str]:
+        """The keys in which its points differ."""
+        asha = self._settings.asha
+        return [*self._distributions, *([] if asha is None else [asha.key])]
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics to measure at each point."""
+        bounded = [each.metric for each in self._bounds]
+        return [*(each.metric for each in self._objectives), *bounded]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all points were proposed and have ended."""
+        return not self._running and self._count >= self._settings.trials and not self._next()
+
+    def stored(self) -> list[Proposal]:
+        """Return the proposals of earlier commands; those that failed are tried again."""
+        return [each for each in self.proposals.values() if each.status != "excluded"]
+
+    def ask(self) -> list[Proposal]:
+        """Return further proposals, as many as there is room for."""
+        found = []
+        while len(self._running) < self._concurrent and (proposal := self._propose()) is not None:
+            self._put(proposal)
+            found.append(proposal)
+        return found
+
+    def point(self, proposal: Proposal) -> Point:
+        """Return the values of the varied keys of a proposal."""
+        return proposal.values
+
+    def tell(self, proposal: Proposal, outcome: Outcome) -> str:
+        """Record how a proposal ended; return a line that says so."""
+        known = self.proposals[proposal.key]
+        if known.status == "succeeded":
+            return ""
+        ended = replace(known, order=known.order if known.order is not None else self._ended)
+        values = {name: each.value for name, each in outcome.measured.items()}
+        if outcome.failure is not None:
+            status = "excluded" if outcome.excluded else "failed"
+            ended = replace(ended, status=status, message=outcome.failure)
+        elif lacking := [name for name, value in values.items() if value is None]:
+            message = f"{', '.join(lacking)}: has no finite number"
+            ended = replace(ended, status="failed", message=message)
+        else:
+            numbers = {name: float(value) for name, value in values.items() if value is not None}
+            broken: dict[str, float] = {}
+            for bound in self._bounds:
+                broken |= bound.violations(numbers[bound.metric.name])
+            ended = replace(
+                ended, status="succeeded", metrics=numbers, violations=broken, message=None
+            )
+        self._put(ended)
+        self._put(replace(ended, best=self._best(ended.rung)))
+        self._mark_front()
+        return self._text(self.proposals[ended.key])
+
+    def rows(self) -> dict[str, Row]:
+        """Return the rows of all proposals, in the order in which they were asked."""
+        objectives = json.dumps({each.metric.name: each.mode for each in self._objectives})
+        return {
+            key: {**_row(each), "objectives": objectives} for key, each in self.proposals.items()
+        }
+
+    @property
+    def _running(self) -> list[Proposal]:
+        return [each for each in self.proposals.values() if each.status == "running"]
+
+    @property
+    def _count(self) -> int:
+        return sum(each.rung == 0 for each in self.proposals.values())
+
+    @property
+    def _ended(self) -> int:
+        return sum(each.order is not None for each in self.proposals.values())
+
+    def _put(self, proposal: Proposal) -> None:
+        self.proposals[proposal.key] = proposal
+
+    def _next(self) -> tuple[int, int] | None:
+        """Return the number and rung of a point to promote; None if there is none."""
+        if self._settings.asha is None:
+            return None
+        sign = self._signs[0]
+        name = self._objectives[0].metric.name
+        rungs: list[dict[int, float]] = [{} for _ in self._rungs]
+        for each in self.proposals.values():
+            if each.is_feasible:
+                rungs[each.rung][each.number] = sign * each.metrics[name]
+        promoted = {(each.number, each.rung) for each in self.proposals.values()}
+        return promotable(rungs, promoted, self._settings.asha.reduction_factor)
+
+    def _propose(self) -> Proposal | None:
+        asha = self._settings.asha
+        if asha is not None and (found := self._next()) is not None:
+            number, rung = found
+            below = self.proposals[f"{number:06}/{rung - 1}"]
+            return Proposal(number, rung, {**below.values, asha.key: asha.values[rung]})
+        if self._count >= self._settings.trials:
+            return None
+        number = self._count
+        values, attributes = self._sampled(number)
+        if asha is not None:
+            values |= {asha.key: asha.values[0]}
+        return Proposal(number, 0, values, attributes=attributes)
+
+    def _sampled(self, number: int) -> tuple[Point, dict[str, Any]]:
+        """Return the values of a new point, and the attributes of its trial."""
+        settings = self._settings
+        sampler = sampler_for(settings.sampler, settings.seed, number, settings.trials)
+        study = study_of(self._directions, sampler)
+        if settings.sampler == "qmc":  # the sequence does not depend on the metrics
+            for _ in range(number):
+                study.tell(study.ask(self._distributions), [0.0] * len(self._objectives))
+        else:
+            study.add_trials([self._trial(of_number) for of_number in self._by_number()])
+        asked = study.ask(self._distributions)
+        attributes = study.get_trials(deepcopy=False)[-1].system_attrs
+        kept = {key: value for key, value in attributes.items() if key.endswith(_GENERATION)}
+        return {key: self._rounded(key, value) for key, value in asked.params.items()}, kept
+
+    def _rounded(self, key: str, value: Any) -> Any:
+        """Return a value of a range with few digits, unless the range is narrow."""
+        axis = self._settings.axes[key]
+        if axis.low is None or axis.high is None or not isinstance(value, float):
+            return value
+        if axis.high - axis.low < _NARROW * max(abs(axis.low), abs(axis.high)):
+            return value
+        return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
+
+    def _by_number(self) -> list[list[Proposal]]:
+        """Return the rungs of each point, the lowest first."""
+        found: dict[int, list[Proposal]] = {}
+        for each in self.proposals.values():
+            found.setdefault(each.number, []).append(each)
+        return [found[number] for number in sorted(found)]
+
+    def _trial(self, rungs: Sequence[Proposal]) -> FrozenTrial:
+        """Return a point as Optuna knows it: one that ended in a lower rung was pruned there."""
+        first = rungs[0]
+        measured = [each for each in rungs if each.status == "succeeded"]
+        about: dict[str, Any] = {
+            "params": {key: first.values[key] for key in self._distributions},
+            "distributions": self._distributions,
+            "system_attrs": dict(first.attributes),
+        }
+        if not measured:
+            state = TrialState.RUNNING if first.status == "running" else TrialState.FAIL
+            return create_trial(state=state, **about)
+        last = measured[-1]
+        values = [last.metrics[each.metric.name] for each in self._objectives]
+        about["constraints"] = dict(last.violations) or None
+        if last.rung + 1 == len(self._rungs):
+            return create_trial(state=TrialState.COMPLETE, values=values, **about)
+        steps = {last.rung: values[0]}
+        return create_trial(state=TrialState.PRUNED, intermediate_values=steps, **about)
+
+    @property
+    def _directions(self) -> list[Direction]:
+        return ["maximize" if each.mode == "max" else "minimize" for each in self._objectives]
+
+    @property
+    def _signs(self) -> list[int]:
+        return [-1 if each.mode == "max" else 1 for each in self._objectives]
+
+    def _costs(self, proposals: Sequence[Proposal]) -> list[list[float]]:
+        names = [each.metric.name for each in self._objectives]
+        return [
+            [sign * each.metrics[name] for name, sign in zip(names, self._signs, strict=True)]
+            for each in proposals
+        ]
+
+    def _best(self, rung: int) -> float | None:
+        """Return the best value of a rung so far; None with several metrics or without any."""
+        known = [e for e in self.proposals.values() if e.is_feasible and e.rung == rung]
+        if len(self._objectives) > 1 or not known:
+            return None
+        return self._signs[0] * min(cost for (cost,) in self._costs(known))
+
+    def _mark_front(self) -> None:
+        """Mark the points of the highest measured rung that no other one dominates."""
+        known = [each for each in self.proposals.values() if each.is_feasible]
+        highest = max((each.rung for each in known), default=0)
+        known = [each for each in known if each.rung == highest]
+        best = set[str]()
+        if known:
+            front = on_pareto_front(self._costs(known))
+            best = {each.key for each, kept in zip(known, front, strict=True) if kept}
+        for each in list(self.proposals.values()):
+            self._put(replace(each, on_front=each.key in best))
+
+    def _text(self, ended: Proposal) -> str:
+        shown = f"search: point {ended.number + 1} of {self._settings.trials}"
+        if len(self._rungs) > 1:
+            shown += f", rung {ended.rung + 1} of {len(self._rungs)}"
+        shown += f" ({point_text(ended.values)}): "
+        if ended.status != "succeeded":
+            return f"{shown}{ended.status} ({ended.message})"
+        shown += ", ".join(f"{name} {number_text(v)}" for name, v in ended.metrics.items())
+        if not ended.is_feasible:
+            return f"{shown}; breaks {', '.join(k for k, v in ended.violations.items() if v > 0)}"
+        return shown + ("; the best so far" if ended.on_front and len(self._signs) == 1 else "")
+
+
+def _row(proposal: Proposal) -> Row:
+    """Return the row of a proposal: declared columns, a column per metric, and internal values."""
+    return {
+        "number": proposal.number,
+        "rung": proposal.rung,
+        "point": json.dumps(proposal.values),
+        "status": proposal.status,
+        "feasible": proposal.is_feasible if proposal.status == "succeeded" else None,
+        "on_front": proposal.on_front,
+        "best": proposal.best,
+        "ended": proposal.order,
+        "message": proposal.message,
+        **proposal.metrics,
+        "violations": dict(proposal.violations),
+        "metrics": dict(proposal.metrics),
+        "attributes": dict(proposal.attributes),
+    }
+
+
+def _proposal(row: Row) -> Proposal:
+    return Proposal(
+        row["number"],
+        row["rung"],
+        json.loads(row["point"]),
+        row["status"],
+        row["metrics"],
+        row["violations"],
+        row["ended"],
+        row["best"],
+        row["on_front"],
+        row["message"],
+        row["attributes"],
+    )
