@@ -87,6 +87,15 @@ Matrix = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Run a matrix of more than 10,000 points.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-budget",
+        metavar="TIME",
+        help="End in order before this time is over, with checkpoints of running trainings: 2h, "
+        "90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.",
+    ),
+]
 Store = Annotated[
     str | None,
     typer.Argument(metavar="[LOCATION]", help="A path or URI. [default: RAYPIPE_STORE]"),
@@ -103,6 +112,7 @@ def run(
     only: Only = None,
     matrix: Matrix = None,
     address: Address = None,
+    time_budget: TimeLimit = None,
     yes: Yes = False,
     strict_code: Annotated[
         bool,
@@ -117,7 +127,8 @@ def run(
     from raypipe.commands.request import Request
 
     given = _with_matrix(overrides, matrix), run_dir, profile, only or [], address
-    raise typer.Exit(command.run(Request("run", config, *given, strict_code=strict_code, yes=yes)))
+    further: dict[str, Any] = {"strict_code": strict_code, "yes": yes, "time_budget": time_budget}
+    raise typer.Exit(command.run(Request("run", config, *given, **further)))
 
 
 @app.command(epilog=_SUBMIT_EXAMPLES)
@@ -138,6 +149,7 @@ def submit(
     profile: Profile = "auto",
     only: Only = None,
     matrix: Matrix = None,
+    time_budget: TimeLimit = None,
     yes: Yes = False,
     follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
 ) -> None:
@@ -146,7 +158,7 @@ def submit(
     from raypipe.commands.request import Request
 
     given = _with_matrix(overrides, matrix), run_dir, profile, only or []
-    request = Request("run", config, *given, yes=yes)
+    request = Request("run", config, *given, yes=yes, time_budget=time_budget)
     raise typer.Exit(command.submit(request, address, follow=follow))
 
 
@@ -157,6 +169,7 @@ def sweep(
     run_dir: RunDir = None,
     profile: Profile = "auto",
     address: Address = None,
+    time_budget: TimeLimit = None,
     write: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
@@ -167,7 +180,7 @@ def sweep(
     from raypipe.commands.request import Request
 
     given = overrides or [], run_dir, profile, (), address, write
-    raise typer.Exit(command.sweep(Request("sweep", config, *given)))
+    raise typer.Exit(command.sweep(Request("sweep", config, *given, time_budget=time_budget)))
 
 
 @app.command(epilog=_FIT_EXAMPLES)

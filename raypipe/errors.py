@@ -52,3 +52,15 @@ class UnitError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
         return type(self), (self.unit, self.kind, self.message, self.limit)
+
+
+class PreemptionError(UnitError):
+    """A training ended with a checkpoint since a node of its workers will be lost."""
+
+    def __init__(self, unit: str, step: int) -> None:
+        message = f"a node is about to be preempted; ended with a checkpoint at step {step}"
+        super().__init__(unit, "node_lost", message)
+        self.step = step
+
+    def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
+        return type(self), (self.unit, self.step)

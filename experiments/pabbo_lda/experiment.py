@@ -15,7 +15,7 @@ from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import MainSettings
 from experiments.pabbo_lda.study.aggregation import aggregate
-from experiments.pabbo_lda.study.study_runner import run_studies, study_specs
+from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage
@@ -111,6 +111,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
         needs=("hardware", *trainings),
         reads=("data", "lda"),
         workload=f"{len(specs)} studies, at most {len(specs) * lda.evaluations} LDA trainings",
+        forget=forget_studies,
     )
 
 

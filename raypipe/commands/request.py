@@ -29,6 +29,7 @@ class Request:
     write: str | None = None
     strict_code: bool = False
     yes: bool = False
+    time_budget: str | None = None
 
     def again(self, run_dir: RunDirectory) -> str:
         """Return the command that continues in a run directory, without secrets."""
@@ -49,6 +50,8 @@ class Request:
             parts.append("--strict-code")
         if self.yes:
             parts.append("--yes")
+        if self.time_budget is not None:
+            parts += ["--time-budget", self.time_budget]
         return parts
 
 

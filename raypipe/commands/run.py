@@ -25,11 +25,14 @@ from raypipe.commands.selection import (
     stored_stages,
 )
 from raypipe.commands.store import store_of
+from raypipe.commands.time_budget import TimeBudget
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.continuation import refuse_lost_states
 from raypipe.pipeline.durations import Durations
+from raypipe.pipeline.initial_models import check_initial_weights
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
@@ -49,6 +52,7 @@ _SHOWN = "shown"
 
 def run(request: Request) -> int:
     """Run an experiment; return 0 when all is done, 1 if a stage failed, 130 if interrupted."""
+    budget = TimeBudget(request.time_budget)
     document = read(request.path)
     faults.from_environment()
     cache_directory()  # report a wrong name before anything starts
@@ -72,6 +76,9 @@ def run(request: Request) -> int:
         tracking.check(configuration.settings.tracking, run_dir)
         stages, complete = stored_stages(graph, stored, run_dir.shown)
         store = store_of(configuration)
+        if store is None:  # else it may hold the longer training
+            refuse_lost_states(run_dir, stored, stages, run_dir.shown)
+        check_initial_weights(run_dir, stored, stages, configuration.origin)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
         print(f"run directory: {run_dir.shown}", flush=True)
         if warning:
@@ -130,16 +137,18 @@ def run(request: Request) -> int:
                 Durations(nodes),
                 store,
             )
-            if growing is None:
-                failed = run_stages(stages, session)
-            else:
-                failed = run_stages((), session, growing.growth(ledger))
+            with budget.watched(launcher, display.say):
+                if growing is None:
+                    failed = run_stages(stages, session)
+                else:
+                    failed = run_stages((), session, growing.growth(ledger))
             with cluster.closing(launcher):
                 if ledger.rows("stages"):
                     build(run_dir, name, configuration.experiment.report, again)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
-            display.say(f"interrupted; finished units are kept. Continue with: {again}")
+            why = "the time budget is over" if budget.is_over else "interrupted"
+            display.say(f"{why}; finished units are kept. Continue with: {again}")
             return 130
         except (OSError, LostLeaseError) as error:
             failed = f"the run directory cannot be written: {error}"

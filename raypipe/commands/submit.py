@@ -9,6 +9,7 @@ from pathlib import Path
 from raypipe import faults, hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request, shared_location
+from raypipe.commands.time_budget import TimeBudget
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 
@@ -16,6 +17,7 @@ from raypipe.storage.run_directory import RunDirectory
 def submit(request: Request, address: str, *, follow: bool) -> int:
     """Submit a run as a job; return its exit status, or 0 if it is not followed."""
     document = read(request.path)
+    TimeBudget(request.time_budget)  # its form
     # mistakes show before anything is sent; the hardware there may select another profile
     resolve(document, request.overrides, request.profile, [hardware.detect()])
     path = Path(request.path)

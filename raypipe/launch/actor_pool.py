@@ -69,6 +69,8 @@ class ActorPool(RayPool):
         return [*self._running, *self._starting]
 
     def _launch(self) -> None:
+        if self._admission.is_winding_down:
+            return
         cpus = self._options.cpus
         most = int(min(self._limit(), self._capacity) / cpus + 1e-9)
         while self._starting and self._number() > most:

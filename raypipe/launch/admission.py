@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from raypipe.launch.capacity import living_nodes
 from raypipe.pipeline.allocator import Allocator, Claim, Lease
@@ -43,6 +43,9 @@ class Admission:
         self._allocator = Allocator({})
         self._changed = threading.Condition()
         self._interrupted = threading.Event()
+        self._winding_down = threading.Event()
+        # seconds that the work of leases needs to come to an orderly end
+        self._active: dict[Lease, float] = {}
         self._looked = -_LOOK_S
         self._inherited: dict[Lease, Closable] = {}
 
@@ -72,6 +75,8 @@ class Admission:
 
         It then calls ``inherited``. If none does, the caller ends the processes and the lease.
         """
+        if self.is_winding_down:
+            return False
         with self._changed:
             self._look()
             heir = self._allocator.hand_over(lease, time.monotonic())
@@ -114,8 +119,10 @@ class Admission:
                 with self._changed:
                     self._changed.wait_for(lambda: lease.granted, timeout=_POLL_S)
                 self.pause()
+            self.expect(lease, 0.0)
             yield lease
         finally:
+            self._active.pop(lease, None)
             self.release(lease)
 
     def use(self, pool: Lease, running: float, queued: float) -> None:
@@ -138,6 +145,35 @@ class Admission:
             self._look()
             return max(1, int(self._allocator.cpus_per_process(lease)))
 
+    @property
+    def is_winding_down(self) -> bool:
+        """Whether work comes to an orderly end, and nothing new starts."""
+        return self._winding_down.is_set()
+
+    def wind_down(self) -> None:
+        """Start nothing new; trainings save checkpoints and end."""
+        self._winding_down.set()
+
+    def expect(self, lease: Lease, seconds: float) -> None:
+        """Record how long the work of a lease would take to end."""
+        self._active[lease] = seconds
+
+    @property
+    def ending_s(self) -> float:
+        """The seconds that all work would take to end."""
+        return max([0.0, *self._active.copy().values()])
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether all work has ended."""
+        return not self._active
+
+    def await_interruption(self, lease: Lease) -> NoReturn:
+        """Record that the work of a lease has ended early; raise KeyboardInterrupt in the end."""
+        self._active.pop(lease, None)
+        while True:
+            self.pause(_POLL_S)
+
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in every current and later ``pause``."""
         self._interrupted.set()
@@ -150,6 +186,8 @@ class Admission:
             raise KeyboardInterrupt
 
     def _admit(self) -> None:
+        if self.is_winding_down:
+            return
         self._look()
         if self._allocator.admit(time.monotonic()):
             self._changed.notify_all()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import ray
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray._private.state import state
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -30,8 +31,21 @@ _OWN_TYPE = re.compile(r"node_[0-9a-f]{40,}$")
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
-    """Return the resources of each living node by node ID."""
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    """Return the resources of each living node by node ID, without those that are to leave."""
+    leaving = draining_nodes()
+    return {
+        node["NodeID"]: node["Resources"]
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in leaving
+    }
+
+
+def draining_nodes() -> set[str]:
+    """Return the IDs of nodes that will be lost, as Ray's autoscaler or a provider announced.
+
+    Ray starts nothing there any more. There is no public function for it.
+    """
+    return set(state.get_draining_nodes())
 
 
 def may_grow() -> bool:

@@ -28,7 +28,6 @@ from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import claim_of, living_nodes
 from raypipe.launch.pool import RayPool, await_room, claim_of_tasks
 from raypipe.launch.train import await_workers, fit
-from raypipe.launch.tune import run_trials
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
@@ -138,6 +137,8 @@ class RayLauncher:
         self, trials: Trials, settings: SweepSettings, run: RunDirectory, rank: float = 0.0
     ) -> None:
         """Run the trials of a sweep on Ray Tune."""
+        from raypipe.launch.tune import run_trials  # slow to import, and seldom needed
+
         run_trials(trials, settings, run, self._admission, rank)
 
     @contextmanager
@@ -162,6 +163,20 @@ class RayLauncher:
                 yield pool
             finally:
                 pool.cancel()
+
+    @property
+    def ending_s(self) -> float:
+        """The seconds in which running work could come to an orderly end."""
+        return self._admission.ending_s
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no training, trial or task runs."""
+        return self._admission.is_at_rest
+
+    def wind_down(self) -> None:
+        """Start nothing new; trainings save checkpoints and end."""
+        self._admission.wind_down()
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in every thread that waits on this launcher."""

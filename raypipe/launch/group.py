@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -22,12 +21,13 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
-from raypipe.launch.job_mailbox import JobMailbox, Progress
-from raypipe.redaction import LogFormatter
-from raypipe.training.job import Report, TrainingJob, Worker
-from raypipe.training.loop import train
+from raypipe.launch.job_mailbox import JobMailbox
+from raypipe.launch.worker import compute_with, log_to_file
+from raypipe.training.ending import Ending
+from raypipe.training.job import TrainingJob, Worker
 
-_POLL_S = 0.5
+# seconds of a request of the thread that waits for an early end
+_WATCH_S = 2.0
 _START_ATTEMPTS = 60
 _GROW_S = 30.0
 _END_S = 20.0
@@ -171,49 +171,26 @@ class Groups:
         self._idle = []
 
 
-def follow(
-    mailbox: Any, job: TrainingJob, report: Report, threads: Callable[[], int]
-) -> dict[str, Any]:
-    """Submit a job to a worker group, forward its progress, and return rank 0's result.
-
-    ``threads`` returns the number of threads that each worker should compute with. It is called
-    about twice per second and may raise to end the wait.
-
-    Raises:
-        UnitError: a worker failed or died, with the kind of failure.
-
-    """
-    name, pickled = f"{job.trial_id}-{secrets.token_hex(4)}", cloudpickle.dumps(job)
-    ray.get(mailbox.submit.remote(name, pickled, threads()))
-    while True:
-        progress: Progress = ray.get(mailbox.drain.remote(_POLL_S, threads()))
-        if progress.job != name:  # Ray's OOM killer ended the mailbox; it restarted
-            ray.get(mailbox.submit.remote(name, pickled, threads()))
-        for each in progress.rows:
-            report(each)
-        if progress.outcome is not None:
-            return progress.outcome
-        if (failure := progress.failure) is not None:
-            raise UnitError(job.trial_id, failure.kind, failure.message, failure.limit)
-
-
 def _worker(config: dict[Any, Any]) -> None:
     """Run jobs in sequence in a worker; rank 0 reports."""
     mailbox = config["mailbox"]
     rank = ray.train.get_context().get_world_rank()
-    ray.get(mailbox.join.remote(get_current_placement_group()))
+    node = ray.get_runtime_context().get_node_id()
+    ray.get(mailbox.join.remote(get_current_placement_group(), node))
     done: str | None = None
     while (submitted := ray.get(mailbox.next.remote(done))) is not None:
         done, pickled = submitted
         job = cloudpickle.loads(pickled)
         log_to_file(job, rank)
-        outcome = _train(job, mailbox)
+        outcome = _train(done, job, mailbox)
         if rank == 0:
             ray.get(mailbox.finish.remote(outcome))
 
 
-def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
+def _train(name: str, job: TrainingJob, mailbox: Any) -> dict[str, Any]:
     from ray.train.torch import get_device
+
+    from raypipe.training.loop import train
 
     posted: list[Any] = []
 
@@ -231,32 +208,32 @@ def _train(job: TrainingJob, mailbox: Any) -> dict[str, Any]:
         context.get_world_size(),
         context.get_local_world_size(),
     )
+    over, ending = threading.Event(), Ending()
+    if worker.rank == 0:
+        watch = (name, mailbox, ending, over)
+        threading.Thread(target=_watch, args=watch, name="ending", daemon=True).start()
     try:
-        outcome = train(job, worker, post)
+        outcome = train(job, worker, post, ending)
         ray.get(posted)
     except Exception as error:
         logging.getLogger(__name__).exception("%s failed", job.trial_id)
         raise worker_failure(job.trial_id, error) from error
+    finally:
+        over.set()
     return outcome
 
 
-def compute_with(threads: int) -> None:
-    """Set the number of intra-op threads of the calling thread, which trains."""
-    import torch
-
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+def _watch(name: str, mailbox: Any, ending: Ending, over: threading.Event) -> None:
+    """Set whether the job should end early, until it is over."""
+    while not over.is_set() and not ending.wanted:
+        try:
+            wanted = ray.get(mailbox.await_end.remote(name, ending.seconds, _WATCH_S))
+        except ray.exceptions.RayError:  # the mailbox is gone, and soon this process
+            over.wait(_WATCH_S)
+        else:
+            ending.wanted = wanted
 
 
 def _shape(job: TrainingJob) -> tuple[Any, ...]:
     scaling = job.settings.scaling
     return scaling.workers, scaling.cpus_per_worker, scaling.gpus_per_worker
-
-
-def log_to_file(job: TrainingJob, rank: int) -> None:
-    if job.run_dir.is_local:
-        Path(job.run_dir.logs).mkdir(parents=True, exist_ok=True)
-        name = f"{job.trial_id.replace('/', '-')}-{rank}.log"
-        handler = logging.FileHandler(f"{job.run_dir.logs}/{name}")
-        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

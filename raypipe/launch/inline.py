@@ -15,6 +15,7 @@ from raypipe.launch.task import run_task
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
+from raypipe.training.ending import Ending
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.oom import unit_error
@@ -27,6 +28,7 @@ class InlineLauncher:
 
     def __init__(self) -> None:
         self._interrupted = threading.Event()
+        self._ending = Ending()
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call the function here."""
@@ -46,9 +48,13 @@ class InlineLauncher:
         if job.settings.scaling.fewest_workers != 1:
             raise ValueError(f"{job.trial_id}: in-process training supports one worker")
         try:
-            return train(job, Worker(0, torch.device("cpu")), self._unless_interrupted(report))
+            worker = Worker(0, torch.device("cpu"))
+            outcome = train(job, worker, self._unless_interrupted(report), self._ending)
         except Exception as error:
             raise unit_error(job.trial_id, error) from error
+        if "ended_at" in outcome:
+            raise KeyboardInterrupt
+        return outcome
 
     def trials(
         self, trials: Trials, settings: SweepSettings, run_dir: RunDirectory, rank: float = 0.0
@@ -76,11 +82,28 @@ class InlineLauncher:
     ) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``, without a time limit."""
         del options, say, rank, seconds
-        yield _InlinePool(self._interrupted)
+        yield _InlinePool(self._is_ending)
+
+    @property
+    def ending_s(self) -> float:
+        """The seconds that the end of the running training would take."""
+        return self._ending.seconds
+
+    @property
+    def is_at_rest(self) -> bool:
+        """False: the calling thread raises KeyboardInterrupt itself."""
+        return False
+
+    def wind_down(self) -> None:
+        """Raise KeyboardInterrupt at the next task, or after the next step and a checkpoint."""
+        self._ending.wanted = True
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt at the next task or logged step."""
         self._interrupted.set()
+
+    def _is_ending(self) -> bool:
+        return self._ending.wanted or self._interrupted.is_set()
 
     def close(self) -> None:
         """Do nothing: nothing was started."""
@@ -97,8 +120,8 @@ class InlineLauncher:
 class _InlinePool:
     capacity = 1.0
 
-    def __init__(self, interrupted: threading.Event) -> None:
-        self._interrupted = interrupted
+    def __init__(self, is_ending: Callable[[], bool]) -> None:
+        self._is_ending = is_ending
         self._waiting: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
 
     @property
@@ -115,7 +138,7 @@ class _InlinePool:
         self._waiting.append((key, function, arguments))
 
     def finished(self) -> list[TaskResult]:
-        if self._interrupted.is_set():
+        if self._is_ending():
             raise KeyboardInterrupt
         if not self._waiting:
             return []

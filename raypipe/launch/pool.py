@@ -167,6 +167,8 @@ class RayPool:
         """
         self._launch()
         while self._running or self._waiting:
+            if self._admission.is_winding_down and not self._running:
+                self._admission.await_interruption(self._lease)
             ready: list[Any] = []
             if watched := self._watched():
                 # all ready references: each wait takes longer the more are watched
@@ -220,6 +222,8 @@ class RayPool:
         self._measured = time.monotonic()
 
     def _launch(self) -> None:
+        if self._admission.is_winding_down:
+            return
         limit = self._limit()
         while self._waiting and self._running_cpus + self._waiting[0].cpus <= limit + 1e-9:
             self._start_next(self._task(self._waiting[0].cpus))

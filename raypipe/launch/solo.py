@@ -20,8 +20,9 @@ from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.admission import Admission
 from raypipe.launch.failures import worker_failure
-from raypipe.launch.group import compute_with, log_to_file
-from raypipe.launch.job_mailbox import JobMailbox
+from raypipe.launch.job_mailbox import JobMailbox, Progress
+from raypipe.launch.worker import compute_with, log_to_file
+from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob, Worker
 
 _POLL_S = 0.5
@@ -82,13 +83,25 @@ class SoloWorker:
 class _Trainer(JobMailbox):
     """Job mailbox that runs its jobs itself, in a thread beside that of the mailbox."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes = frozenset({ray.get_runtime_context().get_node_id()})
+        self._ending = Ending()
+
     async def submit(self, name: str, job: bytes, threads: int) -> None:
         """Start a pickled job; the previous job must have ended."""
         await super().submit(name, job, threads)
-        arguments = job, asyncio.get_running_loop()
+        self._ending = Ending()
+        arguments = job, self._ending, asyncio.get_running_loop()
         threading.Thread(target=self._run, args=arguments, name="train", daemon=True).start()
 
-    def _run(self, pickled: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    async def drain(self, seconds: float, threads: int, end: bool) -> Progress:
+        """Return the progress since the last request; see the mailbox's."""
+        self._ending.wanted = end
+        self._ending_s = self._ending.seconds
+        return await super().drain(seconds, threads, end)
+
+    def _run(self, pickled: bytes, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
         import torch
 
         from raypipe.training.loop import train
@@ -104,7 +117,7 @@ class _Trainer(JobMailbox):
             compute_with(self._threads)
             on_gpu = job.settings.scaling.gpus_per_worker and torch.cuda.is_available()
             device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-            outcome = train(job, Worker(0, device), report)
+            outcome = train(job, Worker(0, device), report, ending)
         except Exception as error:
             failure = worker_failure(unit, error)
             asyncio.run_coroutine_threadsafe(self.settle(failure), loop).result()

@@ -31,7 +31,8 @@ from raypipe.launch.capacity import (
     room,
 )
 from raypipe.launch.failures import group_failure
-from raypipe.launch.group import Groups, WorkerGroup, follow
+from raypipe.launch.group import Groups, WorkerGroup
+from raypipe.launch.train import follow
 from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory

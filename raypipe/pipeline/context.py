@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from raypipe.errors import UnitError
 from raypipe.hardware import bytes_text
+from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
 from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.identity import fingerprint
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline.launcher import PoolOptions, TaskPool, TaskResult
     from raypipe.pipeline.scheduler import Outcomes
     from raypipe.training.batching import BatchPlan
+    from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 #: maximum number of results buffered behind an earlier call before `map` draws no more calls
 _MOST_BUFFERED = 1000
-#: the ledger's table of the shared parts of identities, by their hash
-IDENTITIES = "identities"
 
 
 class StageContext:
@@ -77,11 +78,7 @@ class StageContext:
     @cached_property
     def run_dir(self) -> RunDirectory:
         """The run directory, with the files of the stage's variant."""
-        stage = self.stage
-        variants = {**stage.variants, stage.name: stage.variant}
-        return replace(
-            self.session.run_dir, variant=stage.variant, variants=tuple(variants.items())
-        )
+        return self.stage.files(self.session.run_dir)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -141,24 +138,7 @@ class StageContext:
 
     def finish_all(self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]]) -> None:
         """Record that units are finished, durably together with rows, all or nothing."""
-        records: dict[str, Row] = {}
-        shared: dict[str, Row] = {}
-        for unit in units:
-            identity = unit.identity
-            if identity is None:
-                raise ValueError(f"unit {unit.key}: its identity was not composed")
-            records[unit.key] = {
-                **identity.record(),
-                "status": "succeeded",
-                "budget": unit.budget,
-                "stage": self.stage.name,
-                "code": self.session.code,
-                "finished_at": now(),
-            }
-            if self.ledger.get(IDENTITIES, identity.shared_fingerprint) is None:
-                shared[identity.shared_fingerprint] = dict(identity.shared)
-        identities = {IDENTITIES: shared} if shared else {}
-        self.ledger.put_tables({**rows, "units": records, **identities})
+        self.ledger.put_tables({**rows, **records(self, units, "succeeded")})
 
     def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
         """Record a failed attempt."""
@@ -279,16 +259,28 @@ class StageContext:
         with self.pool(PoolOptions(gpus=gpus)) as pool:
             return next(value for _, value in self.map(pool, [(name, function, *arguments)]))
 
-    def train(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> None:
+    def train(
+        self,
+        unit: Unit,
+        task: TrainTask,
+        settings: TrainStageSettings,
+        initial: InitialWeights | None = None,
+    ) -> None:
         """Train to completion and record the trial; the weights are at ``run_dir.model(key)``.
 
         Raises:
             UnitError: the last attempt failed; the trial and its failures are recorded.
 
         """
-        from raypipe.training.recovery import train_to_the_end
+        from raypipe.training.checkpoint import CheckpointStore
+        from raypipe.training.recovery import check_state, train_to_the_end
 
         job = self.job(unit, task, settings)
+        goes_on = is_continued(self.ledger.get("units", unit.key), unit)
+        job = replace(job, initial=initial, continues=goes_on)
+        if goes_on:  # its model will replace the other's
+            check_state(job)
+            self.ledger.put_tables(records(self, [unit], CONTINUED))
         resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
         self.resumed = bool(resumed)
         trial = 0 if resumed else min(settings.memory_trial, job.steps)
@@ -336,6 +328,7 @@ class StageContext:
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)
+        CheckpointStore(self.run_dir, unit.key).prune(int(job.settings.training.keep_state))
 
     def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
         """Return the training job of a unit on the available devices."""
@@ -359,7 +352,17 @@ class StageContext:
         self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
         steps = self.session.tables["steps"]
         trial_id = self.run_dir.trial_id(unit.key)
-        return TrainingJob(trial_id, self.session.run_id, task, settings, plan, self.run_dir, steps)
+        identity = fingerprint([unit.fingerprint, plain(unit.extents)])
+        return TrainingJob(
+            trial_id,
+            self.session.run_id,
+            task,
+            settings,
+            plan,
+            self.run_dir,
+            steps,
+            identity=identity,
+        )
 
     def _workers(self, settings: TrainStageSettings, effective_batch: int) -> int:
         """Return the number of workers of ``scaling.workers: auto``."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
     from raypipe.storage.ledger import Ledger
     from raypipe.storage.run_directory import RunDirectory
     from raypipe.storage.tables import Column, Table
+    from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.presets import Preset
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import TrainTask
+
+#: by stage, what its units compute: milestones and budget of each
+Extents = Mapping[str, Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,11 @@ class Unit:
             starts when the needs of its first units are done.
         budget: how much of an extensible result to compute, such as the evaluations of a study.
         budget_key: the configuration key that sets the budget, for messages.
-        identity: composed by the framework.
+        milestones: the smaller budgets whose stored result is the beginning of this one, rising;
+            None if every smaller budget is one.
+        identity: composed by the framework, as ``extents``.
+        extents: of each stage that it needs, also through others, how much its units compute. A
+            result is out of date once one of them has gone on.
 
     """
 
@@ -55,7 +63,14 @@ class Unit:
     needs: tuple[str, ...] | None = None
     budget: int = 1
     budget_key: str = ""
+    milestones: tuple[int, ...] | None = None
     identity: Identity | None = None
+    extents: Extents = field(default_factory=dict)
+
+    @property
+    def extent(self) -> list[int]:
+        """The milestones and the budget."""
+        return [*(self.milestones or ()), self.budget]
 
     @property
     def fingerprint(self) -> str:
@@ -71,12 +86,18 @@ class Training:
 
     ``build_task`` receives the settings that the stage reads, and the run directory with the
     results of earlier stages. ``raypipe fit``, before which no stage ran, passes None: the task
-    then generates samples of the largest size. ``settings_view`` is set by the framework.
+    then generates samples of the largest size. ``initial`` are the weights that it starts from, if
+    they are another run's. ``settings_view`` is set by the framework.
     """
 
     settings: TrainStageSettings
     build_task: Callable[[Any, RunDirectory | None], TrainTask]
     settings_view: Any = None
+    initial: InitialWeights | None = None
+
+    def length_key(self, stage: str) -> str:
+        """Return the configuration key of the length of a stage's training."""
+        return f"{stage}.training.{self.settings.training.length_in}"
 
     def task(self, run_dir: RunDirectory | None) -> TrainTask:
         """Return the task for a run directory, or for none."""
@@ -102,6 +123,8 @@ class Stage:
         on_gpu: whether it works on GPUs if there are any.
         portable: whether other run directories may take its results from a shared store: not if
             they are measurements of this machine.
+        forget: removes the stored parts of units whose needs have gone on since, such as the
+            history of a search; not needed for rows that a new computation replaces.
         settings: the settings of its variant; set by the framework, as all that follow.
         variant: the point of the matrix that it belongs to.
         variants: the variant of each stage that it needs, also through others, by name.
@@ -119,6 +142,7 @@ class Stage:
     training: Training | None = None
     on_gpu: bool = False
     portable: bool = True
+    forget: Callable[[StageContext, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None
     variant: str = BASE
     variants: Mapping[str, str] = field(default_factory=dict)
@@ -146,6 +170,11 @@ class Stage:
     def seen(self, ledger: Ledger) -> Ledger:
         """Return the ledger as the stage sees it: its own rows, and those of what it needs."""
         return LedgerView(ledger, self.variant, self.variants.values())
+
+    def files(self, run_dir: RunDirectory) -> RunDirectory:
+        """Return the run directory with the names of files of the stage's variant."""
+        variants = {**self.variants, self.name: self.variant}
+        return replace(run_dir, variant=self.variant, variants=tuple(variants.items()))
 
 
 @dataclass(frozen=True)

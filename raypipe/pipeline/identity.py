@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from raypipe.pipeline.experiment import Experiment, Stage, Unit, in_order
 from raypipe.pipeline.settings_view import reads_by_default, values_of, view
+from raypipe.training.settings import LENGTH_KEYS
 
 if TYPE_CHECKING:
     from raypipe.storage.ledger import Row
@@ -82,21 +83,44 @@ def compose(experiment: Experiment, settings: BaseModel, stages: Sequence[Stage]
         shared = {
             "experiment": experiment.name,
             "version": experiment.version,
-            **values_of(settings, reads, stage.name),
+            **_without_length(values_of(settings, reads, stage.name), stage),
         }
         hashed = fingerprint(shared)
         needed = {need: stage_fingerprint(composed[need]) for need in stage.needs}
         budgets = {need: [u.budget for u in composed[need].units] for need in stage.needs}
+        extents = {need: _extents(composed[need]) for need in stage.needs}
         units = []
         for unit in stage.units or (Unit(stage.name),):
             needs = needed if unit.needs is None else {need: needed[need] for need in unit.needs}
             literals = {**unit.literals, **({"budgets": budgets} if stage.always_rerun else {})}
-            units.append(replace(unit, identity=Identity(shared, hashed, literals, needs)))
+            found = {name: each for need in needs for name, each in extents[need].items()}
+            identity = Identity(shared, hashed, literals, needs)
+            units.append(replace(unit, identity=identity, extents=found))
         training = stage.training
         if training is not None:
             training = replace(training, settings_view=view(settings, reads, stage.name))
         composed[stage.name] = replace(stage, units=units, reads=reads, training=training)
     return [composed[stage.name] for stage in stages]
+
+
+def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:
+    """Return a training's settings without its length if that is the budget of its unit."""
+    training = stage.training
+    if training is None or any(
+        u.budget_key != training.length_key(stage.name) for u in stage.units
+    ):
+        return values
+    own = dict(values.get(stage.name, {}))
+    rest = {k: v for k, v in own.get("training", {}).items() if k not in LENGTH_KEYS}
+    own["training"] = {**rest, "length": training.settings.training.length_in}
+    return {**values, stage.name: own}
+
+
+def _extents(stage: Stage) -> dict[str, list[list[int]]]:
+    """Return what a stage and those that it needs compute; not of units that cannot grow."""
+    found = {name: [*map(list, each)] for u in stage.units for name, each in u.extents.items()}
+    own = [unit.extent for unit in stage.units]
+    return {**found, stage.name: own} if any(extent != [1] for extent in own) else found
 
 
 def stage_fingerprint(stage: Stage) -> str:

@@ -180,6 +180,23 @@ class Launcher(Protocol):
         """
         ...
 
+    @property
+    def ending_s(self) -> float:
+        """The seconds in which running work could come to an orderly end, as far as known."""
+        ...
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing runs any more, so that an interruption loses nothing."""
+        ...
+
+    def wind_down(self) -> None:
+        """Start nothing new; trainings save checkpoints and end, and tasks end as they are.
+
+        Threads that wait then raise KeyboardInterrupt, at the latest after ``interrupt``.
+        """
+        ...
+
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt in threads that wait for tasks, trainings or trials."""
         ...

@@ -11,7 +11,15 @@ from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline import sharing
-from raypipe.pipeline.context import IDENTITIES, StageContext, status_of
+from raypipe.pipeline.context import StageContext, status_of
+from raypipe.pipeline.continuation import (
+    BEGUN,
+    IDENTITIES,
+    begin_units,
+    changes_of_budget,
+    continues,
+    way_on,
+)
 from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
 from raypipe.pipeline.growth import Growth
@@ -49,7 +57,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
             continue
         for unit in stage.units:
             stored = stage.seen(ledger).get("units", unit.key)
-            if stored is None or unit.identity is None:
+            if stored is None or unit.identity is None or stored.get("status") == BEGUN:
                 continue
             if "shared" not in stored:
                 raise ConfigError(
@@ -63,12 +71,14 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 if stored["fingerprint"] == unit.fingerprint
                 else unit.identity.differences(stored, shared)
             )
-            if stored["budget"] > unit.budget:
-                changes[unit.budget_key] = (stored["budget"], unit.budget)
+            if not continues(stored, unit):
+                changes |= changes_of_budget(stored, unit)
             if changes:
                 lines = [
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
+                if stored["budget"] < unit.budget and [*changes] == [unit.budget_key]:
+                    lines.append(way_on(stage, stored))
                 name = variant_name(unit.key, stage.variant)
                 raise ConfigError(
                     f"{where}: {name} is stored with other settings, and stored results "
@@ -194,6 +204,7 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
 
     try:
         shared = sharing.begin(context)
+        begin_units(context)
         context.todo()
         stage.run(context)
         if len(stage.units) == 1 and (stage.always_rerun or context.unfinished()):

@@ -2,8 +2,8 @@
 
 An entry of the store (:mod:`raypipe.storage.store`) holds a whole stage: the rows that it put into
 the ledger, its artifacts, and of a training its weights and logged steps. Its name is the hash of
-the identities and budgets of the stage's units and of the experiment's source code: results of
-other code are never taken.
+the identities and budgets of the stage's units, of the budgets of what they need, and of the
+experiment's source code: results of other code are never taken.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ def _about(context: StageContext) -> dict[str, Any]:
 
 def _name(context: StageContext) -> str:
     stage = context.stage
-    budgets = [unit.budget for unit in stage.units]
-    return fingerprint([stage_fingerprint(stage), budgets, stage.name, context.session.code])
+    extents = [[unit.extent, unit.extents] for unit in stage.units]
+    return fingerprint([stage_fingerprint(stage), extents, stage.name, context.session.code])
 
 
 def _files(context: StageContext) -> Iterator[tuple[tuple[str, ...], bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from raypipe.pipeline.continuation import extent, is_outdated
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.storage.ledger import Ledger
 
@@ -13,14 +14,13 @@ if TYPE_CHECKING:
 
 
 def is_done(ledger: Ledger, unit: Unit) -> bool:
-    """Whether a unit's result is stored, for its whole budget."""
+    """Whether a unit's result is stored, for its whole budget, and not out of date."""
     stored = ledger.get("units", unit.key)
-    return (
-        stored is not None
-        and stored["status"] == "succeeded"
-        and stored["fingerprint"] == unit.fingerprint
-        and stored.get("budget", 0) >= unit.budget
-    )
+    if stored is None or stored["status"] != "succeeded" or is_outdated(stored, unit):
+        return False
+    if unit.milestones is None:
+        return bool(stored.get("budget", 0) >= unit.budget)
+    return extent(stored) == unit.extent
 
 
 def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.experiment import Stage, Training, Unit
+from raypipe.training.initial_weights import find
 from raypipe.training.settings import TrainStageSettings
 
 if TYPE_CHECKING:
@@ -53,17 +54,28 @@ def train_stage(
         reads: as in :class:`~raypipe.pipeline.experiment.Stage`.
         literals: as in :class:`~raypipe.pipeline.experiment.Unit`.
 
+    Raises:
+        ConfigError: ``init_from`` names no model.
+
     """
     trained = settings.training
-    length = f"{trained.steps} steps" if trained.steps else f"{trained.epochs or 1} epochs"
+    length = f"{trained.length} {trained.length_in}"
+    initial = None
+    if trained.init_from is not None:
+        initial = find(trained.init_from, name, f"{name}.training.init_from")
+        literals = {**(literals or {}), "training.init_from": initial.sha256}
+    training = Training(settings, build_task, initial=initial)
+    milestones = settings.milestones
+    key = training.length_key(name)
+    unit = Unit(name, literals or {}, budget=trained.length, budget_key=key, milestones=milestones)
     return Stage(
         name,
         _train,
-        [Unit(name, literals or {})],
+        [unit],
         needs,
         reads,
         workload=f"{length} of {trained.effective_batch} samples",
-        training=Training(settings, build_task),
+        training=training,
         on_gpu=settings.scaling.gpus_per_worker != 0,
     )
 
@@ -72,4 +84,5 @@ def _train(context: StageContext) -> None:
     (unit,), training = context.stage.units, context.stage.training
     if training is None:
         raise ValueError(f"{context.stage.name} is not a training stage")
-    context.train(unit, training.task(context.run_dir), training.settings)
+    task = training.task(context.run_dir)
+    context.train(unit, task, training.settings, training.initial)

@@ -13,6 +13,7 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
 from raypipe.storage import tables as results
@@ -102,6 +103,8 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
     stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
     literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
+    if extents := stage.units[0].extents:
+        literals["extents"] = plain(extents)
     of_stage = without_training(stage)
     identity = Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
     key = f"{NAME}/{sweep.stage}/search-{identity.fingerprint[:12]}"
@@ -134,14 +137,14 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     rest = without_training(stage)
     own = {**rest.shared[stage.name], "training": decided, "from_sweep": sorted(swept)}
     identity = Identity.of({**rest.shared, stage.name: own}, rest.literals, rest.needs)
-    unit = Unit(stage.name, identity=identity)
+    unit = Unit(stage.name, identity=identity, extents=stage.units[0].extents)
 
     def run(context: StageContext) -> None:
         values = winner(context, stage.name)
         context.say(f"takes from the sweep {shown(values)}")
         varied = maker.configuration.with_values(values, f"{origin}: the sweep's recommendation")
         _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
-        context.train(unit, found.task(context.run_dir), found.settings)
+        context.train(unit, found.task(context.run_dir), found.settings, found.initial)
 
     return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
 

@@ -177,6 +177,7 @@ class Sweep:
             measured=self._settings.kind == "systems",
             parent=trial.parent,
             until=trial.until,
+            initial=trial.training.initial,
         )
         self._running[trial.unit.key] = job
         return job

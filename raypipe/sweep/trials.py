@@ -9,6 +9,7 @@ from typing import Any
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.pipeline.identity import Identity, fingerprint
 from raypipe.storage.run_directory import RunDirectory
@@ -22,6 +23,7 @@ _SAME_MEMORY = {
     *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed", "clip_norm"),
     *("learning_rate", "betas", "weight_decay", "warmup_steps", "schedule", "log_every"),
     *("eval_every", "eval_batch", "monitor", "checkpoint_every", "keep_checkpoints"),
+    *("restarts", "keep_state", "init_from"),
 }
 _IDENTITY_LETTERS = 12
 
@@ -130,6 +132,7 @@ class TrialMaker:
         if sweep.kind == "systems":
             values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
             values[f"{stage}.training.log_every"] = sweep.warmup_steps
+            values[f"{stage}.training.restarts"] = ()
         try:
             varied = self.configuration.with_values(
                 values, f"{self.configuration.origin}: sweep.axes"
@@ -177,7 +180,7 @@ class TrialMaker:
         """Return all values that can change what a trial measures, its speed included."""
         settings, sweep = training.settings, self.sweep
         literals: dict[str, Any] = {
-            "training": settings.training.model_dump(mode="json"),
+            "training": settings.training.model_dump(mode="json", exclude={"init_from"}),
             "scaling": settings.scaling.model_dump(mode="json"),
             "loader": settings.loader.model_dump(mode="json"),
             "kind": sweep.kind,
@@ -187,6 +190,8 @@ class TrialMaker:
             ended = {"scheduler", "grace_steps", "reduction_factor", "metric", "mode"}
             literals["sweep"] = sweep.model_dump(mode="json", include=ended)
         of_stage = without_training(swept)
+        if extents := swept.units[0].extents:  # other trainings that it needs
+            literals["extents"] = plain(extents)
         return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
     def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:

@@ -13,6 +13,7 @@ import io
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,11 @@ class Checkpoint:
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
+    trace: str | None = None
+
+
+#: returns the trace of a training after a number of steps; None beyond its end
+Trace = Callable[[int], str | None]
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class CheckpointStore:
         for name, content in files.items():
             self.run.write(f"{folder}/{name}", content)
         digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        manifest = {"step": checkpoint.step, "sha256": digests}
+        manifest = {"step": checkpoint.step, "sha256": digests, "trace": checkpoint.trace}
         self.run.write(f"{folder}/manifest.json", json.dumps(manifest).encode())
         names = self._names()
         earlier = [name for name in names if name <= current]
@@ -66,13 +72,22 @@ class CheckpointStore:
         for name in {*names} - {*earlier[-self.keep :]}:
             self.run.delete(f"{self._folder}/{name}")
 
-    def newest(self, warn: Callable[[str], None] = log.warning) -> Checkpoint | None:
+    def newest(
+        self, warn: Callable[[str], None] = log.warning, trace: Trace | None = None
+    ) -> Checkpoint | None:
         """Return the newest complete checkpoint, on the CPU, or None.
 
-        ``warn`` receives a message for each incomplete or corrupt checkpoint.
+        Args:
+            warn: receives a message for each checkpoint that is incomplete, corrupt or of another
+                training.
+            trace: of the training that continues; None accepts the checkpoints of any.
+
         """
         for name in reversed(self._names()):
             try:
+                if trace is not None and not _is_of(self._manifest(name), trace):
+                    warn(f"{self._folder}/{name} is of a training with other settings; not used")
+                    continue
                 return self._read(name)
             except (OSError, ValueError) as error:
                 warn(
@@ -80,6 +95,14 @@ class CheckpointStore:
                     "using the checkpoint before it"
                 )
         return None
+
+    def has(self, trace: Trace) -> bool:
+        """Whether a checkpoint of the training with this trace is stored; it may be corrupt."""
+        for name in reversed(self._names()):
+            with suppress(OSError, ValueError):
+                if _is_of(self._manifest(name), trace):
+                    return True
+        return False
 
     def save_best(self, model: Mapping[str, Tensor], step: int) -> None:
         """Write the best model so far; only rank 0 calls this."""
@@ -105,6 +128,29 @@ class CheckpointStore:
     def _names(self) -> list[str]:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest checkpoints; of none, delete the best model, too."""
+        if keep == 0:
+            self.run.delete(self._folder)
+        for name in self._names()[: -keep or None]:
+            self.run.delete(f"{self._folder}/{name}")
+
+    def _manifest(self, name: str) -> _Manifest:
+        """Read a checkpoint's manifest.
+
+        Raises:
+            OSError, ValueError: it is missing or corrupt.
+
+        """
+        content = self.run.read(f"{self._folder}/{name}/manifest.json")
+        try:
+            manifest = _Manifest.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError("manifest.json is damaged") from error
+        if _name(manifest.step) != name:
+            raise ValueError("manifest.json is damaged")
+        return manifest
+
     def _read(self, name: str) -> Checkpoint:
         """Read a checkpoint.
 
@@ -112,13 +158,7 @@ class CheckpointStore:
             OSError, ValueError: the checkpoint is incomplete or corrupt.
 
         """
-        folder = f"{self._folder}/{name}"
-        try:
-            manifest = _Manifest.model_validate_json(self.run.read(f"{folder}/manifest.json"))
-        except ValidationError as error:
-            raise ValueError("manifest.json is damaged") from error
-        if _name(manifest.step) != name:
-            raise ValueError("manifest.json is damaged")
+        folder, manifest = f"{self._folder}/{name}", self._manifest(name)
         files = {}
         for file in _FILES:
             files[file] = self.run.read(f"{folder}/{file}")
@@ -128,7 +168,7 @@ class CheckpointStore:
             model, optimizer, scaler = (load(files[file]) for file, load in _FILES.items())
         except Exception as error:  # the parsers raise arbitrary errors on foreign files
             raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
-        return Checkpoint(manifest.step, model, optimizer, scaler)
+        return Checkpoint(manifest.step, model, optimizer, scaler, manifest.trace)
 
 
 def on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,6 +186,13 @@ class _Manifest(BaseModel):
 
     step: int
     sha256: dict[str, str]
+    trace: str | None = None
+
+
+def _is_of(manifest: _Manifest, trace: Trace) -> bool:
+    """Whether a checkpoint continues a training; those of raypipe 0.2 have no trace."""
+    expected = trace(manifest.step)
+    return expected is not None and manifest.trace in (None, expected)
 
 
 def _name(step: int) -> str:

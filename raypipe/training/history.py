@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raypipe.storage import tables as results
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.settings import MonitorSettings
+from raypipe.training.monitor import MonitorSettings
 from raypipe.training.throughput import Interval
 
 Row = dict[str, Any]

@@ -11,6 +11,7 @@ import torch
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table
 from raypipe.training.batching import BatchPlan
+from raypipe.training.initial_weights import InitialWeights
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.tables import STEPS
 from raypipe.training.task import TrainTask
@@ -27,6 +28,10 @@ class TrainingJob:
     ``plan`` is for the largest number of workers; a smaller group uses more accumulation steps.
     ``eval_batch`` is the number of samples per worker per forward pass of an evaluation. A
     ``measured`` run is a benchmark: it does not evaluate and keeps no checkpoint or model.
+    ``identity`` is the hash of everything that decides the result except for the length and the
+    schedule: only checkpoints with the same one are continued. A job that ``continues`` a finished
+    training needs a checkpoint of it. ``initial`` are the weights to start from, if they are
+    another run's.
     """
 
     trial_id: str
@@ -41,6 +46,9 @@ class TrainingJob:
     measured: bool = False
     parent: str | None = None
     until: int | None = None
+    identity: str = ""
+    continues: bool = False
+    initial: InitialWeights | None = None
 
     @property
     def whole(self) -> int:

@@ -86,3 +86,10 @@ def gumbel(
     ``argmax(logits + draws)`` is a categorical draw.
     """
     return -torch.log(-torch.log(uniform(seed, stream, samples, n, dtype)))
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """Seed torch like ``manual_seed``, which formats a stack trace per absent device type."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from raypipe import faults
 from raypipe.errors import BatchLimit
@@ -25,10 +24,13 @@ from raypipe.training import oom as memory
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
+from raypipe.training.ending import Agreement, Ending
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
+from raypipe.training.keyed_random import seed_all
 from raypipe.training.peak_flops import peak_flops
-from raypipe.training.schedule import check_phases, learning_rate, steps
+from raypipe.training.recovery import lost_state
+from raypipe.training.schedule import Trace, check_phases, learning_rate, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
@@ -40,14 +42,21 @@ from raypipe.training.weights import write_weights
 SAVE_S = 10.0
 
 
-def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dict[str, Any]:
+def train(
+    job: TrainingJob,
+    worker: Worker,
+    report: Report | None = None,
+    ending: Ending | None = None,
+) -> dict[str, Any]:
     """Train to completion, from the newest checkpoint if there is one.
 
     With several workers, the process group must be initialized and every worker must call this.
-    Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model.
+    Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model. If rank 0's
+    ``ending`` is wanted, all workers save a checkpoint after the same step and return.
 
     Returns:
-        The columns of the ``trials`` table that the run itself determines.
+        The columns of the ``trials`` table that the run itself determines. It has ``ended_at``,
+        the step, if it ended early.
 
     Raises:
         ValueError: the device or the task does not support a setting.
@@ -59,7 +68,7 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
         torch.cuda.set_device(worker.device)
     ids = {"rank": worker.rank, "attempt": job.attempt}
     with Telemetry(job.trial_id, worker.device, **ids) as sampler:
-        loop = _Loop(job, worker, report or _ignore, sampler)
+        loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
             outcome = loop.run()
         finally:
@@ -73,9 +82,15 @@ def train(job: TrainingJob, worker: Worker, report: Report | None = None) -> dic
 
 class _Loop:
     def __init__(
-        self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry
+        self,
+        job: TrainingJob,
+        worker: Worker,
+        report: Report,
+        sampler: Telemetry,
+        ending: Ending,
     ) -> None:
         self.job, self.worker, self.sampler = job, worker, sampler
+        self.ending = Agreement(ending, worker)
         self.settings = job.settings
         self.diagnosis: Diagnosis | None = None
         self.report = report if worker.rank == 0 else _ignore
@@ -86,10 +101,14 @@ class _Loop:
         precision.configure(self.training.precision)
         self.phases = job.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
-        check_phases(self.phases, self.plan)
+        check_phases(self.training, self.phases, self.plan)
+        self.trace = Trace(self.training, self.phases, job.identity, job.steps)
         torch.manual_seed(self.training.seed)
         self.model = job.task.build_model()
-        self._warn_of_batch_norm()
+        if job.initial is not None:
+            job.initial.load_into(self.model)
+        if warning := parallel.batch_norm_warning(self.model, self.plan):
+            self.report(f"WARNING: {warning}")
         self.module = parallel.wrap(self.model, job.task, job.settings, worker)
         self.loss = job.task.loss
         if self.training.compile and job.task.compile_loss and not self.sharded:
@@ -101,6 +120,7 @@ class _Loop:
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
+        self.ending.expect_save(self.model)
         self.has_data = False
         self.saved_at = time.monotonic()
 
@@ -108,22 +128,25 @@ class _Loop:
         total = self.job.steps
         save_every = self.training.checkpoint_every or max(1, total // 10)
         eval_every = self.training.eval_every or total
-        step, over = self.start, self._is_over()
+        step, over, ends = self.start, self._is_over(), False
         self.module.train()
         if self.settings.loader.workers == "auto" and not over:
             self._choose_loader_workers()
         with closing(self._batches()) as batches:
             self.has_data = True
             for number, phase, phase_step in steps(self.phases, self.start):
-                if over or number == total:
+                if over or ends or number == total:
                     break
                 step = number + 1
                 last = step == total
                 evaluate = last or step % eval_every == 0
+                # a training that ended at a restart was evaluated there
+                evaluate |= phase_step + 1 in phase.restarts
                 log = evaluate or step % self.training.log_every == 0
                 self.throughput.start()
                 rate = learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
+                ends = self.ending.reached(sums)
                 self.throughput.count(phase.samples)
                 if log:
                     self._log(step, phase, rate, sums)
@@ -131,9 +154,9 @@ class _Loop:
                     continue
                 if evaluate:
                     over = self._evaluate(step, phase)
-                if last or over or (step % save_every == 0 and self._is_save_due()):
+                if last or over or ends or (step % save_every == 0 and self._is_save_due()):
                     self._save(step)
-        return self._finish(step)
+        return self._finish(step, early=ends and not over and step < total)
 
     def _step(
         self, step: int, phase: Phase, rate: float, batches: Iterator[Any], *, log: bool
@@ -147,7 +170,7 @@ class _Loop:
         runs = micro_batches(phase.samples, workers, rank, self.plan.micro_batch)
         # FSDP needs all workers in each forward pass: an empty one repeats an uncounted batch
         parts = runs if self.sharded else [run for run in runs if run]
-        _seed((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
+        seed_all((self.training.seed * 1_000_003 + step) * 4096 + rank, self.worker.device)
         context = StepContext(step, phase, self.training.seed)
         sums: dict[str, Tensor] = {}
         add = evaluation.add if log else evaluation.add_weight
@@ -164,6 +187,7 @@ class _Loop:
                     batch, context, exchange=number == len(parts), counted=counted
                 )
             add(sums, loss, self.worker.device, counted=counted)
+        self.ending.ask(sums)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
         norm = self.update.step(rate, phase.samples / sums["weight"], norm=log)
@@ -190,6 +214,7 @@ class _Loop:
 
     def _evaluate(self, step: int, phase: Phase) -> bool:
         """Evaluate on held-out data and keep the best model. Return whether the run should end."""
+        begun = time.monotonic()
         self.throughput.pause()
         size = self.job.eval_batch or self.training.eval_batch or self.plan.micro_batch
         context = StepContext(step, phase, self.training.seed)
@@ -198,6 +223,7 @@ class _Loop:
                 self.job, self.worker, call, self.held_out, size, context
             )
         self.history.settle(measures)
+        self.ending.took(evaluation_s=time.monotonic() - begun)
         monitor = self.training.monitor
         if monitor is None:
             return False
@@ -230,6 +256,7 @@ class _Loop:
         return parallel.from_rank_0([due], self.worker)[0]
 
     def _save(self, step: int) -> None:
+        begun = time.monotonic()
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
         weights = parallel.model_state(self.model)
@@ -237,8 +264,9 @@ class _Loop:
         self.store_rows()  # before the checkpoint, so that a resumed run has them
         if self.worker.rank == 0:
             state = self.update.scaler_state()
-            self.store.save(Checkpoint(step, weights, optimizer, state))
+            self.store.save(Checkpoint(step, weights, optimizer, state, self.trace.after(step)))
         self.saved_at = time.monotonic()
+        self.ending.took(save_s=self.saved_at - begun)
 
     def _resume(self) -> int:
         if self.job.measured:
@@ -247,12 +275,14 @@ class _Loop:
         def warn(text: str) -> None:
             self.report(f"WARNING: {text}")
 
-        checkpoint = self.store.newest(warn)
+        checkpoint = self.store.newest(warn, self.trace.after)
         if checkpoint is None and self.job.parent is not None:
             checkpoint = CheckpointStore(self.job.run_dir, self.job.parent).newest(warn)
             if checkpoint is None:
                 raise ValueError(f"{self.job.trial_id}: {self.job.parent} has no checkpoint left")
         if checkpoint is None:
+            if self.job.continues:
+                raise ValueError(lost_state(self.job))
             return 0
         optimizer = self.update.optimizer
         parallel.load_state(self.model, optimizer, checkpoint.model, checkpoint.optimizer)
@@ -305,11 +335,11 @@ class _Loop:
         self.diagnosis = found
         self.settings = self.settings.with_loader_workers(found.loader_workers)
 
-    def _finish(self, step: int) -> dict[str, Any]:
+    def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         if self.job.measured:
             self.throughput.pause()
             self.history.settle()
-        elif self.job.steps == self.job.whole:
+        elif self.job.steps == self.job.whole and not early:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         return {
@@ -321,6 +351,7 @@ class _Loop:
             "skipped_steps": self.update.skipped,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             **{key: value for key, value in last.items() if key.startswith("eval_")},
+            **({"ended_at": step} if early else {}),
         }
 
     def _store_model(self) -> None:
@@ -356,22 +387,6 @@ class _Loop:
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"
         if self.has_data and (rows := self.sampler.rows()):
             results.write_table(job.run_dir, GPU_SAMPLES, rows, job.run_id, name)
-
-    def _warn_of_batch_norm(self) -> None:
-        names = [n for n, m in self.model.named_modules() if isinstance(m, _BatchNorm)]
-        if names and (self.plan.accumulation > 1 or self.plan.workers > 1):
-            self.report(
-                f"WARNING: {names[0]} is a batch normalization: its statistics are those of a "
-                f"micro-batch of {self.plan.micro_batch} on one worker, so the result depends on "
-                "training.micro_batch and scaling.workers; use layer or group normalization"
-            )
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """Seed like ``torch.manual_seed``, which formats a stack trace per absent device type."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
 
 def _ignore(event: dict[str, Any] | str) -> None:

@@ -24,8 +24,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from raypipe.training.batching import BatchPlan
 from raypipe.training.job import Worker
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
@@ -132,6 +134,18 @@ def evaluating(module: ModelCall | DistributedDataParallel) -> Iterator[ModelCal
         call.train()
         if isinstance(call, FSDPModule):
             call.reshard()
+
+
+def batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
+    """Return a warning if a step is split and the model normalizes over the batch, else None."""
+    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if not names or (plan.accumulation == 1 and plan.workers == 1):
+        return None
+    return (
+        f"{names[0]} is a batch normalization: its statistics are those of a micro-batch of "
+        f"{plan.micro_batch} on one worker, so the result depends on training.micro_batch and "
+        "scaling.workers; use layer or group normalization"
+    )
 
 
 def local(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from raypipe.errors import TRANSIENT, UnitError
+from raypipe.errors import TRANSIENT, PreemptionError, UnitError
 from raypipe.training.batching import BatchPlan
+from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob
+from raypipe.training.schedule import Trace
 from raypipe.training.settings import OomStep
 
 #: starts the workers in fresh processes and returns the result of ``loop.train`` on rank 0
@@ -26,7 +28,7 @@ def train_to_the_end(
     batch, and therefore the loss curve, stay the same. At micro-batch 1 apply the steps of
     ``on_oom``, one per attempt, each as long as it has an effect. If an evaluation runs out of
     memory, halve only its batch. After a lost worker or node, or out of host memory, restart up
-    to ``max_restarts`` times.
+    to ``max_restarts`` times; announced losses of nodes do not count.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -41,7 +43,9 @@ def train_to_the_end(
             return job, launch(job)
         except UnitError as error:
             change: tuple[TrainingJob, str] | None = None
-            if error.kind == "out_of_memory":
+            if isinstance(error, PreemptionError):  # nothing is lost
+                change = job, "again on other nodes"
+            elif error.kind == "out_of_memory":
                 change = _smaller(job, error)
             elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
                 deaths += 1
@@ -51,6 +55,24 @@ def train_to_the_end(
                 raise
             on_failure(job, error, change[1])
             job = replace(change[0], attempt=job.attempt + 1)
+
+
+def check_state(job: TrainingJob) -> None:
+    """Raise UnitError if no checkpoint of a finished training is stored that a job continues."""
+    training, run_dir = job.settings.training, job.run_dir
+    phases = job.task.phases(training, job.plan.effective_batch)
+    trace = Trace(training, phases, job.identity, job.steps)
+    if not CheckpointStore(run_dir, job.trial_id).has(trace.after):
+        raise UnitError(job.trial_id, "error", lost_state(job))
+
+
+def lost_state(job: TrainingJob) -> str:
+    """Return the message for a finished training that cannot be continued."""
+    return (
+        "the state in which the stored training ended is missing in "
+        f"{job.run_dir.checkpoints(job.trial_id)}, or its schedule is not the beginning of the "
+        "longer one; use another --run-dir to train from the first step on"
+    )
 
 
 def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice, pairwise
+from typing import Any
 
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings
@@ -14,14 +17,21 @@ from raypipe.training.task import Phase
 def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     """Return the learning rate of a phase's step: linear warm-up, then the schedule.
 
-    Steps are counted from 0.
+    At a restart the schedule begins again at the peak, without a warm-up (Loshchilov and Hutter
+    2017, "SGDR: Stochastic Gradient Descent with Warm Restarts"). Up to the first restart, the
+    rates are those of a training that ends there. Steps are counted from 0.
     """
-    warmup = min(training.warmup_steps, phase.steps)
+    ends = (*phase.restarts, phase.steps)
+    begin, end = next((a, b) for a, b in pairwise((0, *ends)) if step < b)
+    step, length = step - begin, end - begin
+    warmup = min(training.warmup_steps, length)
     if warmup < 1:
-        warmup = round(warmup * phase.steps)
+        warmup = round(warmup * length)
+    if begin:
+        warmup = 0
     if step < warmup:
         return phase.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, phase.steps - warmup)
+    done = (step - warmup) / max(1, length - warmup)
     left = {
         "constant": 1.0,
         "linear": 1.0 - done,
@@ -39,13 +49,56 @@ def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int
             yield step, phase, phase_step
 
 
-def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
-    """Reject a phase with fewer samples per step than workers.
+class Trace:
+    """Hash of all that decides the first steps of a training, except for its data.
+
+    Two trainings with the same trace after a step compute the same steps up to it, so that a
+    checkpoint of one continues the other.
+
+    Args:
+        training: its settings.
+        phases: its phases.
+        identity: the hash of everything but the length and the schedule.
+        end: the step after which it ends.
+
+    """
+
+    def __init__(
+        self, training: TrainingSettings, phases: Sequence[Phase], identity: str, end: int
+    ) -> None:
+        self._training, self._phases, self._identity = training, phases, identity
+        self._end = end
+        self._done = 0
+        self._left: Iterator[tuple[int, Phase, int]] = iter(())
+        self._digest: Any = None
+
+    def after(self, step: int) -> str | None:
+        """Return the trace after ``step`` steps, fast if they rise; None beyond the end."""
+        if step > self._end:
+            return None
+        if self._digest is None or step < self._done:
+            self._done, self._left = 0, steps(self._phases, 0)
+            self._digest = hashlib.sha256(self._identity.encode())
+        for _, phase, number in islice(self._left, step - self._done):
+            rate = learning_rate(self._training, phase, number)
+            self._digest.update(phase.name.encode())
+            self._digest.update(struct.pack("<qd", phase.samples, rate))
+        self._done = step
+        return str(self._digest.hexdigest())
+
+
+def check_phases(training: TrainingSettings, phases: Sequence[Phase], plan: BatchPlan) -> None:
+    """Reject a phase with fewer samples per step than workers, and restarts that no phase has.
 
     Raises:
         ValueError: a phase has too few samples; the message names it and the numbers.
 
     """
+    if training.restarts and not any(phase.restarts for phase in phases):
+        raise ValueError(
+            f"training.restarts = {list(training.restarts)}: this task has phases of its own, "
+            "which start the schedule anew; leave it out"
+        )
     for phase in phases:
         if phase.samples < plan.workers:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -18,23 +19,10 @@ from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import dig
 from raypipe.hardware import Precision
 from raypipe.training import batching
+from raypipe.training.monitor import MonitorSettings
 
-
-class MonitorSettings(Settings):
-    """Selection of the best model by an evaluation metric, and early stopping."""
-
-    metric: str = Field("loss", description="Metric of the evaluation, without its prefix `eval_`.")
-    mode: Literal["min", "max"] = Field(
-        "min", description="Whether the metric is minimized or maximized."
-    )
-    patience: PositiveInt | None = Field(
-        None,
-        description="Evaluations without improvement after which the training stops; never if not "
-        "given.",
-    )
-    min_delta: float = Field(
-        0.0, ge=0, description="Smallest change of the metric that counts as an improvement."
-    )
+#: the settings that say how long a training is
+LENGTH_KEYS = ("steps", "epochs", "restarts")
 
 
 class TrainingSettings(Settings):
@@ -62,6 +50,12 @@ class TrainingSettings(Settings):
     )
     epochs: PositiveInt | None = Field(
         None, description="Length of the training in passes over the data; alternative to `steps`."
+    )
+    init_from: Operational[str | None] = Field(
+        None,
+        min_length=1,
+        description="Run directory (path or URI) whose model gives the initial weights: RUN_DIR of "
+        "the same stage, or RUN_DIR/STAGE. The weights are part of the identity, not the location.",
     )
     seed: int = Field(
         0,
@@ -107,6 +101,11 @@ class TrainingSettings(Settings):
         description="Final learning rate of the linear and cosine schedules, as a fraction of the "
         "peak.",
     )
+    restarts: tuple[PositiveInt, ...] = Field(
+        (),
+        description="Points at which the linear or cosine schedule starts anew at the peak, in the "
+        "unit of the length (steps or epochs): a training that ended at one of them can go on.",
+    )
     log_every: Operational[PositiveInt] = Field(
         10, description="Optimizer steps between rows of the table `steps`."
     )
@@ -129,7 +128,12 @@ class TrainingSettings(Settings):
         "and at least 10 s.",
     )
     keep_checkpoints: Operational[PositiveInt] = Field(
-        2, description="Number of most recent checkpoints that are kept."
+        2, description="Number of most recent checkpoints that are kept during the training."
+    )
+    keep_state: Operational[bool] = Field(
+        True,
+        description="Whether the last checkpoint stays when the training has ended, so that more "
+        "steps can continue it; with Adam it is three times as large as the weights.",
     )
 
     def identity(self) -> dict[str, Any]:
@@ -140,7 +144,19 @@ class TrainingSettings(Settings):
         identity = super().identity()
         if self.monitor is not None:
             identity["eval_every"] = self.eval_every
+        if not self.restarts:
+            del identity["restarts"]
         return identity
+
+    @property
+    def length_in(self) -> Literal["steps", "epochs"]:
+        """The unit of the length and of the restarts."""
+        return "epochs" if self.steps is None else "steps"
+
+    @property
+    def length(self) -> int:
+        """The length in optimizer steps or epochs."""
+        return self.steps or self.epochs or 1
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingSettings:
@@ -148,6 +164,18 @@ class TrainingSettings(Settings):
             raise ValueError("give either steps or epochs, not both")
         if self.monitor is not None and self.eval_every is None:
             raise ValueError("monitor needs eval_every: how often the measure is taken")
+        return self
+
+    @model_validator(mode="after")
+    def _rising_restarts(self) -> TrainingSettings:
+        if self.restarts and self.schedule == "constant":
+            raise ValueError("restarts: a constant schedule has no decay to start anew")
+        ends = [0, *self.restarts, self.length]
+        if self.restarts and any(a >= b for a, b in pairwise(ends)):
+            raise ValueError(
+                f"restarts = {list(self.restarts)}: must rise, and lie below "
+                f"{self.length_in} = {self.length}"
+            )
         return self
 
 
@@ -269,8 +297,31 @@ class TrainStageSettings(Settings):
         False, description="Whether to train with the settings that the sweep recommends."
     )
 
+    #: whether the schedule of this training can start anew (``training.restarts``)
+    restartable: ClassVar[bool] = True
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}
+
+    def fixed_by(self, length: int) -> str | None:
+        """Return why a training of this length is not the beginning of a longer one; else None."""
+        training = self.training
+        if training.schedule != "constant":
+            return f"a {training.schedule} schedule decays over the whole length"
+        if 0 < training.warmup_steps < 1:
+            return f"warmup_steps = {training.warmup_steps} is a fraction of the length"
+        if training.length_in == "steps" and training.warmup_steps > length:
+            return f"warmup_steps = {training.warmup_steps} is longer than the training"
+        if training.monitor is not None and (
+            training.length_in == "epochs" or length % (training.eval_every or 1)
+        ):
+            return "monitor also judges the last step, which is not a multiple of eval_every"
+        return None
+
+    @property
+    def milestones(self) -> tuple[int, ...] | None:
+        """The lengths after which a stored training can go on to this one; None for any."""
+        fixed = self.fixed_by(self.training.length)
+        return None if fixed is None else self.training.restarts
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:

@@ -37,6 +37,8 @@ TRIALS = Table(
         Column("stage", "text", "The stage that ran it."),
         Column("status", "text", "succeeded, failed, out_of_memory, interrupted or skipped."),
         *_SETTINGS,
+        Column("init_from", "text", "Run directory and stage of the weights it started from."),
+        Column("init_sha256", "text", "Checksum of these weights."),
         Column("device", "text", "Name of the GPU, or cpu."),
         Column("steps", "integer", "Optimizer steps that were done."),
         Column("attempts", "integer", "Attempts, the last one included."),
@@ -144,4 +146,6 @@ def trial_row(
     for column in _SETTINGS:
         owner = job.plan if hasattr(job.plan, column.name) else training
         row.setdefault(column.name, getattr(owner, column.name, None))
+    if job.initial is not None:
+        row |= {"init_from": job.initial.shown, "init_sha256": job.initial.sha256}
     return {**row, **outcome}

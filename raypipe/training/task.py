@@ -18,13 +18,15 @@ from raypipe.training.settings import TrainingSettings
 class Phase:
     """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
 
-    The warm-up and the schedule of the settings run once over each phase.
+    The warm-up and the schedule of the settings run once over each phase; the schedule starts anew
+    at its steps ``restarts``, counted from 0.
     """
 
     name: str
     steps: int
     samples: int
     learning_rate: float
+    restarts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,18 @@ class TrainTask(ABC):
         return None
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
-        """Return the phases of the run; by default one, of ``training.steps`` or ``epochs``."""
-        steps = training.steps
-        if steps is None:
-            epochs = training.epochs or 1
+        """Return the phases of the run; by default one, of ``training.steps`` or ``epochs``.
+
+        A training can be continued with more steps if its phases are the beginning of those of the
+        longer one.
+        """
+        ends = (*training.restarts, training.length)
+        if training.length_in == "epochs":
             samples: int = len(self.build_dataset())  # type: ignore[arg-type]
-            steps = -(-samples * epochs // effective_batch)
-        return [Phase("train", steps, effective_batch, training.learning_rate)]
+            ends = tuple(-(-samples * epochs // effective_batch) for epochs in ends)
+        *restarts, steps = ends
+        rate = training.learning_rate
+        return [Phase("train", steps, effective_batch, rate, tuple(restarts))]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the repeated blocks of the model, such as a transformer's layers.

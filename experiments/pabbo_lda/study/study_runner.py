@@ -136,6 +136,19 @@ def _note(evaluations: Evaluations) -> str:
     return note + f", {evaluations.from_cache} cached" * bool(evaluations.from_cache)
 
 
+def forget_studies(context: StageContext, units: Sequence[Unit]) -> None:
+    """Remove the histories of studies whose model has been trained further since.
+
+    The evaluations stay: the value at a number of topics does not depend on who asks for it.
+    """
+    outdated = {unit.key for unit in units}
+    stored = context.ledger.items("study_history")
+    context.ledger.remove(
+        "study_history", [key for key, _ in stored if key.rpartition("/")[0] in outdated]
+    )
+    context.ledger.remove("studies", outdated)
+
+
 class _OpenStudies:
     """The studies under way, and the evaluations that each one waits for."""
 

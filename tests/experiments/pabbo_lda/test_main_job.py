@@ -311,3 +311,28 @@ def wait_until(happened: Callable[[], bool], process: subprocess.Popen[str]) -> 
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, f"it did not happen in {WAIT_S} s"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_studies_follow_a_model_that_is_trained_further(commands, tmp_path):
+    """Their histories are those of the longer training; other studies stay as they are."""
+    words = ["lda.optimizers=[pabbo_curves,random]", "lda.runs=1", "train_curves.scaling.workers=1"]
+    curves = "{model: {layers: 1, embedding_depth: 2}, points: 12, steps: 3, held_out: 4}"
+    words += [f"train_curves.pabbo={curves}", "train_curves.training.schedule=constant"]
+    words += ["train_curves.training.learning_rate=0.1", "train_curves.training.warmup_steps=0"]
+    words += ["train_curves.scaling.cpus_per_worker=1", "--only", "lda"]
+    short, longer = "train_curves.training.steps=1", "train_curves.training.steps=8"
+    first = commands.sequential(tmp_path / "run", short, *words)
+    assert first.status == 0, first.output
+    before = results_of(tmp_path / "run").set_index("optimizer")
+    then = commands.sequential(tmp_path / "run", longer, *words)
+    assert then.status == 0, then.output
+    assert "lda: computed again: what it needs has gone on" in then.output
+    fresh = commands.sequential(tmp_path / "fresh", longer, *words)
+    assert fresh.status == 0, fresh.output
+    pd.testing.assert_frame_equal(results_of(tmp_path / "run"), results_of(tmp_path / "fresh"))
+    after = results_of(tmp_path / "run").set_index("optimizer")
+    pd.testing.assert_frame_equal(before.loc[["random"]], after.loc[["random"]])
+    assert not before.loc[["pabbo_curves"]].equals(after.loc[["pabbo_curves"]])
+    times = table(tmp_path / "run", "studies").set_index("optimizer")["command_id"]
+    assert times["random"] != times["pabbo_curves"]

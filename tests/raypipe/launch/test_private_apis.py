@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private import worker as ray_worker
+from ray._private.state import state
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal import exceptions
@@ -15,6 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from raypipe.errors import UnitError
 from raypipe.launch import QUIET, group
+from raypipe.launch.capacity import draining_nodes
 from raypipe.launch.failures import group_failure
 
 RAY = Path(ray.__file__).parent
@@ -32,6 +34,8 @@ def source() -> str:
 
 @pytest.mark.parametrize("name", [*QUIET, *OTHERS])
 def test_ray_reads_the_variable(name: str, source: str) -> None:
+    if name == "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER" and not hasattr(ray.train, "PreemptionInfo"):
+        pytest.skip("this Ray Train watches for no losses of nodes that could be turned off")
     if name.startswith("RAY_grpc"):  # a setting of the compiled core, which drops the prefix
         compiled = (RAY / "_raylet.so").read_bytes()
         assert name.removeprefix("RAY_").encode() in compiled
@@ -75,6 +79,17 @@ def test_two_of_the_default_callbacks_are_left_out() -> None:
 )
 def test_failures_are_recognized_by_the_names_that_ray_gives(error: Exception, kind: str) -> None:
     assert group_failure("fit", error, set()).kind == kind
+
+
+def test_nodes_that_will_be_lost_are_read_from_rays_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Accessor:
+        def get_draining_nodes(self) -> dict[str, int]:
+            return {"node": 0}
+
+    monkeypatch.setattr(type(state), "_connect_and_get_accessor", lambda _: Accessor())
+    assert draining_nodes() == {"node"}
 
 
 def _nothing(config: dict[str, object]) -> None:

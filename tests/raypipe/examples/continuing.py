@@ -1,0 +1,81 @@
+"""An experiment with a training, and two stages behind it that show which model they saw."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from example_tasks import HeldOut, TwoPhases
+from pydantic import Field
+
+from raypipe.config.settings import Operational, Settings
+from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.stages import train_stage
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.weights import read_weights
+
+
+class Halves(TwoPhases):
+    """Its first phase is half of the training."""
+
+    def phases(self, training: Any, effective_batch: int) -> list[Phase]:
+        steps = training.steps // 2
+        return [Phase(name, steps, effective_batch, 1e-2) for name in ("first", "second")]
+
+
+class Slow(HeldOut):
+    """The same training, with a pause in every forward pass."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__(dropout=0.3)
+        self.pause_s = pause_s
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        time.sleep(self.pause_s)
+        return super().loss(model, batch, context)
+
+
+class ContinuingSettings(Settings):
+    pause_s: Operational[float] = Field(0.0, description="Pause in a forward pass.")
+    halves: bool = Field(False, description="Whether the training has two phases.")
+    probes: int = Field(1, description="Probes of the model, each a unit.")
+    train: TrainStageSettings = TrainStageSettings()
+
+
+def build_task(settings: Any, run_dir: RunDirectory | None) -> TrainTask:
+    del run_dir
+    if settings.halves:
+        return Halves()
+    return Slow(settings.pause_s) if settings.pause_s else HeldOut(dropout=0.3)
+
+
+def probe(context: StageContext) -> None:
+    """Write a row per unit: the sum of the weights, and how often the unit was computed."""
+    weights, _ = read_weights(context.run_dir, context.run_dir.model("train"))
+    total = sum(float(each.sum()) for each in weights.values())
+    for unit in context.todo():
+        seen = context.ledger.get("probes", unit.key) or {"times": 0}
+        row = {"weights": total, "times": seen["times"] + 1}
+        context.finish(unit, {"probes": {unit.key: row}})
+
+
+def double(context: StageContext) -> None:
+    """Write a row that depends on the training through the probes alone."""
+    (unit,) = context.todo()
+    total = sum(row["weights"] for row in context.ledger.rows("probes"))
+    context.finish(unit, {"doubles": {"sum": {"weights": 2 * total}}})
+
+
+def stages(settings: ContinuingSettings) -> list[Stage]:
+    units = [Unit(f"probe/{number}") for number in range(settings.probes)]
+    return [
+        train_stage("train", settings.train, build_task, reads=("halves", "pause_s", "train")),
+        Stage("probe", probe, units, ("train",), reads=()),
+        Stage("double", double, needs=("probe",), reads=()),
+    ]
+
+
+EXPERIMENT = Experiment("continuing", 1, ContinuingSettings, stages)

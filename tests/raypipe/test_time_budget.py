@@ -1,0 +1,135 @@
+"""A command that ends before its time is over, with checkpoints of what it trains."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from example_tasks import HeldOut
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from raypipe.commands import time_budget
+from raypipe.commands.time_budget import seconds_of
+from raypipe.errors import ConfigError
+from raypipe.launch.inline import InlineLauncher
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests.command import EXAMPLES, Ended, in_process, start
+
+CONFIG = """
+experiment: continuing
+train:
+  training: {steps: 40, effective_batch: 16, micro_batch: 8, log_every: 5}
+  scaling: {cpus_per_worker: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("2h", 7200), ("90m", 5400), ("3600s", 3600), ("1h30m", 5400), ("0.5h", 1800), ("1d", 86400),
+     ("1:30:00", 5400), ("45:00", 2700), ("1-12:00:00", 129600), ("1-12", 129600),
+     ("1-00:30", 88200)],
+)  # fmt: skip
+def test_times_are_read_as_people_and_slurm_write_them(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+
+
+@given(st.integers(0, 9), st.integers(0, 23), st.integers(0, 59), st.integers(1, 59))
+def test_every_time_of_slurm_is_read(days: int, hours: int, minutes: int, seconds: int) -> None:
+    expected = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    assert seconds_of(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == expected
+    assert seconds_of(f"{days}d{hours}h{minutes}m{seconds}s") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "90", "2 h", "h", "-2h", "1:2:3:4", "2x", "0s", "nan", "UNLIMITED"]
+)
+def test_other_texts_are_refused_before_anything_starts(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"--time-budget .*must be a time"):
+        seconds_of(text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = run(f"--time-budget={text}")
+    assert ended.status == 2
+    assert not (tmp_path / "run").exists()
+
+
+def run(*words: str, folder: str = "run") -> Ended:
+    return in_process(
+        InlineLauncher(), "run", "c.yaml", *words, "--only", "train", "--run-dir", folder,
+        environment={"RAYPIPE_CACHE": str(Path("cache").resolve())},
+    )  # fmt: skip
+
+
+def trained(folder: str) -> tuple[pd.DataFrame, dict[str, torch.Tensor]]:
+    directory = RunDirectory.at(folder)
+    steps = read_table(directory, "steps").sort_values("step").set_index("step")
+    return steps[["loss", "lr"]], load(directory.read(directory.model("train")))
+
+
+def test_a_training_ends_with_a_checkpoint_and_goes_on_as_if_uninterrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is of a step that is neither logged nor due."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    monkeypatch.setattr(time_budget, "_SHUTDOWN_S", 3600 - 0.5)
+    real = HeldOut.loss
+
+    def slow(self: HeldOut, model: Any, batch: Any, context: Any) -> Any:
+        time.sleep(0.1)
+        return real(self, model, batch, context)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HeldOut, "loss", slow)
+        ended = run("--time-budget", "1h")
+    assert ended.status == 130, ended.output
+    assert "the time budget is nearly over" in ended.output
+    again = ended.output.partition("the time budget is over; finished units are kept. Continue")[2]
+    assert "--time-budget 1h" in again
+    (saved,) = (tmp_path / "run" / "checkpoints" / "train").iterdir()
+    assert 0 < int(saved.name.removeprefix("step_")) < 40
+    stages = read_table(RunDirectory.at("run"), "stages")
+    assert list(stages["status"]) == ["interrupted"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert run("--time-budget", "1h").status == 0
+    assert run(folder="whole").status == 0
+    pd.testing.assert_frame_equal(trained("run")[0], trained("whole")[0])
+    weights, whole = trained("run")[1], trained("whole")[1]
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)
+
+
+@pytest.mark.slow
+def test_two_workers_on_ray_end_at_the_same_step(tmp_path: Path) -> None:
+    """With a stage that has not started yet; the next command does what is left."""
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    environment = {"RAYPIPE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(EXAMPLES)}
+    given = ["run", "c.yaml", "--run-dir", "run", "train.scaling.workers=2"]
+    given += ["train.training.steps=400", "train.training.checkpoint_every=1000"]  # none is due
+    process = start(
+        tmp_path, *given, "pause_s=0.3", "--time-budget", "90s", environment=environment
+    )
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, output
+    directory = RunDirectory.at(tmp_path / "run")
+    statuses = read_table(directory, "stages").set_index("stage")["status"].to_dict()
+    assert statuses == {"train": "interrupted"}
+    (saved,) = directory.list(directory.checkpoints("train"))
+    assert int(saved.removeprefix("step_")) < 400
+    process = start(tmp_path, *given, environment=environment)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    steps = read_table(directory, "steps")["step"]
+    assert sorted(steps) == list(range(5, 401, 5))
+    (trial,) = read_table(directory, "trials").to_dict("records")
+    assert (trial["steps"], trial["workers"]) == (400, 2)
+    assert len(read_table(directory, "doubles")) == 1
