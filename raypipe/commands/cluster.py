@@ -36,9 +36,9 @@ def start(stack: ExitStack) -> Launcher:
 
 
 @contextmanager
-def closing(launcher: Launcher) -> Iterator[None]:
-    """End the connection to the cluster, or a local cluster, while the body runs."""
-    thread = Thread(target=launcher.close, name="close", daemon=True)
+def closing(started: ExitStack) -> Iterator[None]:
+    """Stop the cluster that ``start`` left in a stack, if it did, while the body runs."""
+    thread = Thread(target=started.close, name="close", daemon=True)
     thread.start()
     try:
         yield

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Lock, current_thread, main_thread
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
@@ -82,7 +82,6 @@ class RayLauncher:
             raise ConfigError(
                 f"--address {options['address']}: no Ray cluster can be reached there: {error}"
             ) from error
-        self._closing = Lock()
         self._admission = Admission(living_nodes().values())
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
@@ -183,9 +182,8 @@ class RayLauncher:
         self._admission.interrupt()
 
     def close(self) -> None:
-        """Disconnect from the cluster; stop it if it was started here. May be called again."""
-        with self._closing:
-            ray.shutdown()
+        """Disconnect from the cluster; stop it if it was started here."""
+        ray.shutdown()
 
 
 @contextmanager
