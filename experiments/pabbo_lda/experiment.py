@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
+from statistics import fmean
 from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
-from experiments.pabbo_lda.objective.objectives import load_objectives
+from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import regret_rows
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
-from experiments.pabbo_lda.pabbo.model import restore_model
+from experiments.pabbo_lda.pabbo.model import parameter_count, restore_model
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
-from experiments.pabbo_lda.settings import MainSettings
+from experiments.pabbo_lda.settings import (
+    CurveStageSettings,
+    LdaSettings,
+    MainSettings,
+    PabboStageSettings,
+)
 from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
@@ -22,7 +29,6 @@ from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.settings import TrainStageSettings
 from raypipe.training.weights import read_verified
 
 #: stages whose model an optimizer uses
@@ -31,6 +37,8 @@ TRAINED_BY: dict[OptimizerName, str] = {
     "pabbo_large": "train_large",
     "pabbo_curves": "train_curves",
 }
+#: settings of the studies that ``_lda_features`` represents; ``counts`` includes the passes
+_FEATURED = ("t_min", "t_max", "start", "max_iter")
 
 
 def stages(settings: MainSettings) -> list[Stage]:
@@ -44,9 +52,9 @@ def stages(settings: MainSettings) -> list[Stage]:
     earlier = [
         hardware_stage(),
         _training_stage("train_small", s.train_small, PabboTask),
-        _evaluation_stage("small", s.evaluate_small),
+        _evaluation_stage("small", s.evaluate_small, s.train_small),
         _training_stage("train_large", s.train_large, PabboTask),
-        _evaluation_stage("large", s.evaluate_large),
+        _evaluation_stage("large", s.evaluate_large, s.train_large),
     ]
     if "pabbo_curves" in s.lda.optimizers:
         earlier.append(_training_stage("train_curves", s.train_curves, CurvePolicyTask))
@@ -64,9 +72,19 @@ def stages(settings: MainSettings) -> list[Stage]:
 
 
 def _training_stage(
-    name: str, settings: TrainStageSettings, kind: type[PabboTask | CurvePolicyTask]
+    name: str,
+    settings: PabboStageSettings | CurveStageSettings,
+    kind: type[PabboTask | CurvePolicyTask],
 ) -> Stage:
-    return train_stage(name, settings, partial(_build_task, kind, name), reads=(name,))
+    sizes = ("d_model", "layers", "feed_forward", "embedding_depth")
+    return train_stage(
+        name,
+        settings,
+        partial(_build_task, kind, name),
+        reads=(name,),
+        features={"parameters": parameter_count(settings.pabbo.model)},
+        featured=tuple(f"{name}.pabbo.model.{size}" for size in sizes),
+    )
 
 
 def _build_task(
@@ -76,13 +94,22 @@ def _build_task(
     return kind(getattr(settings, name).pabbo)
 
 
-def _evaluation_stage(size: str, settings: EvaluationSettings) -> Stage:
+def _evaluation_stage(
+    size: str, settings: EvaluationSettings, trained: PabboStageSettings
+) -> Stage:
+    name, searches = f"evaluate_{size}", settings.functions * settings.starts
     return Stage(
-        f"evaluate_{size}",
+        name,
         run_evaluation,
         needs=(f"train_{size}",),
         reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
-        workload=f"{settings.functions * settings.starts} runs of {settings.steps} duels",
+        workload=f"{searches} runs of {settings.steps} duels",
+        features={
+            "parameters": parameter_count(trained.pabbo.model),
+            "searches": searches,
+            "duels": settings.steps,
+        },
+        featured=tuple(f"{name}.{key}" for key in ("functions", "starts", "steps")),
         on_gpu=True,
     )
 
@@ -102,7 +129,9 @@ def run_evaluation(context: StageContext) -> None:
 def _lda_stage(settings: MainSettings) -> Stage:
     """Return the studies; one of an optimizer without a model does not need any training."""
     lda = settings.lda
-    specs = study_specs(lda, load_objectives(settings.data, lda))
+    objectives = load_objectives(settings.data, lda)
+    specs = study_specs(lda, objectives)
+    fits = all(objective.counts for objective in objectives)  # else values are recorded
     trainings = [TRAINED_BY[name] for name in lda.optimizers if name in TRAINED_BY]
     return Stage(
         "lda",
@@ -112,7 +141,17 @@ def _lda_stage(settings: MainSettings) -> Stage:
         reads=("data", "lda"),
         workload=f"{len(specs)} studies, at most {len(specs) * lda.evaluations} LDA trainings",
         forget=forget_studies,
+        features=_lda_features(lda, objectives) if fits else {},
+        featured=("data", *(f"lda.{key}" for key in _FEATURED)) if fits else (),
     )
+
+
+def _lda_features(lda: LdaSettings, objectives: Sequence[Objective]) -> dict[str, float]:
+    """Return the mean size of the fitted corpora, and of the values of T that a study may try."""
+    return {
+        "counts": fmean(objective.counts for objective in objectives),
+        "topics": fmean((fmean(lda.start), (lda.t_min + lda.t_max) / 2)),
+    }
 
 
 def run_lda(context: StageContext) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -117,6 +118,11 @@ class Stage:
         reads: dotted keys of the settings that ``context.settings`` has; by default the stage's
             own section and every section that is not another stage's.
         workload: the size of a unit in a few words, such as ``200 steps of 16 samples``.
+        features: positive numbers that decide the time per work of its units, such as the
+            parameters of a model or the documents of a corpus, by name. They predict the time at
+            other values (:mod:`raypipe.pipeline.durations`).
+        featured: dotted keys of the settings that influence the time only through the features;
+            the other settings that the stage reads must be the same for a prediction.
         always_rerun: whether it runs again after any stage that it needs ran, as summaries do.
         after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
@@ -137,6 +143,8 @@ class Stage:
     needs: tuple[str, ...] = ()
     reads: tuple[str, ...] | None = None
     workload: str = ""
+    features: Mapping[str, float] = field(default_factory=dict)
+    featured: tuple[str, ...] = ()
     always_rerun: bool = False
     after_failures: bool = False
     training: Training | None = None
@@ -146,6 +154,14 @@ class Stage:
     settings: BaseModel | None = None
     variant: str = BASE
     variants: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a feature is not positive or not finite."""
+        for name, value in self.features.items():
+            if not 0 < value < math.inf:
+                raise ValueError(
+                    f"stage {self.name!r}: feature {name!r} = {value}: must be positive and finite"
+                )
 
     @property
     def key(self) -> str:

@@ -43,6 +43,8 @@ def train_stage(
     needs: tuple[str, ...] = (),
     reads: tuple[str, ...] | None = None,
     literals: Mapping[str, Any] | None = None,
+    features: Mapping[str, float] | None = None,
+    featured: tuple[str, ...] = (),
 ) -> Stage:
     """Return a training stage; its weights are at ``run_dir.model(name)`` afterwards.
 
@@ -53,6 +55,9 @@ def train_stage(
         needs: the stages before it.
         reads: as in :class:`~raypipe.pipeline.experiment.Stage`.
         literals: as in :class:`~raypipe.pipeline.experiment.Unit`.
+        features: as in :class:`~raypipe.pipeline.experiment.Stage`, in addition to the effective
+            batch.
+        featured: the settings that they stand for.
 
     Raises:
         ConfigError: ``init_from`` names no model.
@@ -68,6 +73,9 @@ def train_stage(
     milestones = settings.milestones
     key = training.length_key(name)
     unit = Unit(name, literals or {}, budget=trained.length, budget_key=key, milestones=milestones)
+    if trained.effective_batch is not None:
+        features = {**(features or {}), "effective_batch": trained.effective_batch}
+        featured = (*featured, f"{name}.training.effective_batch")
     return Stage(
         name,
         _train,
@@ -75,6 +83,8 @@ def train_stage(
         needs,
         reads,
         workload=f"{length} of {trained.effective_batch} samples",
+        features=features or {},
+        featured=featured,
         training=training,
         on_gpu=settings.scaling.gpus_per_worker != 0,
     )

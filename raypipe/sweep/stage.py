@@ -123,7 +123,7 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
     """Return the training stage with the settings that the sweep recommends.
 
     Its identity says that the settings come from the sweep, not what they are: when a sweep grows,
-    a model that was trained before stays valid.
+    a model that was trained before stays valid. Its features are unknown before the sweep.
     """
     training, origin = stage.training, maker.configuration.origin
     if training is None:
@@ -146,7 +146,8 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
         _, found = training_stage(varied.stages(), stage.name, "sweep.stage")
         context.train(unit, found.task(context.run_dir), found.settings, found.initial)
 
-    return replace(stage, run=run, units=[unit], needs=(*stage.needs, NAME))
+    needs = (*stage.needs, NAME)
+    return replace(stage, run=run, units=[unit], needs=needs, features={}, featured=())
 
 
 def _summarize(
