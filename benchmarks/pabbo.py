@@ -306,7 +306,7 @@ def main(
         functions=functions, starts=1, query_points=128, candidate_pairs=512, seed=1
     )
     held_out = held_out_functions(settings, FunctionSettings())
-    points = measure("random", 0, 0.0, random_scorer(0), held_out, settings)
+    points = measure("random", 0, 0.0, random_scorer(0, held_out), held_out, settings)
     ours = PabboSettings(evaluation=EvaluationSettings(functions=1))  # evaluated below
     points_of = {"log_every": 100, "checkpoint_every": 100, "keep_checkpoints": 10, "seed": seed}
     training = training_recipe(steps=1000, effective_batch=32).model_copy(update=points_of)
@@ -325,7 +325,7 @@ def main(
     ends: list[Point] = []
     if published is not None:
         tasks = published_functions(published, settings)
-        ends += measure("random", 0, 0.0, random_scorer(0), tasks, settings)
+        ends += measure("random", 0, 0.0, random_scorer(0, tasks), tasks, settings)
         ends += measure("ours", step, cpu_s, policy_scorer(model), tasks, settings)
         ends += measure("reference", row["step"], row["cpu_s"], score, tasks, settings)
         write_csv(out / "published.csv", [point.row() for point in ends])

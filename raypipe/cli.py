@@ -13,10 +13,6 @@ import typer
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import without_credentials
 
-# Imports and the parsing of corpora create millions of objects that stay. With Python's thresholds,
-# collecting among them takes a third of the start.
-_GC_THRESHOLDS = (50_000, 20, 100)
-
 app = typer.Typer(
     name="raypipe",
     help="Run experiments in parallel on Ray: one experiment, one YAML, every result in Parquet.",
@@ -381,7 +377,6 @@ def main() -> None:
 
     SIGTERM ends a command cleanly, as Ctrl-C does.
     """
-    gc.set_threshold(*_GC_THRESHOLDS)
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _interrupt)

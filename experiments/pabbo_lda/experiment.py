@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
-from experiments.pabbo_lda.pabbo.evaluation import regret_rows
+from experiments.pabbo_lda.pabbo.evaluation import regret_rows, regrets
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import parameter_count, restore_model
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import (
     CurveStageSettings,
@@ -26,10 +27,14 @@ from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: stages whose model an optimizer uses
 TRAINED_BY: dict[OptimizerName, str] = {
@@ -37,6 +42,8 @@ TRAINED_BY: dict[OptimizerName, str] = {
     "pabbo_large": "train_large",
     "pabbo_curves": "train_curves",
 }
+#: functions per task of an evaluation
+_PART = 25
 #: settings of the studies that ``_lda_features`` represents; ``counts`` includes the passes
 _FEATURED = ("t_min", "t_max", "start", "max_iter")
 
@@ -120,10 +127,28 @@ def run_evaluation(context: StageContext) -> None:
     settings = getattr(context.settings, name)
     functions = getattr(context.settings, train).pabbo.functions
     weights = read_verified(context.run_dir, context.run_dir.model(train))
-    rows = context.call(name, regret_rows, weights, settings, functions, on_gpu=True)
+    rows = regret_rows(_regrets(context, weights, settings, functions))
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
     keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
     context.finish(name, {"regret": keyed})
+
+
+def _regrets(
+    context: StageContext,
+    weights: bytes,
+    settings: EvaluationSettings,
+    functions: FunctionSettings,
+) -> list[dict[str, Tensor]]:
+    """Return the regrets of parts of the functions: one part on a GPU, else a task for each."""
+    every, gpus = settings.functions, any(node.gpus for node in context.session.nodes)
+    size = every if gpus else _PART
+    name, arguments = context.stage.name, (regrets, weights, settings, functions)
+    parts = [range(first, min(first + size, every)) for first in range(0, every, size)]
+    if len(parts) == 1:
+        return [context.call(name, *arguments, parts[0], on_gpu=True)]
+    with context.pool(PoolOptions()) as pool:
+        calls = ((f"{name} {part.start}", *arguments, part) for part in parts)
+        return [found for _, found in context.map(pool, calls)]
 
 
 def _lda_stage(settings: MainSettings) -> Stage:

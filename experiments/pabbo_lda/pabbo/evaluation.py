@@ -5,7 +5,7 @@ All functions and starts advance together: one step is one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import Tensor
 from experiments.common.evaluation import task_device
 from experiments.pabbo_lda.pabbo.duels import Candidates, winners
 from experiments.pabbo_lda.pabbo.held_out_functions import (
-    HELD_OUT,
     EvaluationSettings,
     HeldOut,
     held_out_functions,
@@ -44,14 +43,13 @@ def simple_regret(score: Scorer, held_out: HeldOut, settings: EvaluationSettings
     device = candidates.points.device
     duels, preferred = held_out.duels, winners(held_out.utility)
     asked = torch.zeros(functions, runs, pairs, dtype=torch.bool, device=device)
-    samples = HELD_OUT + torch.arange(functions * runs, device=device)
     best = [held_out.utility.amax((2, 3))]
     with torch.no_grad():
         for step in range(settings.steps):
             scores = score(duels, preferred, candidates, (step + 1) / settings.steps)
             if settings.sampled:
                 noise = keyed_random.gumbel(
-                    settings.seed, _STREAM_SAMPLED, samples + step * len(samples), pairs
+                    settings.seed, _STREAM_SAMPLED, held_out.samples(step), pairs
                 )
                 scores = scores + noise.view_as(scores)
             choice = scores.masked_fill(asked, -torch.inf).argmax(2, keepdim=True)
@@ -81,17 +79,14 @@ def policy_scorer(model: PabboModel, batch_size: int | None = None) -> Scorer:
     return score
 
 
-def random_scorer(seed: int) -> Scorer:
-    """Return random search as a scorer: independent uniform scores."""
+def random_scorer(seed: int, held_out: HeldOut) -> Scorer:
+    """Return random search as a scorer: independent uniform scores of each function and step."""
 
     def score(duels: Tensor, preferred: Tensor, candidates: Candidates, used: float) -> Tensor:
         del preferred, used
         functions, runs, length, _ = duels.shape
         pairs = candidates.preferred.shape[1]
-        # one sample number per search and length, so that steps differ
-        sample = HELD_OUT + length * functions * runs
-        samples = sample + torch.arange(functions * runs, device=duels.device)
-        draws = keyed_random.uniform(seed, _STREAM_RANDOM, samples, pairs)
+        draws = keyed_random.uniform(seed, _STREAM_RANDOM, held_out.samples(length), pairs)
         return draws.view(functions, runs, pairs)
 
     return score
@@ -130,7 +125,7 @@ def evaluate_model(
     measures = {}
     for prefix, scorer in (
         ("", policy_scorer(model, batch_size)),
-        ("random_", random_scorer(settings.seed)),
+        ("random_", random_scorer(settings.seed, held_out)),
     ):
         regret = simple_regret(scorer, held_out, settings)
         measures[f"{prefix}simple_regret"] = float(regret[..., -1].mean())
@@ -138,26 +133,32 @@ def evaluate_model(
     return measures
 
 
-def regret_rows(
-    weights: bytes, settings: EvaluationSettings, functions: FunctionSettings
-) -> list[dict[str, float | str]]:
-    """Return the regret curves of a trained model and of random search, a row per step.
+def regrets(
+    weights: bytes, settings: EvaluationSettings, functions: FunctionSettings, part: range
+) -> dict[str, Tensor]:
+    """Return the regrets ``[B, R, steps + 1]`` of a trained model and of random search, by method.
 
     Args:
         weights: the model's safetensors file.
         settings: the held-out functions.
         functions: their distribution.
+        part: the numbers of the B functions among them.
 
     """
     device = task_device()
-    held_out = held_out_functions(settings, functions, device)
+    held_out = held_out_functions(settings, functions, device, part)
     scorers = {
         "pabbo": policy_scorer(restore_model(weights).to(device)),
-        "random": random_scorer(settings.seed),
+        "random": random_scorer(settings.seed, held_out),
     }
+    return {name: simple_regret(each, held_out, settings).cpu() for name, each in scorers.items()}
+
+
+def regret_rows(parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float | str]]:
+    """Return the regret curves of all methods over all parts, a row per step."""
     rows: list[dict[str, float | str]] = []
-    for method, scorer in scorers.items():
-        c = regret_curve(simple_regret(scorer, held_out, settings))
+    for method in parts[0]:
+        c = regret_curve(torch.cat([part[method] for part in parts]))
         values = (column.tolist() for column in (c.step, c.mean, c.low, c.high))
         rows += [
             {"method": method, "step": step, "mean": mean, "low": low, "high": high}

@@ -54,7 +54,11 @@ def check_pairs(settings: Settings, pairs: str, points: str) -> None:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """B functions to optimize, with R starting duels each."""
+    """B functions to optimize, with R starting duels each.
+
+    They may be a part of all functions: ``first`` is the number of the first one, ``total`` the
+    number of all.
+    """
 
     candidates: Candidates
     best_utility: Tensor
@@ -63,14 +67,29 @@ class HeldOut:
     """[B, R, 1, 2]"""
     utility: Tensor
     """[B, R, 1, 2]"""
+    first: int
+    total: int
+
+    def samples(self, step: int) -> Tensor:
+        """Return the sample numbers ``[B * R]`` of a step's draws, the same for any parts."""
+        functions, starts = self.duels.shape[:2]
+        first = step * self.total * starts + self.first * starts
+        return HELD_OUT + first + torch.arange(functions * starts, device=self.duels.device)
 
 
 def held_out_functions(
-    settings: EvaluationSettings, functions: FunctionSettings, device: torch.device | str = "cpu"
+    settings: EvaluationSettings,
+    functions: FunctionSettings,
+    device: torch.device | str = "cpu",
+    part: range | None = None,
 ) -> HeldOut:
-    """Return functions of the training distribution whose samples no training draws."""
+    """Return functions of the training distribution whose samples no training draws.
+
+    ``part`` are the numbers of the functions, by default all.
+    """
     s = settings
-    samples = HELD_OUT + torch.arange(s.functions, device=device)
+    part = range(s.functions) if part is None else part
+    samples = HELD_OUT + torch.arange(part.start, part.stop, device=device)
     drawn = sample_functions(s.seed, samples, s.query_points, functions)
     pairs = draw_pairs(s.seed, _STREAM_PAIRS, samples, s.query_points, s.candidate_pairs)
     candidates = Candidates.of(drawn.points, drawn.utility, pairs)
@@ -81,6 +100,8 @@ def held_out_functions(
         drawn.best_utility,
         candidates.duels.gather(1, index)[:, :, None],
         candidates.utility.gather(1, index)[:, :, None],
+        part.start,
+        s.functions,
     )
 
 
@@ -104,4 +125,6 @@ def published_functions(path: Path, settings: EvaluationSettings) -> HeldOut:
         arrays["y_opt"],
         arrays["initial_pairs"].transpose(0, 1)[:, :, None],
         arrays["initial_pairs_y"].transpose(0, 1)[:, :, None],
+        0,
+        len(points),
     )

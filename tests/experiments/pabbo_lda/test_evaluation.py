@@ -13,6 +13,8 @@ from experiments.pabbo_lda.pabbo.evaluation import (
     policy_scorer,
     random_scorer,
     regret_curve,
+    regret_rows,
+    regrets,
     simple_regret,
 )
 from experiments.pabbo_lda.pabbo.held_out_functions import (
@@ -23,6 +25,8 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
 )
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.weights import read_verified, write_weights
 
 SETTINGS = EvaluationSettings(functions=6, starts=3, steps=8, query_points=20, candidate_pairs=40)
 FUNCTIONS = FunctionSettings()
@@ -47,7 +51,7 @@ def test_an_oracle_finds_the_best_candidate_at_once() -> None:
 
 def test_regret_starts_with_the_first_duel_and_never_grows() -> None:
     held_out = _held_out()
-    regret = simple_regret(random_scorer(0), held_out, SETTINGS)
+    regret = simple_regret(random_scorer(0, held_out), held_out, SETTINGS)
     first = held_out.best_utility[:, None] - held_out.utility.amax((2, 3))
     torch.testing.assert_close(regret[:, :, 0], first)
     assert (regret.diff(dim=2) <= 0).all()
@@ -56,8 +60,8 @@ def test_regret_starts_with_the_first_duel_and_never_grows() -> None:
 
 def test_no_candidate_is_asked_twice() -> None:
     settings = SETTINGS.model_copy(update={"steps": 40})
-    regret = simple_regret(random_scorer(0), held_out_functions(settings, FUNCTIONS), settings)
-    held_out = _held_out()
+    held_out = held_out_functions(settings, FUNCTIONS)
+    regret = simple_regret(random_scorer(0, held_out), held_out, settings)
     gap = held_out.best_utility - held_out.candidates.utility.amax((1, 2))
     torch.testing.assert_close(regret[:, :, -1], gap[:, None].expand(-1, 3))
 
@@ -65,15 +69,31 @@ def test_no_candidate_is_asked_twice() -> None:
 def test_random_search_differs_by_start_and_step_and_repeats_by_seed() -> None:
     held_out = _held_out()
     one, again, other = (
-        simple_regret(random_scorer(seed), held_out, SETTINGS) for seed in (0, 0, 1)
+        simple_regret(random_scorer(seed, held_out), held_out, SETTINGS) for seed in (0, 0, 1)
     )
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
     candidates = held_out.candidates
-    short, long = (random_scorer(0)(torch.zeros(6, 3, n, 2), torch.zeros(6, 3, n), candidates, 0.1)
+    scorer = random_scorer(0, held_out)
+    short, long = (scorer(torch.zeros(6, 3, n, 2), torch.zeros(6, 3, n), candidates, 0.1)
                    for n in (1, 2))  # fmt: skip
     assert not torch.equal(short, long)
     assert not torch.equal(short[:, 0], short[:, 1])
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_parts_of_an_evaluation_are_the_whole(tmp_path: Path, sampled: bool) -> None:
+    settings = SETTINGS.model_copy(update={"sampled": sampled})
+    torch.manual_seed(0)
+    run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
+    write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
+    weights = read_verified(run, run.model("m"))
+    whole = regrets(weights, settings, FUNCTIONS, range(6))
+    ranges = (range(1), range(1, 4), range(4, 6))
+    parts = [regrets(weights, settings, FUNCTIONS, part) for part in ranges]
+    assert torch.equal(torch.cat([part["random"] for part in parts]), whole["random"])
+    torch.testing.assert_close(torch.cat([part["pabbo"] for part in parts]), whole["pabbo"])
+    assert regret_rows([whole])[0] == pytest.approx(regret_rows(parts)[0])
 
 
 def test_held_out_functions_are_not_training_functions() -> None:
@@ -147,6 +167,6 @@ def test_the_published_functions(data_dir: Path) -> None:
     with np.load(path) as stored:
         published = torch.from_numpy(stored["initial_c"]).T
     assert torch.equal(winners(held_out.utility)[:, :, 0], published.long())
-    regret = simple_regret(random_scorer(0), held_out, SETTINGS)
+    regret = simple_regret(random_scorer(0, held_out), held_out, SETTINGS)
     assert regret.shape == (30, 30, 9)
     assert regret.isfinite().all()
