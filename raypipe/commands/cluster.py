@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from threading import Thread
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
@@ -33,17 +32,6 @@ def start(stack: ExitStack) -> Launcher:
     launcher = RayLauncher()
     stack.callback(launcher.close)
     return launcher
-
-
-@contextmanager
-def closing(started: ExitStack) -> Iterator[None]:
-    """Stop the cluster that ``start`` left in a stack, if it did, while the body runs."""
-    thread = Thread(target=started.close, name="close", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:

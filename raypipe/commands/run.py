@@ -91,7 +91,7 @@ def run(request: Request) -> int:
         check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display())
         again = request.again(run_dir)
-        command_id, started = secrets.token_hex(4), ExitStack()
+        command_id = secrets.token_hex(4)
         try:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
@@ -110,7 +110,7 @@ def run(request: Request) -> int:
             if left_out:
                 display.say(left_out)
             if launcher is None:
-                launcher = cluster.start(stack.enter_context(started))
+                launcher = cluster.start(stack)
             _record_environment(ledger, launcher, again, command_id)
             run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             trackers = stack.enter_context(
@@ -142,9 +142,8 @@ def run(request: Request) -> int:
                     failed = run_stages(stages, session)
                 else:
                     failed = run_stages((), session, growing.growth(ledger))
-            with cluster.closing(started):
-                if ledger.rows("stages"):
-                    build(run_dir, name, configuration.experiment.report, again)
+            if ledger.rows("stages"):
+                build(run_dir, name, configuration.experiment.report, again)
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"

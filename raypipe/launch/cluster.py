@@ -138,6 +138,7 @@ class RayLauncher:
         """Run the trials of a sweep on Ray Tune."""
         from raypipe.launch.tune import run_trials  # slow to import, and seldom needed
 
+        self._admission.pause()
         run_trials(trials, settings, run, self._admission, rank)
 
     @contextmanager

@@ -149,7 +149,7 @@ def run_stages(
         seconds = math.inf if estimate is None else estimate.seconds
         trainings = partial(_trainings, stage, ordered, session.ledger)
         context = StageContext(stage, session, rank, trainings, outcomes, seconds)
-        failure = None if _taken(context, writer) else _run_stage(context, writer)
+        failure = None if _taken(context, writer) else _run_stage(context, writer, outcomes)
         ran.add(stage.key)
         return failure
 
@@ -194,7 +194,7 @@ def _taken(context: StageContext, writer: _TableWriter) -> bool:
     return True
 
 
-def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
+def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) -> str | None:
     stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
@@ -225,6 +225,9 @@ def _run_stage(context: StageContext, writer: _TableWriter) -> str | None:
         status = "interrupted"
         raise
     except Exception as error:  # recorded; other stages continue
+        if outcomes.is_interrupted:  # an effect of it: Ray may be gone after a second Ctrl-C
+            status = "interrupted"
+            raise KeyboardInterrupt from None
         message = f"{type(error).__name__}: {error}"
         trace = shown_traceback()
         log.error("stage %s failed\n%s", stage.key, trace)  # noqa: TRY400

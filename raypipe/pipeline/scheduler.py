@@ -80,7 +80,8 @@ def run_concurrently(
             ready += early[: max(0, _MOST_STAGES // 2 - len(running) - len(ready))]
             for stage in ready:
                 waiting.remove(stage)
-                running[stage.key] = _start(run, stage)
+                running[stage.key] = Future()  # before the start, in which Ctrl-C may come
+                _start(run, stage, running[stage.key])
             wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
             over = [name for name, future in running.items() if future.done()]
             for name in over:
@@ -110,6 +111,11 @@ class Outcomes:
             if failure is not None:
                 self.failures[stage] = failure
             self._changed.notify_all()
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run is interrupted."""
+        return self._interrupted
 
     @property
     def ended(self) -> int:
@@ -160,9 +166,8 @@ def _alternatives(stage: Stage) -> set[frozenset[str]]:
     return {stage.needed_by(unit) for unit in stage.units} or {frozenset(stage.needed_keys)}
 
 
-def _start(run: Run, stage: Stage) -> Future[None]:
+def _start(run: Run, stage: Stage, future: Future[None]) -> None:
     """Start a stage in a daemon thread; the interpreter would wait for an executor's at exit."""
-    future: Future[None] = Future()
 
     def settle() -> None:
         try:
@@ -172,4 +177,3 @@ def _start(run: Run, stage: Stage) -> Future[None]:
             future.set_exception(error)
 
     threading.Thread(target=settle, name=stage.key, daemon=True).start()
-    return future

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,23 @@ def test_an_interruption_ends_both_and_keeps_what_is_finished(session, interrupt
     ledger = Ledger(session.run_dir)
     for each in stages[:2]:
         assert [is_done(ledger, unit) for unit in each.units] == [True, False]
+
+
+def test_an_error_after_an_interruption_is_part_of_it(session, interrupt):
+    """As the errors of Ray's functions after a second Ctrl-C has ended Ray."""
+
+    def broken_by_the_end(context: StageContext) -> None:
+        interrupt()
+        with context.pool(PoolOptions(1)) as pool, suppress(KeyboardInterrupt):
+            while True:
+                pool.submit("nothing", int)
+                context.finished(pool)
+        raise RuntimeError("Ray has not been started yet")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_stages([stage("a", do=broken_by_the_end), stage("b", "a"), stage("c", "a")], session)
+    assert statuses(session) == {"a": "interrupted"}
+    assert not session.ledger.rows("failures")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
