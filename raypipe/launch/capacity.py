@@ -51,8 +51,8 @@ def draining_nodes() -> set[str]:
 def may_grow() -> bool:
     """Whether an autoscaler that can add nodes manages the cluster.
 
-    Ray runs an autoscaler on clusters of a fixed size, too; there it reports every node as a type
-    of its own, ``node_ID``.
+    Ray runs an autoscaler on clusters of a fixed size, too; there it reports every node as a
+    separate type, ``node_ID``.
     """
     status = _internal_kv_get(DEBUG_AUTOSCALING_STATUS)
     report = json.loads(status).get("autoscaler_report") if status else None

@@ -81,7 +81,7 @@ class SoloWorker:
 
 
 class _Trainer(JobMailbox):
-    """Job mailbox that runs its jobs itself, in a thread beside that of the mailbox."""
+    """Job mailbox that runs its jobs itself, in a second thread."""
 
     def __init__(self) -> None:
         super().__init__()

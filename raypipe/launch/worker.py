@@ -1,4 +1,4 @@
-"""What every training worker does in its process: a log file, and the number of threads."""
+"""Log file and number of threads of a training worker's process."""
 
 from __future__ import annotations
 

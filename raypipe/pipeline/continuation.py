@@ -58,7 +58,7 @@ def records(context: StageContext, units: Iterable[Unit], status: str) -> dict[s
 
 
 def begin_units(context: StageContext) -> None:
-    """Record which unfinished units begin anew, and forget what they left before.
+    """Record which unfinished units restart, and forget what they left before.
 
     These are the units whose needs can go on: if that happens before a unit is finished, its parts
     are out of date.

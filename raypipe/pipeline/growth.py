@@ -37,7 +37,7 @@ class Outcome:
 
 
 class Source(Protocol):
-    """Chooser of points, which are objects of its own; ``table`` holds its rows."""
+    """Chooser of points, which are opaque objects; ``table`` holds its rows."""
 
     @property
     def table(self) -> str:

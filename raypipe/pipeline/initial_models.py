@@ -35,7 +35,7 @@ def check_initial_weights(
             with torch.device("meta"):  # shapes only
                 model = training.task(stage.files(run_dir)).build_model()
             shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        except Exception:
+        except Exception:  # its data do not exist yet, say; the worker checks the shapes, too
             continue
         try:
             training.initial.check(shapes)

@@ -103,7 +103,7 @@ class TrainingSettings(Settings):
     )
     restarts: tuple[PositiveInt, ...] = Field(
         (),
-        description="Points at which the linear or cosine schedule starts anew at the peak, in the "
+        description="Points at which the linear or cosine schedule restarts at the peak, in the "
         "unit of the length (steps or epochs): a training that ended at one of them can go on.",
     )
     log_every: Operational[PositiveInt] = Field(
@@ -169,7 +169,7 @@ class TrainingSettings(Settings):
     @model_validator(mode="after")
     def _rising_restarts(self) -> TrainingSettings:
         if self.restarts and self.schedule == "constant":
-            raise ValueError("restarts: a constant schedule has no decay to start anew")
+            raise ValueError("restarts: a constant schedule has no decay to restart")
         ends = [0, *self.restarts, self.length]
         if self.restarts and any(a >= b for a, b in pairwise(ends)):
             raise ValueError(
@@ -297,7 +297,7 @@ class TrainStageSettings(Settings):
         False, description="Whether to train with the settings that the sweep recommends."
     )
 
-    #: whether the schedule of this training can start anew (``training.restarts``)
+    #: whether the schedule of this training can restart (``training.restarts``)
     restartable: ClassVar[bool] = True
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}

@@ -18,7 +18,7 @@ from raypipe.training.settings import TrainingSettings
 class Phase:
     """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
 
-    The warm-up and the schedule of the settings run once over each phase; the schedule starts anew
+    The warm-up and the schedule of the settings run once over each phase; the schedule restarts
     at its steps ``restarts``, counted from 0.
     """
 
