@@ -142,9 +142,10 @@ class Display:
 
     def _tick(self) -> None:
         while not self._closed.wait(_RUN_PERIOD_S):
-            if parts := self._of_run():
-                with self._lock:
-                    lines = dict(self._lines)
+            with self._lock:
+                lines = dict(self._lines)
+                is_over = self._forecast is None or len(self._ended) >= self._forecast.stages
+            if not is_over and (parts := self._of_run()):
                 shown = [f"{key} {_count(line.progress)}".rstrip() for key, line in lines.items()]
                 more = f" and {len(shown) - _MOST_NAMED} more" * (len(shown) > _MOST_NAMED)
                 parts.append(f"running: {', '.join(shown[:_MOST_NAMED]) or 'nothing'}{more}")
