@@ -7,6 +7,7 @@ synchronize and watch it. On two cores they take about 15 s to start; a single w
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -119,6 +120,7 @@ class _Trainer(JobMailbox):
             device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
             outcome = train(job, Worker(0, device), report, ending)
         except Exception as error:
+            logging.getLogger(__name__).exception("%s failed", unit)
             failure = worker_failure(unit, error)
             asyncio.run_coroutine_threadsafe(self.settle(failure), loop).result()
         else:

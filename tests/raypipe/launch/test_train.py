@@ -194,6 +194,9 @@ def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     with pytest.raises(UnitError, match="this loss is broken") as caught:
         launcher.train(replace(job(tmp_path, 16, 1, 1), task=Broken()), ignore)
     assert caught.value.kind == "error"
+    logged = (tmp_path / "logs" / "t-0.log").read_text()
+    assert "Traceback" in logged
+    assert 'raise ArithmeticError("this loss is broken")' in logged
 
 
 def test_more_workers_than_the_cluster_holds_is_said_at_once(launcher, tmp_path):
