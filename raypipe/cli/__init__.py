@@ -1,0 +1,67 @@
+"""Command line: parse arguments, return the exit status."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+
+import typer
+
+from raypipe.cli import experiments, machine, runs, store
+from raypipe.errors import ConfigError, UnitError
+from raypipe.redaction import without_credentials
+
+app = typer.Typer(
+    name="raypipe",
+    help="Run experiments in parallel on Ray: one experiment, one YAML, every result in Parquet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for commands in (experiments, machine, runs):
+    app.add_typer(commands.app)
+app.add_typer(store.app, name="store")
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C that exits cleanly: after a KeyboardInterrupt in an import, Python exits with -2."""
+
+
+def _spread_stages(arguments: list[str]) -> list[str]:
+    """Turn ``--only A B`` into ``--only A --only B``: click's options take one value."""
+    spread: list[str] = []
+    further = False
+    for argument, before in zip(arguments, ["", *arguments], strict=False):
+        named = not argument.startswith("-") and "=" not in argument
+        further = named and (before == "--only" or further)
+        spread += ["--only", argument] if further and before != "--only" else [argument]
+    return spread
+
+
+def _interrupt(number: int, frame: object) -> None:
+    del number, frame
+    raise _Interrupted
+
+
+def main() -> None:
+    """Run the command line; a configuration error is one message and exit status 2.
+
+    SIGTERM ends a command cleanly, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app(_spread_stages(sys.argv[1:]))
+    except ConfigError as error:
+        print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except UnitError as error:
+        print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    finally:
+        gc.freeze()  # the exit would collect among all objects for a second

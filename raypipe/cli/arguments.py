@@ -1,0 +1,66 @@
+"""Arguments that several commands share, and the printing of tables."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from raypipe.redaction import without_credentials
+
+Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Override any key by its dotted path, e.g. lda.runs=2 "
+        "train_small.training.precision=bf16 'lda.datasets=[20news,agnews]'.",
+    ),
+]
+RunDir = Annotated[
+    str | None,
+    typer.Option(
+        help="Where results go; the same directory again continues that run. "
+        "A path or a URI (s3://...). [default: runs/<experiment>/<timestamp>-<id>]"
+    ),
+]
+Profile = Annotated[
+    str, typer.Option(help="auto (by the hardware), cpu, gpu, or a name from `profiles:`.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="A Ray cluster to use. [default: start one here]")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
+]
+Matrix = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=[VALUE,...]",
+        help="Run every combination of these values in one run directory; the same as "
+        "matrix.KEY=[...]. `--matrix runs=5` repeats with five seeds.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Run a matrix of more than 10,000 points.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        "--time-budget",
+        metavar="TIME",
+        help="End in order before this time is over, with checkpoints of running trainings: 2h, "
+        "90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.",
+    ),
+]
+Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
+
+
+def with_matrix(overrides: list[str] | None, matrix: list[str] | None) -> list[str]:
+    """Return the overrides together with those of ``--matrix``."""
+    return [*(overrides or []), *(f"matrix.{text}" for text in matrix or [])]
+
+
+def show(frame: Any) -> None:
+    """Print a whole table on the terminal."""
+    text = frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)"
+    typer.echo(without_credentials(text))

@@ -1,0 +1,201 @@
+"""Commands on a configuration: run, submit, sweep, fit, plan and config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from raypipe.cli.arguments import (
+    Address,
+    Config,
+    Matrix,
+    Only,
+    Overrides,
+    Profile,
+    RunDir,
+    TimeLimit,
+    Yes,
+    show,
+    with_matrix,
+)
+from raypipe.errors import ConfigError
+
+app = typer.Typer()
+
+_EXAMPLES = """\b
+Examples:
+  raypipe run configs/quickstart.yaml
+  raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
+"""
+
+_SWEEP_EXAMPLES = """\b
+Examples:
+  raypipe sweep configs/quickstart.yaml
+  raypipe sweep configs/pabbo_lda.yaml 'sweep.axes.training.micro_batch=[4,8,16]' \\
+    --run-dir runs/mine --write configs/mine.yaml
+"""
+
+_FIT_EXAMPLES = """\b
+Examples:
+  raypipe fit configs/pabbo_lda.yaml
+  raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
+"""
+
+_SUBMIT_EXAMPLES = """\b
+Examples:
+  raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
+  raypipe submit configs/lm_pretrain.yaml train.training.steps=5000 --no-follow \\
+    --address http://HEAD:8265 --run-dir s3://BUCKET/runs/lm
+"""
+
+
+@app.command(epilog=_EXAMPLES)
+def run(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+    only: Only = None,
+    matrix: Matrix = None,
+    address: Address = None,
+    time_budget: TimeLimit = None,
+    yes: Yes = False,
+    strict_code: Annotated[
+        bool,
+        typer.Option(
+            "--strict-code",
+            help="Refuse to continue a run whose experiment's source code changed.",
+        ),
+    ] = False,
+) -> None:
+    """Run an experiment; finished work is kept and never repeated."""
+    from raypipe.commands import run as command
+    from raypipe.commands.request import Request
+
+    given = with_matrix(overrides, matrix), run_dir, profile, only or [], address
+    further: dict[str, Any] = {"strict_code": strict_code, "yes": yes, "time_budget": time_budget}
+    raise typer.Exit(command.run(Request("run", config, *given, **further)))
+
+
+@app.command(epilog=_SUBMIT_EXAMPLES)
+def submit(
+    config: Config,
+    address: Annotated[
+        str,
+        typer.Option(help="The cluster's dashboard, e.g. http://HEAD:8265.", show_default=False),
+    ],
+    run_dir: Annotated[
+        str,
+        typer.Option(
+            help="Where results go: a URI (s3://...), or a path on storage that all nodes share.",
+            show_default=False,
+        ),
+    ],
+    overrides: Overrides = None,
+    profile: Profile = "auto",
+    only: Only = None,
+    matrix: Matrix = None,
+    time_budget: TimeLimit = None,
+    yes: Yes = False,
+    follow: Annotated[bool, typer.Option(help="Show the log and wait for the end.")] = True,
+) -> None:
+    """Run an experiment as a job of a Ray cluster, with a copy of this directory."""
+    from raypipe.commands import submit as command
+    from raypipe.commands.request import Request
+
+    given = with_matrix(overrides, matrix), run_dir, profile, only or []
+    request = Request("run", config, *given, yes=yes, time_budget=time_budget)
+    raise typer.Exit(command.submit(request, address, follow=follow))
+
+
+@app.command(epilog=_SWEEP_EXAMPLES)
+def sweep(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+    address: Address = None,
+    time_budget: TimeLimit = None,
+    write: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
+    ] = None,
+) -> None:
+    """Measure the points of the section `sweep` and recommend one for this machine."""
+    from raypipe.commands import sweep as command
+    from raypipe.commands.request import Request
+
+    given = overrides or [], run_dir, profile, (), address, write
+    raise typer.Exit(command.sweep(Request("sweep", config, *given, time_budget=time_budget)))
+
+
+@app.command(epilog=_FIT_EXAMPLES)
+def fit(
+    config: Config,
+    overrides: Overrides = None,
+    profile: Profile = "auto",
+    address: Address = None,
+    stage: Annotated[
+        str | None, typer.Option(help="The training stage. [default: each of them]")
+    ] = None,
+) -> None:
+    """Find the largest micro-batch of each precision that fits, by a few real steps each.
+
+    The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned
+    of the memory is kept for later sweeps and fits on the same card.
+    """
+    import pandas as pd
+
+    from raypipe.commands import fit as command
+    from raypipe.commands.request import Request
+
+    request = Request("fit", config, overrides or [], None, profile, address=address)
+    rows = pd.DataFrame(command.fit(request, stage))
+    show(rows.drop(columns="failed").convert_dtypes())
+    raise typer.Exit(int(rows["failed"].any()))
+
+
+@app.command()
+def plan(
+    config: Config,
+    overrides: Overrides = None,
+    run_dir: RunDir = None,
+    profile: Profile = "auto",
+    matrix: Matrix = None,
+    yes: Yes = False,
+) -> None:
+    """Show what would run, what is done and the expected cost; start nothing."""
+    from raypipe.commands import plan as command
+
+    given = with_matrix(overrides, matrix)
+    show(command.plan(config, given, run_dir=run_dir, profile=profile, yes=yes))
+
+
+@app.command("config")
+def config_command(
+    config: Config,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]... [PREFIX]",
+            help="Overrides, as in `raypipe run`; with --keys also the prefix of the keys.",
+        ),
+    ] = None,
+    profile: Profile = "auto",
+    keys: Annotated[
+        bool,
+        typer.Option("--keys", help="List the keys with type, default and meaning instead."),
+    ] = False,
+) -> None:
+    """Show the resolved configuration with the origin of every value, or all keys."""
+    from raypipe.commands import config as command
+
+    given = [text for text in overrides or [] if "=" in text or not keys]
+    prefixes = [text for text in overrides or [] if text not in given]
+    if len(prefixes) > 1:
+        raise ConfigError(f"--keys takes one prefix, not {len(prefixes)}: {' '.join(prefixes)}")
+    if keys:
+        typer.echo(command.keys(config, given, profile, *prefixes))
+    else:
+        typer.echo(command.resolved(config, given, profile))
