@@ -14,6 +14,7 @@ import yaml
 
 from raypipe.commands.configuration import CommonSettings
 from raypipe.config.keys import Key, keys_of
+from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.pipeline.configuration import load_experiment
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
@@ -62,6 +63,9 @@ def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield "### Of a sweep\n"
     for table in SWEEP_TABLES:
         yield from _table(table)
+    yield "### Of a function\n"
+    for table in function_experiment("module:function", None).tables:
+        yield from _table(table)
     for experiment in experiments:
         yield f"### Of {experiment.name}\n"
         for table in experiment.tables:
@@ -89,6 +93,8 @@ def _keys(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield from _key_table(keys_of(TrainStageSettings))
     yield "### Of every experiment\n"
     yield from _key_table(keys_of(CommonSettings))
+    yield "### Of a function\n"
+    yield from _key_table(keys_of(FunctionSettings))
     common = {key.name for key in keys_of(TrainStageSettings)}
     for experiment in experiments:
         yield f"### Of {experiment.name}\n"

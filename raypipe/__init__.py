@@ -2,7 +2,9 @@
 
 One experiment, one YAML file, one command; every result is a row in Parquet.
 
-The public API for experiments is imported on first use, so that ``import raypipe`` is quick.
+``import raypipe as rp`` gives the commands as functions (``rp.run``, ``rp.map``) and what
+experiments are made of (``rp.Experiment``). Names are imported on first use, so the
+import itself is quick.
 """
 
 from importlib import import_module
@@ -10,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raypipe.api import Run, RunFailedError, fit, map, open, plan, run, sweep
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.pipeline.context import StageContext
@@ -28,7 +31,9 @@ __all__ = [
     "Loss",
     "Operational",
     "PoolOptions",
+    "Run",
     "RunDirectory",
+    "RunFailedError",
     "Settings",
     "Stage",
     "StageContext",
@@ -38,11 +43,18 @@ __all__ = [
     "Unit",
     "UnitError",
     "__version__",
+    "fit",
     "hardware_stage",
+    "map",
+    "open",
+    "plan",
+    "run",
+    "sweep",
     "train_stage",
 ]
 
 _MODULES = {
+    "raypipe.api": ("Run", "RunFailedError", "fit", "map", "open", "plan", "run", "sweep"),
     "raypipe.config.settings": ("Operational", "Settings"),
     "raypipe.errors": ("ConfigError", "UnitError"),
     "raypipe.pipeline.context": ("StageContext",),

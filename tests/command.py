@@ -52,7 +52,7 @@ def in_process(launcher: Launcher, *arguments: str | Path, environment: Mapping[
     """
     output, handler = io.StringIO(), signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
-        patch.setattr(cluster, "start", lambda stack: launcher)
+        patch.setattr(cluster, "start", lambda *_: launcher)
         patch.setattr(sys, "argv", ["raypipe", *map(str, arguments)])
         for name, value in environment.items():
             patch.setenv(name, value)

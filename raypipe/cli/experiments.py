@@ -42,6 +42,12 @@ Examples:
   raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
 """
 
+_MAP_EXAMPLES = """\b
+Examples:
+  raypipe map mymodule:score 'C=[0.1,1,10]' 'gamma=[0.01,0.1]' seed=0..4 --cpus 0.5
+  raypipe map mymodule:score seed=0..99 --maximize accuracy --run-dir runs/mine
+"""
+
 _SUBMIT_EXAMPLES = """\b
 Examples:
   raypipe submit configs/pabbo_lda.yaml --address http://HEAD:8265 --run-dir /shared/runs/mine
@@ -167,9 +173,10 @@ def plan(
 ) -> None:
     """Show what would run, what is done and the expected cost; start nothing."""
     from raypipe.commands import plan as command
+    from raypipe.commands.request import Request
 
-    given = with_matrix(overrides, matrix)
-    show(command.plan(config, given, run_dir=run_dir, profile=profile, yes=yes))
+    given = with_matrix(overrides, matrix), run_dir, profile
+    show(command.plan(Request("plan", config, *given, yes=yes)))
 
 
 @app.command("config")
@@ -199,3 +206,58 @@ def config_command(
         typer.echo(command.keys(config, given, profile, *prefixes))
     else:
         typer.echo(command.resolved(config, given, profile))
+
+
+@app.command("map", epilog=_MAP_EXAMPLES)
+def map_command(
+    function: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="The function, e.g. mymodule:score.")
+    ],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="Arguments; a list [0.1,1,10] or a range 0..4 (both ends included) is an axis. "
+            "Other keys are settings, such as matrix.search or tracking=[tensorboard].",
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(help="CPUs per call, such as 0.5. [default: 1]")
+    ] = None,
+    gpus: Annotated[float | None, typer.Option(help="GPUs per call. [default: 0]")] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Option(help="Attempts of a call whose worker dies or takes too long. [default: 3]"),
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(help="Time after which an attempt is ended: 90s, 10m, 2h.")
+    ] = None,
+    maximize: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A returned value; higher is better.")
+    ] = None,
+    minimize: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A returned value; lower is better.")
+    ] = None,
+    version: Annotated[
+        int | None,
+        typer.Option(help="Version of the results. [default: 1, for the present source code only]"),
+    ] = None,
+    run_dir: RunDir = None,
+    address: Address = None,
+    time_budget: TimeLimit = None,
+) -> None:
+    """Call a function for every combination of its arguments; each call becomes a row."""
+    from raypipe.commands.map import map_function
+    from raypipe.commands.time_budget import seconds_of
+
+    settings = {
+        "cpus": cpus,
+        "gpus": gpus,
+        "attempts": attempts,
+        "time_limit_s": None if time_limit is None else seconds_of(time_limit, "--time-limit"),
+        "maximize": maximize,
+        "minimize": minimize,
+        "version": version,
+    }
+    given: dict[str, Any] = {"run_dir": run_dir, "address": address, "time_budget": time_budget}
+    raise typer.Exit(map_function(function, arguments or [], settings, **given).status)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,17 @@ def attach(address: str | None, stack: ExitStack) -> Launcher | None:
     return launcher
 
 
-def start(stack: ExitStack) -> Launcher:
-    """Start a Ray cluster on this machine; it stops with the command."""
+def start(stack: ExitStack, modules: Mapping[str, str] | None = None) -> Launcher:
+    """Start a Ray cluster on this machine; it stops with the command.
+
+    With ``modules``, the hashes of the source modules of a run, it stops with the process instead:
+    a later call uses it again, unless one of the modules has changed since.
+    """
     from raypipe.launch.cluster import RayLauncher
 
-    launcher = RayLauncher()
-    stack.callback(launcher.close)
+    launcher = RayLauncher(modules=modules)
+    if modules is None:
+        stack.callback(launcher.close)
     return launcher
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.source import Source, source_of
+from raypipe.pipeline.source import Source
 from raypipe.storage.ledger import Ledger
 
 _MOST_NAMED = 5
@@ -36,31 +36,42 @@ def check_code(
         ConfigError: it changed, and ``strict`` refuses that.
 
     """
-    source = source_of(configuration.module)
+    source = configuration.source()
     code = Code(source, source.fingerprint)
-    stored = {
-        row.get("code")
-        for stage in stages
-        if not stage.always_rerun
-        for unit in stage.units
-        if (row := stage.seen(ledger).get("units", unit.key)) is not None
-    }
-    changed: set[str] = set()
-    for earlier in stored - {code.fingerprint, None, ""}:
-        modules = (ledger.get("code", str(earlier)) or {}).get("modules", {})
-        changed |= set(source.changes(modules))
+    changed, refused = set[str](), set[str]()
+    for stage in stages:
+        for earlier in _stored_code(stage, ledger) - {code.fingerprint, ""}:
+            modules = (ledger.get("code", earlier) or {}).get("modules", {})
+            names = set(source.changes(modules))
+            changed |= names
+            if stage.strict_code:
+                refused |= names
     if not changed:
         return code, ""
-    names = ", ".join(sorted(changed)[:_MOST_NAMED])
+    names_text = ", ".join(sorted(changed)[:_MOST_NAMED])
     if len(changed) > _MOST_NAMED:
-        names += f" and {len(changed) - _MOST_NAMED} more"
-    message = f"the code changed since results were stored: {names}"
+        names_text += f" and {len(changed) - _MOST_NAMED} more"
+    message = f"the code changed since results were stored: {names_text}"
     if strict:
         raise ConfigError(
             f"--strict-code: {message}; raise `version` in the experiment and use another "
             "--run-dir, or leave --strict-code out to keep the stored results"
         )
+    if refused:
+        raise ConfigError(
+            f"{configuration.origin}: {message}; use another --run-dir to compute everything "
+            "with this code, or give version=1 to keep what is stored and compute the rest"
+        )
     return code, (
         f"WARNING: {message}; stored results are kept (if they would differ, raise `version` in "
         "the experiment and use another --run-dir; --strict-code refuses)"
     )
+
+
+def _stored_code(stage: Stage, ledger: Ledger) -> set[str]:
+    """Return the fingerprints of the code that computed a stage's stored units."""
+    if stage.always_rerun:
+        return set()
+    seen = stage.seen(ledger)
+    rows = (seen.get("units", unit.key) for unit in stage.units)
+    return {str(row.get("code") or "") for row in rows if row is not None}

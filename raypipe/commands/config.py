@@ -30,9 +30,9 @@ def resolved(path: str, overrides: Sequence[str], profile: str) -> str:
     values = without_secrets(configuration.settings.model_dump(mode="json"))
     lines = list(_lines(configuration, values))
     width = min(max((len(line) for line, _ in lines), default=0), _WIDTH)
-    head = f"experiment: {configuration.module}"
+    head = [f"{key}: {value}" for key, value in configuration.named.items()]
     return "\n".join(
-        [head, *(f"{line:{width}}  # {origin}" if origin else line for line, origin in lines)]
+        [*head, *(f"{line:{width}}  # {origin}" if origin else line for line, origin in lines)]
     )
 
 

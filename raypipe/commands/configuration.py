@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
-from raypipe.config.document import Document, parse, read
+from raypipe.config.document import NAMES, Document, parse, read
 from raypipe.config.levels import defaults, settings_of
 from raypipe.config.matrix import MatrixSettings
 from raypipe.config.overrides import parse_overrides
 from raypipe.config.profiles import CONDITIONS, profile_name
 from raypipe.config.settings import Level, Operational, Settings
+from raypipe.functions import reference
+from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration, load_experiment
 from raypipe.pipeline.experiment import Experiment
+from raypipe.pipeline.source import Source, source_of
 from raypipe.sweep.settings import SweepSettings
 from raypipe.tracking import TrackerName
 
@@ -60,7 +64,8 @@ def resolve(
         ConfigError: every mistake, in one message.
 
     """
-    experiment = load_experiment(document.experiment, document.origin)
+    experiment, source = _named(document)
+    named = {key: value for key in NAMES if (value := getattr(document, key))}
     model = settings_model(experiment)
     name = profile_name(document.profiles, profile, nodes)
     profile_values = document.profiles.get(name, {}).items()
@@ -74,9 +79,41 @@ def resolve(
         Level("default", defaults(model)),
     ]
     settings, levels = settings_of(levels, model)
-    return Configuration(
-        document.origin, experiment, document.experiment, name, model, settings, levels
+    if isinstance(settings, FunctionSettings):  # its tables follow from the settings
+        function = load_function(document)
+        experiment = function_experiment(document.function, function, settings)
+    return Configuration(document.origin, experiment, named, source, name, model, settings, levels)
+
+
+def stored_experiment(document: Document) -> Experiment:
+    """Return the experiment of a stored run's configuration, for its report.
+
+    A function is not imported: its tables and report follow from the settings. Raises ConfigError.
+    """
+    if not document.function:
+        return load_experiment(document.experiment, document.origin)
+    names = FunctionSettings.model_fields
+    values = {key: value for key, value in document.values.items() if key in names}
+    settings, _ = settings_of(
+        [Level(document.origin, values), Level("default", defaults(FunctionSettings))],
+        FunctionSettings,
     )
+    return function_experiment(document.function, None, settings)
+
+
+def load_function(document: Document) -> Callable[..., Any]:
+    """Return the function that a document names. Raises ConfigError."""
+    return document.loaded or reference.load(document.function, document.origin)
+
+
+def _named(document: Document) -> tuple[Experiment, Callable[[], Source]]:
+    """Return the experiment that a document names, and what reads its source code."""
+    if document.function:
+        function = load_function(document)
+        source = partial(reference.source, document.function, function)
+        return function_experiment(document.function, function), source
+    experiment = load_experiment(document.experiment, document.origin)
+    return experiment, partial(source_of, document.experiment)
 
 
 @cache

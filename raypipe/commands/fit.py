@@ -21,7 +21,7 @@ from raypipe.training.presets import published
 
 def fit(request: Request, stage: str | None) -> list[Row]:
     """Return a row per training stage and precision, and published presets for this card."""
-    document = read(request.path)
+    document = request.document or read(request.path)
     faults.from_environment()
     cache_directory()  # report a wrong name before anything starts
     rows: list[Row] = []
@@ -34,7 +34,9 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         run_dir, name = RunDirectory.at(folder), configuration.experiment.name
         display = stack.enter_context(Display())
         announce(display, configuration, nodes)
-        launcher = launcher or cluster.start(stack)
+        if launcher is None:
+            modules = configuration.source().modules if request.keep_cluster else None
+            launcher = cluster.start(stack, modules)
         trackers = stack.enter_context(open_trackers((), run_dir, "fit", name, {}))
         session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
         for maker in makers:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
+from raypipe.commands.request import Request
 from raypipe.commands.selection import matrix_or_sweep, misfits, selected, stored_stages
 from raypipe.pipeline.comparison import NAME
 from raypipe.pipeline.durations import Durations, Estimate
@@ -22,25 +23,23 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def plan(
-    path: str, overrides: Sequence[str], *, run_dir: str | None, profile: str, yes: bool = False
-) -> pd.DataFrame:
+def plan(request: Request) -> pd.DataFrame:
     """Return a row per stage: its units, how many are finished, and their workload.
 
     What this machine cannot run is planned as well, since a cluster may; a line on stderr says so.
     """
     import pandas as pd
 
-    document = read(path)
+    document = request.document or read(request.path)
     nodes = [hardware.detect()]
-    configuration = resolve(document, overrides, profile, nodes)
+    configuration = resolve(document, request.overrides, request.profile, nodes)
     configuration, _ = matrix_or_sweep(configuration, ())
-    graph = selected(configuration, (), nodes, confirmed=yes)
+    graph = selected(configuration, (), nodes, confirmed=request.yes)
     if misfit := misfits(configuration, graph, nodes):
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None
-    if run_dir is not None:
-        run = RunDirectory.at(run_dir)
+    if request.run_dir is not None:
+        run = RunDirectory.at(request.run_dir)
         run.check()
         ledger = Ledger(run, writable=False)
         refuse_other_axes(ledger, configuration, run.shown)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.results import existing
 from raypipe.config.document import parse
 from raypipe.errors import ConfigError
-from raypipe.pipeline.configuration import load_experiment
 
 
 def report(location: str, variant: str | None = None) -> str:
@@ -23,7 +23,7 @@ def report(location: str, variant: str | None = None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
     document = parse(text, f"{shown}/config.yaml")
-    experiment = load_experiment(document.experiment, run_dir.config)
+    experiment = stored_experiment(document)
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
     try:

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -50,10 +51,29 @@ from raypipe.tracking import open_trackers
 _SHOWN = "shown"
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: the exit status, the run directory, and why it failed."""
+
+    status: int
+    run_dir: RunDirectory
+    failure: str = ""
+
+
 def run(request: Request) -> int:
     """Run an experiment; return 0 when all is done, 1 if a stage failed, 130 if interrupted."""
+    return execute(request).status
+
+
+def execute(request: Request) -> Ended:
+    """Run an experiment; return how it ended.
+
+    Raises:
+        ConfigError: a mistake; nothing started, nothing written.
+
+    """
     budget = TimeBudget(request.time_budget)
-    document = read(request.path)
+    document = request.document or read(request.path)
     faults.from_environment()
     cache_directory()  # report a wrong name before anything starts
     from raypipe.report.build import build
@@ -86,7 +106,7 @@ def run(request: Request) -> int:
         if not fresh and complete and _is_shown(run_dir, stored, configuration):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
-            return 0
+            return Ended(0, run_dir)
         del stored  # the writer reads it again, and it may be large
         check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
         display = stack.enter_context(Display())
@@ -110,7 +130,8 @@ def run(request: Request) -> int:
             if left_out:
                 display.say(left_out)
             if launcher is None:
-                launcher = cluster.start(stack)
+                modules = code.source.modules if request.keep_cluster else None
+                launcher = cluster.start(stack, modules)
             _record_environment(ledger, launcher, again, command_id)
             run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             trackers = stack.enter_context(
@@ -148,17 +169,17 @@ def run(request: Request) -> int:
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
-            return 130
+            return Ended(130, run_dir, why)
         except (OSError, LostLeaseError) as error:
             failed = f"the run directory cannot be written: {error}"
         except UnitError as error:
             failed = str(error)
         if failed:
             display.say(f"failed: {failed}\ncontinue with: {again}")
-            return 1
+            return Ended(1, run_dir, failed)
         print_recommendation(request, configuration, ledger)
         display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
-        return 0
+        return Ended(0, run_dir)
 
 
 def _run_directory(location: str | None, configuration: Configuration) -> RunDirectory:

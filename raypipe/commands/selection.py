@@ -123,7 +123,8 @@ def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> No
             asked = getattr(section, key, None)
             if isinstance(asked, int | float) and asked > has:
                 reason, advice = f"this machine has {has or 'no'} {unit}", "lower it"
-                _refuse(where, [Obstacle(f"{name}.{key}", asked, reason, advice)])
+                dotted = f"{name}.{key}".removeprefix(".")
+                _refuse(where, [Obstacle(dotted, asked, reason, advice)])
 
 
 def misfits(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> str:
@@ -144,8 +145,12 @@ def _refuse(where: str, found: Sequence[Obstacle]) -> None:
 
 
 def _sections(configuration: Configuration, graph: Graph) -> Iterator[tuple[str, str, object]]:
-    """Yield each section with its name, and where it is from: the configuration or a point."""
+    """Yield each section with its name, and where it is from: the configuration or a point.
+
+    The top level, whose name is empty, is the first.
+    """
     origin = configuration.origin
+    yield origin, "", configuration.settings
     for name, section in configuration.settings:
         yield origin, name, section
     for stage in graph.stages:

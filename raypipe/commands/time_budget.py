@@ -25,7 +25,7 @@ _WITH_COLONS = re.compile(r"(?:(?P<days>\d+)-)?(?P<parts>\d+(?::\d\d){0,2})")
 _UNITS_S = (86400, 3600, 60, 1)
 
 
-def seconds_of(text: str) -> float:
+def seconds_of(text: str, option: str = "--time-budget") -> float:
     """Return the seconds of a time: ``2h``, ``1h30m``, ``3600s``, ``1:30:00``, ``1-12:00:00``.
 
     Raises:
@@ -42,7 +42,7 @@ def seconds_of(text: str) -> float:
         total += sum(number * unit for number, unit in zip(numbers, units, strict=False))
     if not total:
         raise ConfigError(
-            f"--time-budget {text!r}: must be a time above zero, such as 2h, 90m, 1h30m, 3600s, "
+            f"{option} {text!r}: must be a time above zero, such as 2h, 90m, 1h30m, 3600s, "
             "or as SLURM writes it: 1:30:00 (hours, minutes, seconds), 1-12:00:00 (with days)"
         )
     return total

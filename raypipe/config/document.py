@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,26 @@ from raypipe.config.validation import did_you_mean, shown
 from raypipe.config.yaml_text import check_keys, load_yaml
 from raypipe.errors import ConfigError
 
-_RESERVED = ("experiment", "profiles")
+#: keys of which one names what runs
+NAMES = ("experiment", "function")
+_RESERVED = (*NAMES, "profiles")
 _MAX_LENGTH = 2**20
 
 
 @dataclass(frozen=True)
 class Document:
-    """A configuration file as read, before it is checked against its experiment."""
+    """A configuration file as read, before it is checked against its experiment.
+
+    It names the module of an ``experiment``, or a ``function`` as ``module:name``; the other one is
+    empty. ``loaded`` is the function itself where no other process can import it.
+    """
 
     origin: str
     experiment: str
+    function: str
     values: Mapping[str, Any]
     profiles: Mapping[str, Mapping[str, Any]]
+    loaded: Callable[..., Any] | None = None
 
 
 def read(path: str | Path) -> Document:
@@ -53,11 +61,19 @@ def parse(text: str, origin: str) -> Document:
     if not isinstance(content, dict):
         raise ConfigError(f"{origin}: must be a mapping of keys to values")
     check_keys(content, origin)
-    module = content.get("experiment")
-    if not isinstance(module, str) or not module:
+    module, function = content.get("experiment"), content.get("function")
+    if function is not None and module is not None:
+        raise ConfigError(f"{origin}: has both experiment and function; give one of the two")
+    if function is not None and (not isinstance(function, str) or not function):
+        raise ConfigError(
+            f"{origin}: function = {shown(function)}: must be MODULE:FUNCTION, such as "
+            "mymodule:score"
+        )
+    if function is None and (not isinstance(module, str) or not module):
         raise ConfigError(
             f"{origin}: experiment = {shown(module)}: must name an importable module, "
-            "such as experiments.pabbo_lda"
+            "such as experiments.pabbo_lda; for a plain function give "
+            "`function: MODULE:FUNCTION` instead"
         )
     profiles = content.get("profiles")
     if profiles is None:
@@ -74,7 +90,7 @@ def parse(text: str, origin: str) -> Document:
                     f"{origin}: profiles.{name}.{key} = {shown(least)}: must be {kind}"
                 )
     values = {key: value for key, value in content.items() if key not in _RESERVED}
-    return Document(origin, module, values, profiles)
+    return Document(origin, module or "", function or "", values, profiles)
 
 
 def _nearby(path: Path) -> str:

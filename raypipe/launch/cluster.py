@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
 import math
 import os
@@ -35,6 +36,8 @@ from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
 _START_S = 300.0
+#: source modules that workers of this process's Ray may have imported; of the process, as Ray is
+_MODULES = "RAYPIPE_IMPORTED"
 _STDERR = 2  # a notebook's stderr has no file descriptor
 _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
@@ -50,8 +53,13 @@ class RayLauncher:
 
     concurrent = True
 
-    def __init__(self, address: str | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, modules: Mapping[str, str] | None = None
+    ) -> None:
         self._local = address is None and not in_cluster()
+        if self._local and modules is not None and _is_kept(modules):
+            self._admission = Admission(living_nodes().values())
+            return
         quiet = {name: os.environ[name] for name in QUIET}
         # workers import as the command does: current directory first
         search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -185,6 +193,23 @@ class RayLauncher:
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
+
+
+def _is_kept(modules: Mapping[str, str]) -> bool:
+    """Whether this process started Ray before and its workers have not imported other source code.
+
+    Ray is stopped otherwise, since workers do not import a module twice.
+    """
+    kept = json.loads(os.environ.get(_MODULES, "{}"))
+    # a function of no module, `__main__:name`, is sent with each run
+    modules = {name: digest for name, digest in modules.items() if ":" not in name}
+    changed = any(kept.get(name, digest) != digest for name, digest in modules.items())
+    if changed and ray.is_initialized():
+        ray.shutdown()
+    if changed or not ray.is_initialized():
+        kept = {}
+    os.environ[_MODULES] = json.dumps({**kept, **modules})
+    return ray.is_initialized()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from raypipe import faults
-from raypipe.errors import FailureKind
+from raypipe.errors import FailureKind, UnitError
 from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
 
@@ -54,6 +54,8 @@ def _run(
     try:
         with threadpool_limits(limits=threads):
             value = function(*arguments)
+    except UnitError as error:
+        message, kind = error.message, error.kind
     except Exception as error:  # a user's function may raise anything: it is recorded
         message = "".join(traceback.format_exception_only(error)).strip()
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import iter_modules
@@ -15,18 +16,25 @@ from pydantic import BaseModel
 
 from raypipe.config.levels import nested, settings_of
 from raypipe.config.settings import Level
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.identity import compose
+from raypipe.pipeline.source import Source
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A valid configuration: the experiment, its settings, and the levels they came from."""
+    """A valid configuration: the experiment, its settings, and the levels they came from.
+
+    ``named`` is the key of the file that names the experiment, with its value. ``source`` reads the
+    experiment's source code.
+    """
 
     origin: str
     experiment: Experiment
-    module: str
+    named: Mapping[str, str]
+    source: Callable[[], Source]
     profile: str
     model: type[BaseModel]
     settings: Any
@@ -51,7 +59,7 @@ class Configuration:
 
     def resolved(self) -> dict[str, Any]:
         """Return every key with its final value, as the content of a configuration file."""
-        return {"experiment": self.module, **self.settings.model_dump(mode="json")}
+        return {**self.named, **self.settings.model_dump(mode="json")}
 
 
 def load_experiment(module: str, origin: str) -> Experiment:
@@ -64,24 +72,53 @@ def load_experiment(module: str, origin: str) -> Experiment:
         ConfigError: the module cannot be imported, or has no experiment.
 
     """
-    here = str(Path.cwd())
-    if sys.path[0] != here:
-        sys.path.insert(0, here)
-    try:
-        loaded = importlib.import_module(module)
-        if not hasattr(loaded, "EXPERIMENT") and _has_module(loaded, "experiment"):
-            loaded = importlib.import_module(f"{module}.experiment")
-    except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise ConfigError(
-            f"{origin}: experiment = {module}: cannot be imported "
-            f"({type(error).__name__}: {error}); run from the directory that contains it"
-        ) from error
+    loaded = import_module(module, origin, "experiment")
+    if not hasattr(loaded, "EXPERIMENT") and _has_module(loaded, "experiment"):
+        loaded = import_module(f"{module}.experiment", origin, "experiment")
     experiment = getattr(loaded, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
             f"{origin}: experiment = {module}: the module has no EXPERIMENT = Experiment(...)"
         )
     return experiment
+
+
+def import_module(module: str, origin: str, key: str) -> ModuleType:
+    """Return a module of the user's; ``key`` is the configuration key that names it.
+
+    The current directory comes first on ``sys.path``.
+
+    Raises:
+        ConfigError: it cannot be imported.
+
+    """
+    here = str(Path.cwd())
+    if sys.path[0] != here:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        files = [path.stem for path in Path.cwd().glob("*.py")]
+        near = did_you_mean(module, files) if "." not in module else ""
+        advice = f"run from the directory that contains it{near}"
+        if not (isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name))):
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            advice = f"raised at {frame.filename}:{frame.lineno}"
+            if isinstance(error, ModuleNotFoundError):
+                advice = f"imported at {_importer(error)}; install it, or correct the name"
+            elif isinstance(error, SyntaxError):
+                advice = f"line {error.lineno} of {error.filename}"
+        raise ConfigError(
+            f"{origin}: {key} = {module}: cannot be imported ({reason}); {advice}"
+        ) from error
+
+
+def _importer(error: ModuleNotFoundError) -> str:
+    """Return the file and line of the import that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "importlib" not in frame.filename]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "an unknown place"
 
 
 def _has_module(package: ModuleType, name: str) -> bool:

@@ -215,23 +215,19 @@ class StageContext:
 
         """
         broken: TaskResult | None = None
-        waiting = iter(calls)
         keys: deque[K] = deque()
         ended: dict[str, TaskResult] = {}
-        running = 0
-        while True:
-            # always keep one task queued; otherwise `finished()` would return immediately
-            while (pool.has_room and len(ended) < _MOST_BUFFERED) or not running:
-                if (call := next(waiting, None)) is None:
-                    break
-                key, function, *arguments = call
-                pool.submit(str(key), function, *arguments)
-                keys.append(key)
-                running += 1
-            if not (results := self.finished(pool)):
-                break
-            running -= len(results)
-            ended |= {result.key: result for result in results}
+
+        def noted() -> Iterator[tuple[K, *tuple[Any, ...]]]:
+            for call in calls:
+                keys.append(call[0])
+                yield call
+
+        def is_ready() -> bool:
+            return len(ended) < _MOST_BUFFERED
+
+        for results in self.outcomes(pool, noted(), is_ready):
+            ended.update({result.key: result for result in results})
             while keys and str(keys[0]) in ended:
                 key = keys.popleft()
                 result = ended.pop(str(key))
@@ -241,6 +237,31 @@ class StageContext:
                     broken = broken or result
         if broken is not None:
             raise UnitError(broken.key, broken.kind or "error", broken.error or "")
+
+    def outcomes(
+        self,
+        pool: TaskPool,
+        calls: Iterable[tuple[K, *tuple[Any, ...]]],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> Iterator[list[TaskResult]]:
+        """Run calls as tasks; yield the final results of those that ended, failures included.
+
+        Calls are as in ``map``. They are drawn as the pool has room and ``is_ready`` returns true,
+        or if none is running.
+        """
+        waiting, running = iter(calls), 0
+        while True:
+            # always keep one task queued; otherwise `finished()` would return immediately
+            while (pool.has_room and is_ready()) or not running:
+                if (call := next(waiting, None)) is None:
+                    break
+                key, function, *arguments = call
+                pool.submit(str(key), function, *arguments)
+                running += 1
+            if not (results := self.finished(pool)):
+                break
+            running -= len(results)
+            yield results
 
     def call(
         self, name: str, function: Callable[..., Any], *arguments: Any, on_gpu: bool = False

@@ -129,6 +129,8 @@ class Stage:
         on_gpu: whether it works on GPUs if there are any.
         portable: whether other run directories may take its results from a shared store: not if
             they are measurements of this machine.
+        strict_code: whether its stored results are refused, not kept with a warning, once the
+            experiment's source code changed.
         forget: removes the stored parts of units whose needs have gone on since, such as the
             history of a search; not needed for rows that a new computation replaces.
         settings: the settings of its variant; set by the framework, as all that follow.
@@ -150,6 +152,7 @@ class Stage:
     training: Training | None = None
     on_gpu: bool = False
     portable: bool = True
+    strict_code: bool = False
     forget: Callable[[StageContext, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None
     variant: str = BASE

@@ -101,7 +101,7 @@ def metric_of(
         )
     columns = {each.name: each for each in declared.columns}
     numbers = [name for name, each in columns.items() if each.type in ("integer", "real")]
-    if column not in numbers:
+    if column not in numbers and (column in columns or not declared.open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
         near = did_you_mean(column, numbers)
         listed = ", ".join(numbers) or "none"
@@ -110,7 +110,7 @@ def metric_of(
             f"{listed})"
         )
     for name in settings.where:
-        if name not in columns:
+        if name not in columns and not declared.open:
             near = did_you_mean(name, list(columns))
             raise ConfigError(
                 f"{where}: where = {name}: is not a column of {table}{near} (columns: "

@@ -72,6 +72,7 @@ class Table:
         partitioned: whether each training run writes a separate file.
         internal: keys of its rows in the ledger that are not columns.
         optional: whether it is written only if it has rows.
+        open: whether rows have further columns, which are known once they are written.
 
     """
 
@@ -81,6 +82,7 @@ class Table:
     partitioned: bool = False
     internal: tuple[str, ...] = ()
     optional: bool = False
+    open: bool = False
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -245,6 +247,10 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
     )
     for name in undeclared:
         arrays[name] = _inferred([_plain(row.get(name)) for row in rows])
+    if table.open:  # columns in the order of the rows, after those that the framework adds
+        added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
+        names = dict.fromkeys(name for row in rows for name in row if name in arrays)
+        arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
     return pa.table(arrays)
 
 

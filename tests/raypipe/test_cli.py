@@ -277,7 +277,7 @@ def test_ray_that_does_not_start_is_a_failure_and_no_traceback(work, capsys, mon
     with monkeypatch.context() as patch:
         patch.setattr(ray, "init", never)
         patch.setattr(ray, "shutdown", lambda: None)  # of other tests' cluster
-        patch.setattr(cluster, "start", lambda stack: RayLauncher())
+        patch.setattr(cluster, "start", lambda *_: RayLauncher())
         assert raypipe("run", "toy.yaml", "--run-dir", "out") == 1
     shown = capsys.readouterr().out
     assert "Ray does not start on this machine: The current node timed out" in shown

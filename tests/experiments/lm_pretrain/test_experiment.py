@@ -154,7 +154,7 @@ def test_fit_takes_samples_of_the_full_length_without_any_text():
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     overrides = [
         *[*SMALL, "data.source=random", "model.vocabulary=256", "data.held_out=64"],
         *["train.training.steps=40", "train.training.warmup_steps=4"],
@@ -167,7 +167,7 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     request = Request("sweep", str(SWEEP), SMALL, str(tmp_path / "run"), profile="cpu")
     assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")

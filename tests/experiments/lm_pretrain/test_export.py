@@ -171,7 +171,7 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     overrides: list[str],
     architecture: str,
 ) -> None:
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     (tmp_path / "text.txt").write_text("".join(TEXTS), encoding="utf-8")
     given = [

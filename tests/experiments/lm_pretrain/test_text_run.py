@@ -39,7 +39,7 @@ Run = Callable[..., RunDirectory]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command on a small text, in a cache of this test."""
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "text.txt"
     path.write_text(TEXT, encoding="utf-8")

@@ -12,6 +12,7 @@ from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel, paramet
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.plan import plan
+from raypipe.commands.request import Request
 from raypipe.commands.selection import selected
 from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.experiment import Stage
@@ -50,7 +51,7 @@ def remember(config: str, name: str, *overrides: str) -> None:
 
 
 def planned(config: str, name: str, *overrides: str) -> str:
-    table = plan(config, overrides, run_dir=None, profile="cpu").set_index("stage")
+    table = plan(Request("plan", config, overrides, profile="cpu")).set_index("stage")
     return str(table.loc[name, "time"])
 
 

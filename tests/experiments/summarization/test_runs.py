@@ -48,7 +48,7 @@ WORDS = ("socket", "header", "node", "queue", "turtle", "thread", "path", "diges
 
 @pytest.fixture(autouse=True)
 def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 

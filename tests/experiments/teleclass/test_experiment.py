@@ -50,7 +50,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def inline(monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
 
 
 def run(folder: Path, *overrides: str, only: tuple[str, ...] = (), path: Path = CONFIG) -> int:

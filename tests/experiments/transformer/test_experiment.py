@@ -127,7 +127,7 @@ def test_samples_are_evaluated_that_were_not_trained_on():
 
 @pytest.mark.parametrize("inputs", [TABLE, SEQUENCES], ids=["table", "sequences"])
 def test_it_learns(tmp_path, monkeypatch, inputs):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     training = ["train.training.epochs=8", "train.training.learning_rate=0.01"]
     training += ["train.training.warmup_steps=20"]
     request = Request(
@@ -143,7 +143,7 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     request = Request("sweep", str(SWEEP), [*SMALL, *TABLE], str(tmp_path / "run"), profile="cpu")
     assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")

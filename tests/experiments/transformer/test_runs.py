@@ -50,7 +50,7 @@ SMALL = (
 
 @pytest.fixture(autouse=True)
 def _inline(monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "start", lambda stack: InlineLauncher())
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 

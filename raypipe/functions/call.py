@@ -1,0 +1,117 @@
+"""One call in a task: what the function returned, as the values of a row."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import PurePath
+from typing import Any
+
+from raypipe.errors import UnitError
+
+_EXAMPLE = "return a mapping of single values, such as {'accuracy': 0.93}"
+_MOST = 2**63
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a row must and must not hold: names that are reserved, and names of finite numbers."""
+
+    reserved: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ()
+
+
+def call(
+    key: str, expected: Expected, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Call a function; return its values by name.
+
+    Raises:
+        UnitError: ``invalid_value``, it returned something else than a row.
+
+    """
+    try:
+        returned = function(**arguments)
+    except SystemExit as error:  # would end the worker
+        raise RuntimeError(f"the function called sys.exit({error.code!r})") from error
+    try:
+        return row_of(returned, arguments, expected)
+    except ValueError as error:
+        raise UnitError(key, "invalid_value", str(error)) from None
+
+
+def row_of(
+    returned: Any, arguments: Mapping[str, Any], expected: Expected = Expected()
+) -> dict[str, Any]:
+    """Return the values of a row: those of a mapping, or a single one as ``value``.
+
+    A dataclass and a named tuple are mappings of their fields. NumPy's and torch's scalars become
+    Python's, paths and dates text.
+
+    Raises:
+        ValueError: it is not a row, a name is also that of an argument or of another column, or a
+            number that is expected is missing.
+
+    """
+    if is_dataclass(returned) and not isinstance(returned, type):
+        returned = asdict(returned)
+    elif hasattr(returned, "_asdict"):
+        returned = returned._asdict()
+    if returned is None:
+        raise ValueError(f"the function returned nothing (None); {_EXAMPLE}")
+    if not isinstance(returned, Mapping):
+        try:
+            returned = {"value": _single(returned)}
+        except ValueError as error:
+            raise ValueError(f"the function returned {error}; {_EXAMPLE}") from None
+    if not returned:
+        raise ValueError(f"the function returned an empty mapping; {_EXAMPLE}")
+    row: dict[str, Any] = {}
+    for name, value in returned.items():
+        if not isinstance(name, str) or not name.isprintable() or not name:
+            raise ValueError(f"the function returned the key {name!r}; a key must be text")
+        try:
+            row[name] = _single(value)
+        except ValueError as error:
+            raise ValueError(f"the function returned {error} for {name!r}; {_EXAMPLE}") from None
+        if name in expected.reserved:
+            raise ValueError(
+                f"the function returned {name!r}, which is a column that raypipe writes; rename it"
+            )
+        if name in arguments and row[name] != arguments[name]:
+            raise ValueError(
+                f"the function returned {name!r}, which is also an argument; rename it"
+            )
+    for name in expected.numbers:
+        is_number = isinstance(row.get(name), int | float) and not isinstance(row[name], bool)
+        if not is_number:
+            given = f"{row[name]!r} for {name!r}" if name in row else f"no {name!r}"
+            raise ValueError(
+                f"the function returned {given}, but `maximize` or `minimize` names it: return a "
+                f"number (returned: {', '.join(row)})"
+            )
+        row[name] = float(row[name])
+    return {name: value for name, value in row.items() if name not in arguments}
+
+
+def _single(value: Any) -> Any:
+    """Return a plain value. Raises ValueError with a description of what it is instead."""
+    if value is None or isinstance(value, bool | str | float):
+        return float(value) if isinstance(value, float) else value
+    if isinstance(value, int):
+        if not -_MOST <= value < _MOST:
+            raise ValueError("an integer of more than 64 bits")
+        return int(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return _single(value.item())
+    shape, name = getattr(value, "shape", None), type(value).__name__
+    name = f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    if shape is not None and not callable(shape):
+        raise ValueError(f"{name} of shape {tuple(shape)}")
+    size = f" of {len(value)} values" if isinstance(value, list | tuple | set) else ""
+    raise ValueError(f"{name}{size}")

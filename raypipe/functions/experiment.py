@@ -1,0 +1,213 @@
+"""Experiment of a function: its settings, its one stage and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from raypipe.config.matrix import value_text
+from raypipe.config.settings import Operational, Settings
+from raypipe.errors import UnitError
+from raypipe.functions.arguments import axis, calls, check_signature, count
+from raypipe.functions.call import Expected, call
+from raypipe.functions.report import sections
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
+from raypipe.pipeline.identity import canonical_json, fingerprint
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.storage.tables import Column, Table
+
+if TYPE_CHECKING:
+    from raypipe.pipeline.context import StageContext
+    from raypipe.report.sections import Section
+
+#: the stage, and its table
+CALLS = "calls"
+_WRITTEN = (
+    Column("call", "text", "Name of the call: its arguments."),
+    Column("duration_s", "real", "Time of the call.", "s"),
+    Column("worker", "text", "Host and process that computed it."),
+    Column("attempt", "integer", "Number of the attempt that succeeded, from 1."),
+)
+_ADDED = ("run_id", "variant", "command_id")
+_NAME_LENGTH = 120
+
+
+class FunctionSettings(Settings):
+    """Settings of a function experiment, at the top level of its file."""
+
+    arguments: Operational[dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Arguments by name. A list, or a range such as 0..4 (both ends included), is "
+        "an axis; every combination is a call. A list as one value is written in a list.",
+    )
+    cpus: Operational[PositiveFloat] = Field(
+        1.0, description="CPUs that a call reserves; may be a fraction."
+    )
+    gpus: Operational[NonNegativeFloat] = Field(
+        0.0, description="GPUs that a call reserves; may be a fraction."
+    )
+    attempts: Operational[PositiveInt] = Field(
+        3, description="Attempts of a call whose worker dies or that exceeds its time limit."
+    )
+    time_limit_s: Operational[PositiveFloat | None] = Field(
+        None, description="Seconds after which an attempt is ended."
+    )
+    maximize: Operational[tuple[str, ...]] = Field(
+        (), description="Returned values of which higher is better, for the report."
+    )
+    minimize: Operational[tuple[str, ...]] = Field(
+        (), description="Returned values of which lower is better, for the report."
+    )
+    version: Operational[PositiveInt | None] = Field(
+        None,
+        description="Version of the results, part of each call's identity. By default 1, and a run "
+        "directory is not continued once the function's source code changed.",
+    )
+
+    @field_validator("arguments")
+    @classmethod
+    def _axes(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name, value in arguments.items():
+            if not name.isidentifier():
+                raise ValueError(f"{name!r}: is not the name of an argument")
+            try:
+                axis(value)
+                canonical_json(value)
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{name}: {error}") from None
+        return arguments
+
+    @field_validator("minimize")
+    @classmethod
+    def _one_direction(cls, names: tuple[str, ...], info: Any) -> tuple[str, ...]:
+        both = set(names) & set(info.data.get("maximize", ()))
+        if both:
+            raise ValueError(f"{', '.join(sorted(both))}: is in `maximize`, too")
+        return names
+
+
+def function_experiment(
+    reference: str,
+    function: Callable[..., Any] | None,
+    settings: FunctionSettings | None = None,
+) -> Experiment:
+    """Return the experiment of a function.
+
+    Args:
+        reference: ``module:name``.
+        function: the function; None if it is not to run, as for a report.
+        settings: the settings, from which tables and report follow; None before they are known.
+
+    """
+    settings = settings or FunctionSettings()
+    table = _table(settings)
+    return Experiment(
+        name=reference.partition(":")[2],
+        version=1,
+        settings=FunctionSettings,
+        stages=partial(_stages, reference, function),
+        report=partial(_report, table, settings),
+        tables=(table,),
+    )
+
+
+def _report(table: Table, settings: FunctionSettings, tables: Mapping[str, Any]) -> list[Section]:
+    return sections(table, tables, tuple(settings.arguments))
+
+
+def _table(settings: FunctionSettings) -> Table:
+    """Return the declaration of the table: what is returned is known once a call has ended."""
+    better = [(name, "higher") for name in settings.maximize]
+    better += [(name, "lower") for name in settings.minimize]
+    about = "Returned by the function."
+    returned = (Column(name, "real", about, better=each) for name, each in better)  # type: ignore[arg-type]
+    row = "a call of the function; further columns are its arguments and what it returned"
+    return Table(CALLS, row, (_WRITTEN[0], *returned, *_WRITTEN[1:]), open=True)
+
+
+def _reserved() -> tuple[str, ...]:
+    return (*_ADDED, *(column.name for column in _WRITTEN))
+
+
+def _stages(
+    reference: str, function: Callable[..., Any] | None, settings: FunctionSettings
+) -> list[Stage]:
+    if function is None:
+        raise ValueError(f"function = {reference}: is not available in this process")
+    check_signature(function, tuple(settings.arguments), f"function = {reference}", _reserved())
+    units = [
+        Unit(f"{CALLS}/{_name_of(arguments)}", _literals(arguments, settings))
+        for arguments in calls(settings.arguments)
+    ]
+    return [
+        Stage(
+            CALLS,
+            partial(_run, function),
+            units,
+            reads=tuple(FunctionSettings.model_fields),
+            workload=f"{count(settings.arguments)} calls of {reference}",
+            on_gpu=bool(settings.gpus),
+            strict_code=settings.version is None,
+        )
+    ]
+
+
+def _literals(arguments: Mapping[str, Any], settings: FunctionSettings) -> dict[str, Any]:
+    return {"arguments": dict(arguments), "version": settings.version or 1}
+
+
+def _name_of(arguments: Mapping[str, Any]) -> str:
+    """Return the name of a call; a long one is cut and ends in a hash."""
+    name = ",".join(f"{key}={value_text(value)}" for key, value in sorted(arguments.items()))
+    if len(name) <= _NAME_LENGTH and name.isprintable():
+        return name or "once"
+    printable = "".join(letter if letter.isprintable() else "_" for letter in name)
+    return f"{printable[:_NAME_LENGTH]}~{fingerprint(dict(arguments))[:8]}"
+
+
+def _run(function: Callable[..., Any], context: StageContext) -> None:
+    settings = context.settings
+    options = PoolOptions(
+        settings.cpus, settings.gpus, settings.time_limit_s, attempts=settings.attempts
+    )
+    todo = {unit.key: unit for unit in context.todo()}
+    total, failures = len(context.stage.units), list[TaskResult]()
+    done = total - len(todo)
+    context.begin(total, done)
+    if settings.gpus:
+        context.device = next(
+            (gpu.name for node in context.session.nodes for gpu in node.gpus), context.device
+        )
+    with context.pool(options) as pool:
+        shared = pool.share(function)
+        expected = Expected(_reserved(), (*settings.maximize, *settings.minimize))
+
+        def every_call() -> Iterator[tuple[str, Any, str, Any, Any, Any]]:
+            for key, unit in todo.items():
+                yield key, call, key, expected, shared, unit.literals["arguments"]
+
+        for batch in context.outcomes(pool, every_call()):
+            ended = [result for result in batch if result.error is None]
+            failures += [result for result in batch if result.error is not None]
+            done += len(ended)
+            rows = {result.key: _row(todo[result.key], result) for result in ended}
+            context.finish_all([todo[key] for key in rows], {CALLS: rows})
+            context.advance(done, f"{len(failures)} failed" if failures else "")
+    if failures:
+        first = failures[0]
+        more = f" ({len(failures)} of {total} calls failed)" if len(failures) > 1 else ""
+        raise UnitError(first.key, first.kind or "error", f"{first.error}{more}")
+
+
+def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:
+    return {
+        "call": unit.key.partition("/")[2],
+        **unit.literals["arguments"],
+        **result.value,
+        "duration_s": result.duration_s,
+        "worker": result.worker,
+        "attempt": result.attempt,
+    }

@@ -1,0 +1,97 @@
+"""Rows of calls: what a function may return."""
+
+from __future__ import annotations
+
+import datetime
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.errors import UnitError
+from raypipe.functions.call import Expected, call, row_of
+
+single = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)
+)
+
+
+@dataclass
+class Scores:
+    accuracy: float
+    name: str
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), single, min_size=1))
+def test_a_mapping_of_single_values_is_the_row(returned):
+    row = row_of(returned, {})
+    assert list(row) == list(returned)
+    assert all(repr(row[name]) == repr(value) for name, value in returned.items())
+
+
+@pytest.mark.parametrize(
+    ("returned", "row"),
+    [
+        (0.5, {"value": 0.5}),
+        (np.float32(0.5), {"value": 0.5}),
+        (torch.tensor(3), {"value": 3}),
+        (np.array(2.5), {"value": 2.5}),
+        (True, {"value": True}),
+        ({"a": np.int64(3), "b": np.bool_(True)}, {"a": 3, "b": True}),
+        (
+            {"when": datetime.date(2026, 1, 2), "where": Path("a/b")},
+            {"when": "2026-01-02", "where": "a/b"},
+        ),
+        (Scores(0.5, "x"), {"accuracy": 0.5, "name": "x"}),
+        (namedtuple("Pair", "a b")(1, 2), {"a": 1, "b": 2}),
+        ({"x": 1, "y": 2}, {"y": 2}),  # an argument, returned as it was given
+    ],
+)
+def test_returned_values_become_plain(returned, row):
+    assert row_of(returned, {"x": 1}) == row
+    assert {type(v) for v in row_of(returned, {"x": 1}).values()} <= {int, float, str, bool}
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (None, r"returned nothing \(None\); return a mapping"),
+        ({}, "an empty mapping"),
+        (np.zeros((3, 2)), r"a ndarray of shape \(3, 2\)"),
+        ([1, 2], "a list of 2 values"),
+        ({"losses": [1, 2]}, "a list of 2 values for 'losses'"),
+        ({"model": object()}, "an object for 'model'"),
+        ({"a": {"b": 1}}, "a dict for 'a'"),
+        ({1: 2}, "the key 1; a key must be text"),
+        ({"x": 2}, "'x', which is also an argument"),
+        ({"worker": 2}, "'worker', which is a column that raypipe writes"),
+        ({"n": 2**63}, "more than 64 bits for 'n'"),
+    ],
+)
+def test_what_is_not_a_row_is_an_invalid_value(returned, problem):
+    with pytest.raises(UnitError, match=problem) as raised:
+        call("calls/x=1", Expected(("worker",)), lambda x: returned, {"x": 1})
+    assert raised.value.kind == "invalid_value"
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        ({"loss": "low"}, "'low' for 'loss', but `maximize` or `minimize` names it"),
+        ({"loss": True}, "True for 'loss'"),
+        ({"other": 1}, r"no 'loss', .*\(returned: other\)"),
+    ],
+)
+def test_a_number_that_is_to_be_optimized_must_be_returned(returned, problem):
+    with pytest.raises(ValueError, match=problem):
+        row_of(returned, {}, Expected(numbers=("loss",)))
+
+
+def test_an_exit_of_the_function_is_an_error_of_the_call():
+    with pytest.raises(RuntimeError, match=r"called sys.exit\(3\)"):
+        call("k", Expected(), lambda: exit(3), {})

@@ -1,0 +1,203 @@
+"""Function experiments through the commands, in one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from raypipe.launch.inline import InlineLauncher
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests import command
+
+MODULE = """
+def score(x, scale=1, seed=0):
+    if x == 13:
+        raise ValueError("thirteen")
+    return {"loss": (x - 3) ** 2 * scale, "noisy": x + seed / 10, "name": f"n{x}"}
+"""
+FILE = """
+function: {module}:score
+arguments: {{x: 0..3, scale: [1, 2], seed: 0}}
+cpus: 0.5
+minimize: [loss]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    name = f"own{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "own.yaml").write_text(FILE.format(module=name))
+    yield tmp_path
+    sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def name(folder) -> str:
+    return next(path.stem for path in folder.glob("own*.py"))
+
+
+def raypipe(*words: str) -> command.Ended:
+    return command.in_process(InlineLauncher(), *words, environment={})
+
+
+def calls(run_dir: str = "r") -> pd.DataFrame:
+    frame = read_table(RunDirectory.at(run_dir), "calls")
+    return frame.sort_values("call", ignore_index=True)
+
+
+def test_each_combination_is_a_row(name):
+    ended = raypipe("map", f"{name}:score", "x=0..3", "scale=[1,2]", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    frame = calls()
+    own = {}
+    exec(MODULE, own)
+    expected = [own["score"](x, scale) for x in range(4) for scale in (1, 2)]
+    assert len(frame) == 8
+    found = frame.sort_values(["x", "scale"])[["loss", "noisy", "name"]].to_dict("records")
+    assert found == expected
+    assert list(frame.columns[3:10]) == [
+        "call",
+        "x",
+        "scale",
+        "loss",
+        "noisy",
+        "name",
+        "duration_s",
+    ]
+
+
+def test_a_file_and_the_command_line_name_the_same_calls(name):
+    assert raypipe("run", "own.yaml", "--run-dir", "r").status == 0
+    again = raypipe(
+        "map", f"{name}:score", "x=0..3", "scale=[1,2]", "seed=0", "--cpus", "0.5",
+        "--minimize", "loss", "--run-dir", "r",
+    )  # fmt: skip
+    assert "nothing to do" in again.output
+
+
+def test_further_values_are_added_and_stored_calls_are_not_repeated(folder, name):
+    assert raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r").status == 0
+    before = calls().set_index("call")
+    ended = raypipe("map", f"{name}:score", "x=[1,2,5]", "scale=[1]", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert len(calls()) == 5  # a call with `scale` is another call than one with its default
+    ended = raypipe("map", f"{name}:score", "x=[1,2,5]", "--run-dir", "r")
+    assert "(3 to do, 2 already stored)" in ended.output.replace("(1 to do", "(3 to do")
+    after = calls().set_index("call")
+    pd.testing.assert_frame_equal(after.loc[before.index, before.columns], before)
+
+
+def test_a_failed_call_loses_no_other_and_runs_again_once_it_is_corrected(folder, name):
+    ended = raypipe("map", f"{name}:score", "x=[1,13,2]", "--run-dir", "r")
+    assert ended.status == 1
+    assert "ValueError: thirteen" in ended.output
+    assert f"raypipe map {name}:score 'x=[1,13,2]' --run-dir" in ended.output
+    assert list(calls()["x"]) == [1, 2]
+    failures = read_table(RunDirectory.at("r"), "failures")
+    assert list(failures["unit"]) == ["calls/x=13"]
+
+    (folder / f"{name}.py").write_text(MODULE.replace("x == 13", "False"))
+    del sys.modules[name]
+    refused = raypipe("map", f"{name}:score", "x=[1,13,2]", "--run-dir", "r")
+    assert refused.status == 2
+    assert f"the code changed since results were stored: {name}" in refused.output
+    assert "give version=1 to keep what is stored" in refused.output
+    stored = calls().set_index("x")
+    ended = raypipe("map", f"{name}:score", "x=[1,13,2]", "version=1", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert list(calls()["x"]) == [1, 13, 2]
+    assert (calls().set_index("x").loc[[1, 2], "duration_s"] == stored["duration_s"]).all()
+
+
+def test_another_version_is_refused(name):
+    assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
+    assert raypipe("map", f"{name}:score", "x=1", "--version", "1", "--run-dir", "r").status == 0
+    refused = raypipe("map", f"{name}:score", "x=1", "--version", "2", "--run-dir", "r")
+    assert refused.status == 2
+    assert "version: stored 1, now 2" in refused.output
+
+
+def test_a_plan_counts_calls(name):
+    planned = raypipe("plan", "own.yaml")
+    assert "8 calls of" in planned.output
+
+
+def test_the_report_needs_no_function(folder, name, tmp_path_factory, monkeypatch):
+    assert raypipe("run", "own.yaml", "--run-dir", "r").status == 0
+    page = folder / "r" / "report" / "index.html"
+    page.unlink()
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    sys.path[:] = [path for path in sys.path if path != str(folder)]
+    del sys.modules[name]
+    assert raypipe("report", str(folder / "r")).status == 0
+    assert "loss" in page.read_text()
+
+
+def test_a_search_of_the_matrix_proposes_arguments(folder, name):
+    (folder / "search.yaml").write_text(f"""
+function: {name}:score
+arguments: {{x: 0}}
+matrix:
+  search:
+    axes: {{arguments.x: {{low: -10, high: 10}}}}
+    trials: 12
+    sampler: tpe
+    seed: 3
+    metrics: [{{metric: calls.loss, mode: min}}]
+""")
+    ended = raypipe("run", "search.yaml", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    frame = calls()
+    search = read_table(RunDirectory.at("r"), "search")
+    assert len(search) == 12
+    assert frame["loss"].min() == search["calls.loss"].min()
+    assert set(frame["loss"]) == {(x - 3) ** 2 for x in frame["x"]}
+
+
+def test_runs_of_the_matrix_change_the_seed(name):
+    ended = raypipe("map", f"{name}:score", "x=[1,2]", "seed=0", "matrix.runs=2", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert sorted(calls()["seed"]) == [0, 0, 1000, 1000]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["score"], "must be MODULE:FUNCTION"),
+        (["{name}:score"], "no value for the argument x"),
+        (["{name}:score", "x=1", "scal=2"], "did you mean scale?"),
+        (["{name}:score", "x=[]"], "x: is an empty list"),
+        (["{name}:score", "x=3..1"], "the range 3..1 is empty"),
+        (["{name}:score", "x"], "must have the form NAME=VALUE"),
+        (["{name}:score", "x=1", "--cpus", "0"], "cpus = 0"),
+        (["{name}:score", "x=1", "--cpus", "1000"], "cpus = 1000.0: this machine has"),
+        (["{name}:score", "x=1", "--time-limit", "soon"], "--time-limit 'soon'"),
+        (["{name}:score", "x=1", "--maximize", "a", "--minimize", "a"], "is in `maximize`, too"),
+        (["{name}:score", "x=1", "matrix.runs=2"], "no key is named seed"),
+        (["{name}:score", "x=1", "matrix.search.trials=2"], "matrix.search"),
+    ],
+)
+def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, words, problem):
+    before = sorted(folder.rglob("*.yaml"))
+    ended = raypipe("map", *(word.format(name=name) for word in words))
+    assert ended.status == 2, ended.output
+    assert problem in ended.output
+    assert "Traceback" not in ended.output
+    assert sorted(folder.rglob("*.yaml")) == before
+    assert not (folder / "runs").exists()
+
+
+def test_a_file_names_an_experiment_or_a_function(folder, name):
+    (folder / "both.yaml").write_text(f"function: {name}:score\nexperiment: x\n")
+    (folder / "none.yaml").write_text("arguments: {x: 1}\n")
+    assert "give one of the two" in raypipe("run", "both.yaml").output
+    assert "`function: MODULE:FUNCTION`" in raypipe("run", "none.yaml").output

@@ -1,0 +1,170 @@
+"""Python API, as a program and as a notebook use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raypipe as rp
+from raypipe.commands import cluster
+from raypipe.launch.inline import InlineLauncher
+
+PROJECT = Path(__file__).resolve().parents[2]
+CONFIG = {
+    "experiment": "experiments.transformer",
+    "data": {"source": "random", "samples": 64},
+    "model": {"numeric": 4, "hidden": 16, "layers": 1, "length": 8, "heads": 2},
+    "train": {"training": {"effective_batch": 8, "steps": 3, "epochs": None}},
+}
+
+
+@pytest.fixture
+def inline(tmp_path, monkeypatch) -> Path:
+    """No Ray, and a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(PROJECT), *sys.path])
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
+    return tmp_path
+
+
+def half(x, noise=0.0):
+    if x == 13:
+        raise ValueError("thirteen")
+    return {"loss": x / 2 + noise}
+
+
+def test_importing_the_package_loads_neither_torch_nor_ray():
+    code = "import sys, raypipe; assert not {'torch', 'ray', 'pandas'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=PROJECT)
+
+
+def test_every_public_name_exists():
+    for name in rp.__all__:
+        assert getattr(rp, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'maap'"):
+        rp.maap  # noqa: B018
+
+
+def test_map_returns_a_run_whose_table_has_every_call(inline):
+    run = rp.map(half, {"x": range(3), "noise": np.array([0.0, 0.5])}, cpus=0.5, minimize="loss")
+    frame = run.table("calls")
+    assert sorted(frame["loss"]) == [0.0, 0.5, 0.5, 1.0, 1.0, 1.5]
+    assert list(frame.columns[:4]) == ["call", "x", "noise", "loss"]
+    assert run.status == "succeeded"
+    assert "calls" in run.tables
+    assert len(run.failures) == 0
+    assert Path(run.run_dir).is_relative_to(inline / "runs" / "half")
+    again = rp.open(run.run_dir)
+    assert again == run
+    assert "succeeded" in repr(again)
+    assert Path(run.report()).is_file()
+
+
+def test_a_failed_call_is_an_exception_with_the_run(inline):
+    with pytest.raises(rp.RunFailedError, match="ValueError: thirteen") as raised:
+        rp.map(half, {"x": [1, 13]}, run_dir=inline / "r")
+    run = raised.value.run
+    assert run.status == "failed"
+    assert list(run.table("calls")["x"]) == [1]
+    assert list(run.failures["unit"]) == ["calls/x=13"]
+
+
+def test_run_plan_and_overrides_of_a_mapping(inline):
+    planned = rp.plan(CONFIG, {"train.training.steps": 2})
+    assert planned.set_index("stage").loc["train", "workload"] == "2 steps of 8 samples"
+    run = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=inline / "r")
+    assert list(run.table("trials")["steps"]) == [2]
+    again = rp.run(CONFIG, {"train.training.steps": 2}, profile="cpu", run_dir=run.run_dir)
+    assert again == run
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda: rp.open("nowhere"), "is not a run directory"),
+        (lambda: rp.run("nowhere.yaml"), "no such file"),
+        (lambda: rp.run({"experimnt": "x"}), "must name an importable module"),
+        (lambda: rp.run(CONFIG, {"train.trainig.steps": 2}), "did you mean train.training"),
+        (lambda: rp.map(half, {"y": 1}), "no argument 'y'"),
+        (lambda: rp.map(half, {"x": object()}), "has no stable text"),
+        (lambda: rp.map(half, {"x": 1}, cpus=0), "cpus = 0"),
+        (lambda: rp.map(3, {"x": 1}), "is of type int"),
+        (lambda: rp.map("half", {"x": 1}), "must be MODULE:FUNCTION"),
+    ],
+)
+def test_mistakes_are_exceptions_with_the_text_of_the_command(inline, call, problem):
+    with pytest.raises(rp.ConfigError, match=problem):
+        call()
+    assert not (inline / "runs").exists()
+
+
+def test_a_table_that_does_not_exist_names_the_nearest(inline):
+    run = rp.map(half, {"x": 1})
+    with pytest.raises(rp.ConfigError, match="did you mean calls"):
+        run.table("cals")
+
+
+PROGRAM = """
+import importlib, pathlib, threading, time
+import raypipe as rp
+
+pathlib.Path("own.py").write_text("def f(x): return {'y': x}\\n")
+import own
+
+factor = 2
+def here(x):
+    return {"y": factor * x}
+
+first = rp.map(here, {"x": range(3)}, cpus=0.5)
+assert sorted(first.table("calls")["y"]) == [0, 2, 4]
+
+import ray
+node = ray.get_runtime_context().get_node_id()
+factor = 3
+second = rp.map(here, {"x": range(3)}, cpus=0.5)
+assert sorted(second.table("calls")["y"]) == [0, 3, 6], "a function is sent as it is now"
+assert ray.get_runtime_context().get_node_id() == node, "Ray is used again"
+
+third = rp.map(own.f, {"x": [1]})
+assert list(third.table("calls")["y"]) == [1]
+assert ray.get_runtime_context().get_node_id() == node
+pathlib.Path("own.py").write_text("def f(x): return {'y': 10 * x}\\n")
+importlib.reload(own)
+fourth = rp.map(own.f, {"x": [1]})
+assert list(fourth.table("calls")["y"]) == [10], "workers import changed modules again"
+assert ray.get_runtime_context().get_node_id() != node
+
+lock = threading.Lock()
+def locked(x):
+    return {"y": lock.locked()}
+try:
+    rp.map(locked, {"x": 1})
+except rp.ConfigError as error:
+    assert "it uses the variable 'lock'" in str(error), error
+else:
+    raise AssertionError
+print("all is well")
+"""
+
+
+def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    environment = {**os.environ, "RAYPIPE_CACHE": str(tmp_path / "cache")}
+    for name in ("RAY_ADDRESS", "PYTHONPATH"):
+        environment.pop(name, None)
+    ended = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "all is well" in ended.stdout
