@@ -26,9 +26,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{shown_as}: nested too deeply")
         try:
             value = load_yaml(text, shown_as)
-        except ConfigError:  # the cause quotes the text
+        except ConfigError as error:  # the cause quotes the text
             if hidden_override(override) == override:
-                raise
+                cut = text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
+                hint = "; write quotes around the whole, so that the shell does not split it"
+                raise ConfigError(f"{error}{hint if cut else ''}") from None
             raise ConfigError(f"{shown_as}: not valid YAML") from None
         check_keys(value, "command line", f"{shorten(key)}.")
         target = values

@@ -25,6 +25,11 @@ def load_yaml(text: str, origin: str) -> Any:
         content = yaml.load(text, Loader=_Loader)
     except RecursionError as error:
         raise ConfigError(f"{origin}: nested too deeply") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        around = f" ({error.context})" if error.context else ""
+        raise ConfigError(f"{origin}: not valid YAML: {place}{error.problem}{around}") from error
     except Exception as error:  # PyYAML does not catch errors of its conversions
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
     return content

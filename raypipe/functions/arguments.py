@@ -80,14 +80,6 @@ def check_signature(
                 f"{where}: the argument {name!r} has the name of a column that raypipe writes; "
                 "rename it in the function"
             )
-    accepted = keywords(function)
-    for name in names:
-        if accepted is not None and name not in accepted:
-            has = f"it has: {', '.join(accepted)}" if accepted else "it has none"
-            raise ConfigError(
-                f"{where}: the function has no argument {name!r}{did_you_mean(name, accepted)} "
-                f"({has})"
-            )
     parameters, kinds = _parameters(function), inspect.Parameter
     required = [
         name
@@ -100,6 +92,14 @@ def check_signature(
             raise ConfigError(
                 f"{where}: the argument {name!r} is positional-only; arguments are given by name, "
                 "so remove the `/` from the signature"
+            )
+    accepted = keywords(function)
+    for name in names:
+        if accepted is not None and name not in accepted:
+            has = f"it has: {', '.join(accepted)}" if accepted else "it has none"
+            raise ConfigError(
+                f"{where}: the function has no argument {name!r}{did_you_mean(name, accepted)} "
+                f"({has})"
             )
     missing = [name for name in required if name not in names]
     if missing:

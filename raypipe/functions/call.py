@@ -112,6 +112,6 @@ def _single(value: Any) -> Any:
     shape, name = getattr(value, "shape", None), type(value).__name__
     name = f"an {name}" if name[0] in "aeiou" else f"a {name}"
     if shape is not None and not callable(shape):
-        raise ValueError(f"{name} of shape {tuple(shape)}")
+        raise ValueError(f"an array ({type(value).__name__}) of shape {tuple(shape)}")
     size = f" of {len(value)} values" if isinstance(value, list | tuple | set) else ""
     raise ValueError(f"{name}{size}")

@@ -62,7 +62,7 @@ def test_returned_values_become_plain(returned, row):
     [
         (None, r"returned nothing \(None\); return a mapping"),
         ({}, "an empty mapping"),
-        (np.zeros((3, 2)), r"a ndarray of shape \(3, 2\)"),
+        (np.zeros((3, 2)), r"an array \(ndarray\) of shape \(3, 2\)"),
         ([1, 2], "a list of 2 values"),
         ({"losses": [1, 2]}, "a list of 2 values for 'losses'"),
         ({"model": object()}, "an object for 'model'"),
