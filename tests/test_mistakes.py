@@ -76,7 +76,7 @@ train: {training: {effective_batch: 8, steps: 2, epochs: null}}
 
 
 class Mistake(NamedTuple):
-    """What was typed, and what the message must say."""
+    """Words of a command, the words that its message must have, and the exit status."""
 
     words: str
     says: tuple[str, ...]

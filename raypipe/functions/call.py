@@ -16,7 +16,7 @@ _MOST = 2**63
 
 @dataclass(frozen=True)
 class Expected:
-    """What a row must and must not hold: names that are reserved, and names of finite numbers."""
+    """Constraints on a row: names that are reserved, and names that must have a number."""
 
     reserved: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()

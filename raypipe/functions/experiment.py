@@ -105,7 +105,7 @@ def function_experiment(
     settings = settings or FunctionSettings()
     table = _table(settings)
     return Experiment(
-        name=reference.partition(":")[2],
+        name=reference.removeprefix("__main__:").replace(":", "."),
         version=1,
         settings=FunctionSettings,
         stages=partial(_stages, reference, function),
