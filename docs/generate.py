@@ -34,7 +34,8 @@ def main() -> None:
 
 def pages() -> dict[str, str]:
     """Return the pages that have generated parts, with these up to date."""
-    experiments = [load_experiment(f"experiments.{name}", "docs") for name in EXPERIMENTS]
+    modules = [*(f"experiments.{name}" for name in EXPERIMENTS), "raypipe.scripts"]
+    experiments = [load_experiment(module, "docs") for module in modules]
     return {
         "results.md": _replaced("results.md", "tables", _tables(experiments)),
         "configuration.md": _replaced("configuration.md", "keys", _keys(experiments)),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from raypipe.pipeline.experiment import Experiment, Stage, Unit
     from raypipe.pipeline.launcher import PoolOptions
     from raypipe.pipeline.stages import hardware_stage, train_stage
+    from raypipe.scripts.settings import ScriptStageSettings
+    from raypipe.scripts.stage import script_stage
     from raypipe.storage.run_directory import RunDirectory
     from raypipe.storage.tables import Column, Table
     from raypipe.training.settings import TrainStageSettings
@@ -34,6 +36,7 @@ __all__ = [
     "Run",
     "RunDirectory",
     "RunFailedError",
+    "ScriptStageSettings",
     "Settings",
     "Stage",
     "StageContext",
@@ -49,6 +52,7 @@ __all__ = [
     "open",
     "plan",
     "run",
+    "script_stage",
     "sweep",
     "train_stage",
 ]
@@ -61,6 +65,8 @@ _MODULES = {
     "raypipe.pipeline.experiment": ("Experiment", "Stage", "Unit"),
     "raypipe.pipeline.launcher": ("PoolOptions",),
     "raypipe.pipeline.stages": ("hardware_stage", "train_stage"),
+    "raypipe.scripts.settings": ("ScriptStageSettings",),
+    "raypipe.scripts.stage": ("script_stage",),
     "raypipe.storage.run_directory": ("RunDirectory",),
     "raypipe.storage.tables": ("Column", "Table"),
     "raypipe.training.settings": ("TrainStageSettings",),

@@ -44,6 +44,8 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
 def worker_failure(unit: str, error: Exception) -> UnitError:
     """Return an exception of this worker as a UnitError; call it in the worker."""
     failure = unit_error(unit, error)
+    if failure is error:  # already classified
+        return failure
     if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
         # Ray ends the group, and with it this sleep, once it knows which worker died
         time.sleep(_NODE_VERDICT_S)

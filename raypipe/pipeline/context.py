@@ -16,6 +16,7 @@ from raypipe.hardware import bytes_text
 from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.progress import training_note
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
@@ -295,6 +296,7 @@ class StageContext:
         """
         from raypipe.training.checkpoint import CheckpointStore
         from raypipe.training.recovery import check_state, train_to_the_end
+        from raypipe.training.task import ExternalTask
 
         job = self.job(unit, task, settings)
         goes_on = is_continued(self.ledger.get("units", unit.key), unit)
@@ -318,8 +320,7 @@ class StageContext:
                 self.say(row)
                 return
             self.session.trackers.log(job.trial_id, row)
-            note = f"loss {row['loss']:.4g}  {row['samples_per_s']:.3g} samples/s"
-            self.advance(row["step"], note)
+            self.advance(job.task.done(row, job.settings.training), training_note(row))
 
         def remark(row: dict[str, Any] | str) -> None:
             if isinstance(row, str):
@@ -349,7 +350,8 @@ class StageContext:
         self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
         self.record_trial(job, "succeeded", outcome)
         self.finish(unit)
-        CheckpointStore(self.run_dir, unit.key).prune(int(job.settings.training.keep_state))
+        if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
+            CheckpointStore(self.run_dir, unit.key).prune(int(keep))
 
     def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
         """Return the training job of a unit on the available devices."""
@@ -378,7 +380,7 @@ class StageContext:
             trial_id,
             self.session.run_id,
             task,
-            settings,
+            task.placed(settings),
             plan,
             self.run_dir,
             steps,

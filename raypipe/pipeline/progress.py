@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -282,3 +282,10 @@ def machine_use() -> str:
         return f"GPU {'/'.join(shown)} %"
     finally:
         pynvml.nvmlShutdown()
+
+
+def training_note(row: Mapping[str, Any]) -> str:
+    """Return the loss and the speed of a logged step, as far as they are known."""
+    loss, speed = row.get("loss"), row.get("samples_per_s")
+    parts = [] if loss is None else [f"loss {loss:.4g}"]
+    return "  ".join(parts if speed is None else [*parts, f"{speed:.3g} samples/s"])

@@ -26,6 +26,7 @@ from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
 from raypipe.sweep.space import Point, place, points
 from raypipe.sweep.trials import Trial, TrialMaker, shown, trial_unit
+from raypipe.training.task import ExternalTask
 
 #: settings that may change during a training: they alter neither the model nor its samples
 CHANGEABLE = ("learning_rate", "weight_decay", "betas", "clip_norm")
@@ -182,6 +183,11 @@ def _beside(axis: AxisSettings, value: Value, *, up: bool) -> Value:
 def check_changeable(maker: TrialMaker, training: Training) -> None:
     """Reject axes that cannot change during a training. Raises ConfigError."""
     stage, origin = maker.sweep.stage, maker.configuration.origin
+    if isinstance(training.task(None), ExternalTask):
+        raise ConfigError(
+            f"{origin}: sweep.scheduler = pbt: {stage} is a script, which cannot continue the "
+            "training of another one; take asha or median"
+        )
     monitor = training.settings.training.monitor
     if monitor is not None and monitor.patience is not None:
         raise ConfigError(

@@ -32,7 +32,7 @@ from raypipe.training.peak_flops import peak_flops
 from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Trace, check_phases, learning_rate, steps
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.task import Loss, Phase, StepContext
+from raypipe.training.task import ExternalTask, Loss, Phase, StepContext
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
 from raypipe.training.update import Update
@@ -64,10 +64,12 @@ def train(
         torch.OutOfMemoryError: a batch exceeds the memory.
 
     """
+    if isinstance(job.task, ExternalTask):
+        return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
-    ids = {"rank": worker.rank, "attempt": job.attempt}
-    with Telemetry(job.trial_id, worker.device, **ids) as sampler:
+    rank, attempt = worker.rank, job.attempt
+    with Telemetry(job.trial_id, worker.device, rank=rank, attempt=attempt) as sampler:
         loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
             outcome = loop.run()

@@ -71,6 +71,8 @@ def unit_error(unit: str, error: Exception) -> UnitError:
 
     The kind is sent along with the text, since the exception's type may not unpickle elsewhere.
     """
+    if isinstance(error, UnitError):
+        return error
     limit = error.limit if isinstance(error, DoesNotFit) else None
     return UnitError(unit, failure_kind(error), str(error), limit)
 

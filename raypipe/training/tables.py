@@ -148,4 +148,4 @@ def trial_row(
         row.setdefault(column.name, getattr(owner, column.name, None))
     if job.initial is not None:
         row |= {"init_from": job.initial.shown, "init_sha256": job.initial.sha256}
-    return {**row, **outcome}
+    return {**row, **job.task.columns(), **outcome}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from raypipe.training.settings import TrainingSettings
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
+
+if TYPE_CHECKING:
+    from raypipe.training.ending import Ending
+    from raypipe.training.job import Report, TrainingJob
 
 
 @dataclass(frozen=True)
@@ -167,3 +171,57 @@ class TrainTask(ABC):
         """
         del model, device, batch_size
         return {}
+
+    def columns(self) -> Mapping[str, Any]:
+        """Return values of columns of ``trials`` that differ from, or add to, the settings'."""
+        return {}
+
+    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
+        """Return the settings with which the launcher runs the training."""
+        return settings
+
+    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
+        """Return how much of the training a logged step has done, in the steps of its phases."""
+        del training
+        return int(row["step"])
+
+
+class ExternalTask(TrainTask):
+    """Training by another program, which a single worker runs on the resources of all workers.
+
+    It has no model, dataset or loss: ``run`` takes the place of the training loop.
+    """
+
+    @abstractmethod
+    def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
+        """Train to completion; parameters, result and errors are those of ``loop.train``."""
+
+    def build_model(self) -> nn.Module:
+        """Raise NotImplementedError: the program has the model."""
+        raise NotImplementedError("the training is another program's")
+
+    def build_dataset(self) -> Dataset[Any]:
+        """Raise NotImplementedError: the program has the data."""
+        raise NotImplementedError("the training is another program's")
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        """Raise NotImplementedError: the program has the loss."""
+        raise NotImplementedError("the training is another program's")
+
+    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
+        """Return the settings for one worker that reserves the resources of all, on one node."""
+        scaling = settings.scaling
+        if (workers := scaling.most_workers) == 1:
+            return settings
+        gpus = None if scaling.gpus_per_worker is None else workers * scaling.gpus_per_worker
+        cpus = workers * scaling.reserved_cpus
+        update = {"workers": 1, "gpus_per_worker": gpus, "cpus_per_worker": cpus}
+        return settings.model_copy(update={"scaling": scaling.model_copy(update=update)})
+
+    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
+        """Return how much of the training a logged step has done, in steps or epochs."""
+        return int(row.get("epoch", 0) if training.length_in == "epochs" else row["step"])
+
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        """Return one phase, whose steps are epochs if the length is in epochs."""
+        return [Phase("train", training.length, effective_batch, training.learning_rate)]

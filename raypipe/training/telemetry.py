@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any
 
 import psutil
-import pynvml
 import torch
 
 from raypipe.provenance import now
 from raypipe.training import oom as memory
+from raypipe.training.nvml import NO_GPU, Gpu, VisibleGpu
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,19 @@ _PERIOD_S = 0.5
 _MOST_ROWS = 4000
 #: CPU time is counted in ticks of 10 ms, so shorter intervals give no meaningful utilization
 _SHORTEST_S = 0.1
+#: share of the time for searching descendants; those of another program change more
+_SEARCH_SHARE, _PROGRAM_SEARCH_SHARE = 0.001, 0.02
+
+
+@dataclass(frozen=True)
+class Program:
+    """Another program that trains: the descendants of process ``pid``.
+
+    ``gpu`` is an entry of its ``CUDA_VISIBLE_DEVICES``, None on CPUs.
+    """
+
+    pid: int
+    gpu: str | None
 
 
 class Telemetry:
@@ -37,12 +50,20 @@ class Telemetry:
 
     A daemon thread takes a sample every half second. Means are weighted by time. Means, peaks and
     energy include all samples. When the rows exceed their limit, every other row is dropped and
-    the time between rows doubles.
+    the time between rows doubles. For another program, the peak memory of the GPU is what was in
+    use on the whole card.
     """
 
     def __init__(
-        self, trial_id: str, device: torch.device, *, rank: int = 0, attempt: int = 1
+        self,
+        trial_id: str,
+        device: torch.device,
+        *,
+        rank: int = 0,
+        attempt: int = 1,
+        program: Program | None = None,
     ) -> None:
+        self._program = program
         self._fixed = {"trial_id": trial_id, "rank": rank, "attempt": attempt}
         self._device = device
         self._lock = threading.Lock()
@@ -59,10 +80,11 @@ class Telemetry:
         self._shared: bool | None = None
 
     def __enter__(self) -> Telemetry:
-        self._gpu = _Gpu(self._device) if self._device.type == "cuda" else None
+        self._gpu = self._open_gpu()
         self._energy = _Energy()
-        self._tree = _ProcessTree()
-        memory.forget_peaks(self._device)
+        self._tree = _ProcessTree(None if self._program is None else self._program.pid)
+        if self._program is None:
+            memory.forget_peaks(self._device)
         self._at = perf_counter()
         if self._gpu is not None:
             self._energy.add(self._at, self._gpu.energy_j(), self._gpu.values()["power_w"])
@@ -112,12 +134,21 @@ class Telemetry:
                 "gpu_uuid": None if self._gpu is None else self._gpu.uuid,
                 "gpu_util_mean": _preferred(self._util),
                 "gpu_memory_used_peak_bytes": self._gpu_used_peak,
-                "gpu_peak_bytes": memory.gpu_peak_bytes(self._device),
+                "gpu_peak_bytes": self._gpu_used_peak
+                if self._program is not None
+                else memory.gpu_peak_bytes(self._device),
                 "gpu_shared": self._shared,
                 "energy_j": self._energy.joules,
                 "cpu_util_mean": _preferred(self._cpu),
-                "host_peak_bytes": max(self._rss_peak, memory.host_peak_bytes()),
+                "host_peak_bytes": self._rss_peak
+                if self._program is not None
+                else max(self._rss_peak, memory.host_peak_bytes()),
             }
+
+    def _open_gpu(self) -> Gpu | None:
+        if self._program is not None:
+            return VisibleGpu(self._program.gpu) if self._program.gpu is not None else None
+        return Gpu(self._device) if self._device.type == "cuda" else None
 
     def _run(self) -> None:
         while not self._stop.wait(_PERIOD_S):
@@ -137,7 +168,7 @@ class Telemetry:
         elapsed = at - self._at
         if elapsed <= 0:
             return
-        gpu = _NO_GPU if self._gpu is None else self._gpu.values()
+        gpu = NO_GPU if self._gpu is None else self._gpu.values()
         cpu_seconds, rss = self._tree.measure()
         self._at = at
         cpu_util = 100 * cpu_seconds / elapsed
@@ -192,74 +223,6 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-_NO_GPU = {"gpu_uuid": None, "util": None, "memory_bytes": None, "power_w": None}
-
-
-class _Gpu:
-    """NVML readings of one GPU, found by UUID since torch numbers GPUs differently."""
-
-    def __init__(self, device: torch.device) -> None:
-        properties = torch.cuda.get_device_properties(device)
-        self.name = str(properties.name)
-        bare = str(properties.uuid).removeprefix("GPU-").removeprefix("MIG-")
-        self.uuid = f"GPU-{bare}"
-        self._device = device
-        self._open = _ask(lambda: pynvml.nvmlInit() or True) is not None
-        self._handle: Any | None = None
-        if self._open:
-            # torch does not report whether the UUID is that of a MIG slice
-            for uuid in (f"GPU-{bare}", f"MIG-{bare}"):
-                handle = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-                if handle is not None:
-                    self.uuid, self._handle = uuid, handle
-                    break
-
-    def values(self) -> dict[str, Any]:
-        """Return the GPU columns of a row."""
-        util = self._read(pynvml.nvmlDeviceGetUtilizationRates)
-        used = self._read(pynvml.nvmlDeviceGetMemoryInfo)
-        power = self._read(pynvml.nvmlDeviceGetPowerUsage)
-        return {
-            "gpu_uuid": self.uuid,
-            "util": None if util is None else float(util.gpu),
-            "memory_bytes": None if used is None else int(used.used),
-            "power_w": None if power is None else power / 1000,
-        }
-
-    def energy_j(self) -> float | None:
-        """Return the joules since the driver was loaded; only cards since Volta count them."""
-        energy = self._read(pynvml.nvmlDeviceGetTotalEnergyConsumption)
-        return None if energy is None else energy / 1000
-
-    def shared(self) -> bool | None:
-        """Whether other processes compute on the GPU, as far as the driver shows them.
-
-        In a container, NVML may report PIDs of another PID namespace, so processes are only
-        counted. Once this process holds memory on the GPU, one of them is this process. None
-        before that, and if the list is empty even then (WSL, MIG, some vGPU). False is less
-        certain than True, since some drivers hide the processes of other containers. The server
-        of CUDA's multi-process service counts as a process.
-        """
-        if torch.cuda.memory_reserved(self._device) == 0:
-            return None
-        processes = self._read(pynvml.nvmlDeviceGetComputeRunningProcesses)
-        return len({process.pid for process in processes}) > 1 if processes else None
-
-    def close(self) -> None:
-        if self._open:
-            _ask(pynvml.nvmlShutdown)
-
-    def _read(self, function: Callable[[Any], Any]) -> Any | None:
-        return None if self._handle is None else _ask(function, self._handle)
-
-
-def _ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return None
-
-
 class _Energy:
     """Joules since the first reading: the card's counter, or power integrated over time."""
 
@@ -286,10 +249,15 @@ class _Energy:
 
 
 class _ProcessTree:
-    """CPU time and resident memory of this process and its descendants (loader processes)."""
+    """CPU time and resident memory of this process and its descendants (loader processes).
 
-    def __init__(self) -> None:
-        self._root = psutil.Process()
+    With a ``pid``, those of its descendants alone.
+    """
+
+    def __init__(self, pid: int | None = None) -> None:
+        self._root = psutil.Process(pid)
+        self._own = [self._root] if pid is None else []
+        self._share = _SEARCH_SHARE if pid is None else _PROGRAM_SEARCH_SHARE
         self._children: list[psutil.Process] = []
         self._next_search = 0.0
         self._seconds = 0.0
@@ -299,13 +267,13 @@ class _ProcessTree:
         """Return the CPU seconds since the last call, and the resident bytes."""
         started = perf_counter()
         if started >= self._next_search:
-            # the search reads every process of the machine: limit it to a thousandth of the time
+            # the search reads every process of the machine: limit its share of the time
             with suppress(psutil.Error):  # if /proc hides others' processes, count only itself
                 self._children = self._root.children(recursive=True)
             ended = perf_counter()
-            self._next_search = ended + 1000 * (ended - started)
+            self._next_search = ended + (ended - started) / self._share
         seconds, resident = 0.0, 0
-        for process in [*self._children, self._root]:
+        for process in [*self._children, *self._own]:
             try:
                 with process.oneshot():
                     times, rss = process.cpu_times(), process.memory_info().rss

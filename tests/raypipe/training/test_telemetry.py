@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.telemetry import Telemetry, combine
+from raypipe.training.telemetry import Program, Telemetry, combine
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 UUID = "GPU-aaaa0000"
@@ -155,6 +156,46 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) 
     assert unknown == {"gpu_util_mean", "energy_j", "gpu_shared"}
     assert summary["gpu_memory_used_peak_bytes"] == 12
     assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
+
+
+@pytest.mark.parametrize("entry", [UUID, "3"])
+def test_the_gpu_of_another_program_is_that_of_its_environment(
+    card: Card, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: ["handle"][index - 3])
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA H200")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda _: UUID)
+    card.watts = 100
+    with Telemetry("small", CPU, program=Program(os.getpid(), entry)) as telemetry:
+        card.memory = 5 * 10**9
+        card.pass_time(2.0, util=50)
+        telemetry.summary()
+        card.memory = 0
+    summary = telemetry.summary()
+    assert (summary["device"], summary["gpu_uuid"]) == ("NVIDIA H200", UUID)
+    assert summary["gpu_peak_bytes"] == summary["gpu_memory_used_peak_bytes"] == 5 * 10**9
+    assert summary["energy_j"] == pytest.approx(200)
+    assert summary["gpu_shared"] is None
+    assert card.open == 0
+
+
+def test_of_another_program_only_its_descendants_count(card: Card) -> None:
+    code = "held = bytearray(80_000_000); print(flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with Telemetry("small", CPU, program=Program(os.getpid(), None)) as telemetry:
+            card.pass_time(1.0)
+        assert 80_000_000 < telemetry.summary()["host_peak_bytes"] < 160_000_000
+        with Telemetry("small", CPU, program=Program(child.pid, None)) as telemetry:
+            card.pass_time(1.0)
+        assert telemetry.summary()["host_peak_bytes"] == 0
+    finally:
+        child.kill()
+        child.wait()
 
 
 @pytest.mark.parametrize("lost", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])

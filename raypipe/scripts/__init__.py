@@ -1,0 +1,1 @@
+"""Scripts: a user's own training command as a stage (``experiment: raypipe.scripts``)."""

@@ -1,0 +1,187 @@
+"""Command of a script: placeholders, arguments and environment variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raypipe.config.validation import did_you_mean
+from raypipe.scripts.settings import ScriptStageSettings
+from raypipe.training.batching import BatchPlan
+
+#: settings of ``training`` and ``scaling`` that are placeholders under their own name
+TRAINING = (
+    *("precision", "steps", "epochs", "seed", "learning_rate", "optimizer", "weight_decay"),
+    *("warmup_steps", "schedule", "min_lr_ratio", "clip_norm", "compile"),
+    *("gradient_checkpointing", "log_every", "eval_every", "eval_batch", "checkpoint_every"),
+)
+#: whether the arithmetic is this one, for scripts with a flag each (``--bf16 true``)
+PRECISIONS = ("tf32", "bf16", "fp16")
+SIZES = ("micro_batch", "accumulation", "effective_batch")
+SCALING = ("workers", "strategy", "threads")
+PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
+RESUME = "resume"
+#: names that a parameter cannot have
+RESERVED = frozenset({*SIZES, *PRECISIONS, *SCALING, *PLACES, RESUME})
+
+_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+def placeholders(text: str) -> list[str]:
+    """Return the names of the placeholders of a text. Raises ValueError for a stray brace."""
+    names = []
+    for part in _PART.finditer(text):
+        if part[0] in "{}":
+            raise ValueError(f"{text!r}: a single brace; write {{{{ and }}}} for braces")
+        if part[1] is not None:
+            names.append(part[1].strip())
+    return names
+
+
+def check_names(texts: Iterable[str], known: Collection[str], key: str) -> None:
+    """Raise ValueError if a text has an unknown placeholder."""
+    for text in texts:
+        for name in placeholders(text):
+            if name not in known:
+                raise ValueError(
+                    f"{key}: {{{name}}}: unknown placeholder{did_you_mean(name, sorted(known))} "
+                    f"(allowed: {', '.join(sorted(known))}; {{{{ and }}}} are braces)"
+                )
+
+
+def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return parameters by dotted name. Raises ValueError for a value without a text."""
+    found: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+            continue
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if each is None or isinstance(each, Mapping | list | tuple):
+                raise ValueError(
+                    f"parameters.{prefix}{name} = {json.dumps(value)}: must be a number, text, "
+                    "true or false, or a list of them"
+                )
+        found[f"{prefix}{name}"] = value
+    return found
+
+
+def setting_values(
+    settings: ScriptStageSettings, plan: BatchPlan, steps: int | None
+) -> dict[str, Any]:
+    """Return the placeholders of the settings. Those without a value are not given.
+
+    Args:
+        settings: the stage's section.
+        plan: the batch sizes.
+        steps: the length in steps, which a trial may shorten; None if it is in epochs.
+
+    """
+    values = {name: getattr(settings.training, name) for name in TRAINING}
+    values |= {name: getattr(plan, name) for name in (*SIZES, "workers")}
+    values |= {name: settings.training.precision == name for name in PRECISIONS}
+    values |= {"steps": steps, "strategy": settings.scaling.strategy}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def arguments(
+    settings: ScriptStageSettings, values: Mapping[str, Any], *, resumes: bool
+) -> list[str]:
+    """Return the arguments that start the script; a value is never split or interpreted.
+
+    An argument that is a list's placeholder becomes an argument per element.
+    """
+    resume = settings.resume if resumes else ""
+    if settings.shell:
+        whole = settings.command.replace("{resume}", resume)
+        return ["/bin/sh", "-c", filled(whole, values, quoted=True)]
+    found: list[str] = []
+    for template in _split(settings.command):
+        for part in _split(resume) if template == "{resume}" else [template]:
+            name = part[1:-1]
+            if part == f"{{{name}}}" and isinstance(values.get(name), list | tuple):
+                found += [text_of(each) for each in values[name]]
+            else:
+                found.append(filled(part, values))
+    return found
+
+
+def environment(settings: ScriptStageSettings, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables of the values and of the settings."""
+    found = {variable(name): text_of(value) for name, value in values.items()}
+    return found | {key: filled(text, values) for key, text in settings.environment.items()}
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a placeholder."""
+    return "RAYPIPE_" + re.sub(r"\W", "_", name).upper()
+
+
+def text_of(value: Any) -> str:
+    """Return a value as the script receives it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(text_of(each) for each in value)
+    return str(value)
+
+
+def check_form(settings: ScriptStageSettings, key: str) -> None:
+    """Raise ValueError if the command cannot be split, or places ``{resume}`` in an argument."""
+    for name in ("command", "resume"):
+        try:
+            parts = _split(getattr(settings, name))
+        except ValueError as error:
+            raise ValueError(f"{key}.{name}: {error}; quotes must be in pairs") from error
+        for part in parts if not settings.shell and name == "command" else ():
+            if RESUME in placeholders(part) and part != "{resume}":
+                raise ValueError(
+                    f"{key}.command: {part}: {{resume}} stands for whole arguments "
+                    f"({key}.resume = {settings.resume!r}); leave a space around it"
+                )
+    if not _split(settings.command):
+        raise ValueError(f"{key}.command: is empty")
+
+
+def script_of(command: str, directory: Path) -> str | None:
+    """Return the script that a command names, relative to the directory if it is below it.
+
+    It is the first argument that ends like a script (`.py`, `.sh`), a module after ``-m``, or
+    the program itself if it lies below the directory. None if there is none.
+    """
+    parts = _split(command)
+    for before, part in zip(["", *parts], parts, strict=False):
+        if before == "-m":
+            path = Path(*part.split("."))
+            for found in (path.with_suffix(".py"), path / "__main__.py"):
+                if (directory / found).is_file():
+                    return found.as_posix()
+        elif Path(part).suffix in (".py", ".sh") and not placeholders(part) and part[0] != "-":
+            return part
+    program = directory / parts[0]
+    if program.is_file() and program.resolve().is_relative_to(directory.resolve()):
+        return parts[0]
+    return None
+
+
+def _split(text: str) -> Sequence[str]:
+    return shlex.split(text)
+
+
+def filled(text: str, values: Mapping[str, Any], *, quoted: bool = False) -> str:
+    """Return a text with the values of its placeholders, quoted for a shell if asked."""
+
+    def of(part: re.Match[str]) -> str:
+        if part[1] is None:
+            return part[0][0]
+        value = values[part[1].strip()]
+        if not quoted:
+            return text_of(value)
+        several = value if isinstance(value, list | tuple) else [value]
+        return " ".join(shlex.quote(text_of(each)) for each in several)
+
+    return _PART.sub(of, text)

@@ -1,0 +1,220 @@
+"""History of a script: its records as rows of ``steps``, its speed, and its last values."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from raypipe.scripts.metrics import Batch, numbers
+from raypipe.stats import finite_or_none
+from raypipe.storage import tables
+from raypipe.storage.ledger import Row
+from raypipe.training.job import TrainingJob
+from raypipe.training.tables import STEPS, TRIALS
+
+#: names of scripts and frameworks by column; the first one that a record has counts
+_NAMES: Mapping[str, Sequence[str]] = {
+    "step": ("step", "global_step", "epoch"),
+    "loss": ("loss", "train_loss", "train_loss_step", "loss_step", "training_loss"),
+    "lr": ("lr", "learning_rate"),
+    "samples_per_s": ("samples_per_s", "samples_per_second"),
+    "tokens_per_s": ("tokens_per_s", "tokens_per_second"),
+}
+_EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)")
+_RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
+#: the summary of Hugging Face's Trainer, whose train_loss is a mean over the training
+_SUMMARY = "train_runtime"
+#: columns of the tables that are not a script's to fill
+_TAKEN = {
+    *(column.name for column in STEPS.columns if column.type == "text"),
+    *("run_id", "variant", "command_id"),
+}
+#: consecutive rows whose loss is not finite, after which a training is ended
+_OVERFLOWS = 3
+
+
+class _Point(NamedTuple):
+    """Time at which records came, the last step by then, and the samples if known."""
+
+    at: float
+    step: int
+    samples: float | None
+
+
+class History:
+    """Rows of the table ``steps`` by step, from the records of a script.
+
+    Records of the same step are one row. ``effective_batch`` is None if the script does not
+    receive the batch sizes: its speed is then known only if it writes ``samples`` (so far).
+
+    Args:
+        job: the training.
+        columns: the script's names by column.
+        effective_batch: samples per step, None if unknown.
+
+    """
+
+    def __init__(
+        self, job: TrainingJob, columns: Mapping[str, str], effective_batch: int | None
+    ) -> None:
+        self._job, self._effective_batch = job, effective_batch
+        self._own = {_clean(name): column for column, name in columns.items()}
+        self.rows: dict[int, Row] = {}
+        #: what the script wrote without a step, such as a final accuracy
+        self.summary: dict[str, float] = {}
+        self._points: list[_Point] = []
+        self._given: list[float] = []
+        self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
+
+    def restore(self) -> None:
+        """Read the rows of earlier attempts."""
+        stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
+        self.rows = {row["step"]: row for row in stored}
+
+    def add(self, batch: Batch, at: float | None) -> list[Row]:
+        """Add records and return the rows that are new or differ.
+
+        Args:
+            batch: the records; if they are from a file that began anew, rows from their first
+                step on are dropped.
+            at: when they were written, in seconds; None if unknown.
+
+        Raises:
+            FloatingPointError: the loss of several consecutive rows is not finite.
+
+        """
+        touched: dict[int, Row] = {}
+        known: dict[int, Row] = {}
+        before = self.rows
+        samples: float | None = None
+        for record in batch.records:
+            values, counts_steps = self._columns(numbers(record))
+            step = finite_or_none(values.pop("step", None))
+            if step is None:
+                self.summary |= values
+                continue
+            number = int(step)
+            if batch.anew and not touched:
+                self.rows = {key: row for key, row in self.rows.items() if key < number}
+            total = values.pop("samples", None)
+            if total is None and counts_steps and self._effective_batch is not None:
+                total = float(number * self._effective_batch)
+            samples = total if total is not None else samples
+            if number in before and number not in touched:
+                known[number] = dict(before[number])
+            row = self.rows.setdefault(number, {"trial_id": self._job.trial_id, "step": number})
+            if number in known:  # the same row in a file that was written again
+                row.setdefault("samples_per_s", known[number].get("samples_per_s"))
+            if at is not None and (loss := values.get("loss")) is not None:
+                self._losses.append((number, loss))
+            if (given := finite_or_none(values.get("samples_per_s"))) is not None:
+                self._given.append(given)
+            row |= {name: finite_or_none(value) for name, value in values.items()}
+            touched[number] = row
+        if touched and at is not None:
+            self._time(touched, samples, at)
+        self._check_losses(_OVERFLOWS)
+        return [row for number, row in sorted(touched.items()) if row != known.get(number)]
+
+    def finish(self) -> None:
+        """Raise FloatingPointError if the last loss is not finite."""
+        self._check_losses(1)
+
+    def store(self) -> None:
+        """Write the rows to the table ``steps``."""
+        if self.rows:
+            job, rows = self._job, [row for _, row in sorted(self.rows.items())]
+            tables.write_table(job.run_dir, job.steps_table, rows, job.run_id, job.trial_id)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is known when records came."""
+        return bool(self._points)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the script that is known; 0 if there is none."""
+        return max(self.rows, default=0)
+
+    def last_values(self) -> dict[str, Any]:
+        """Return the last value of each metric, as columns of ``trials``."""
+        found: dict[str, Any] = {}
+        for _, row in sorted(self.rows.items()):
+            found |= {name: value for name, value in row.items() if value is not None}
+        found |= {name: finite_or_none(value) for name, value in self.summary.items()}
+        taken = {column.name for column in TRIALS.columns if not column.name.startswith("eval_")}
+        last = {k: v for k, v in found.items() if k not in taken | {"step", "loss", "lr"}}
+        return {**last, "steps": self.last_step, "loss_final": found.get("loss")}
+
+    def speed(self, seconds: float) -> dict[str, float | None]:
+        """Return the mean speed: the script's own, else that between its first and last records.
+
+        Args:
+            seconds: the duration of the whole script, which counts if all records came at once.
+
+        """
+        points = self._points
+        rate = sum(self._given) / len(self._given) if self._given else None
+        step_s = None
+        if len(points) > 1:
+            step_s = (points[-1].at - points[0].at) / (points[-1].step - points[0].step)
+            rate = rate or _rate(points[0], points[-1])
+        elif points:
+            step_s = seconds / points[0].step if points[0].step else None
+            rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
+            rate = rate or (points[0].samples or 0.0) / seconds or None
+        return {"samples_per_s": rate, "step_time_s": step_s}
+
+    def _time(self, touched: Mapping[int, Row], samples: float | None, at: float) -> None:
+        """Record when the rows came, and the speed since those before."""
+        last = max(touched)
+        if self._points and last <= self._points[-1].step:
+            return
+        point = _Point(at, last, samples)
+        rate = _rate(self._points[-1], point) if self._points else None
+        for number, row in touched.items():
+            if not self._points or number > self._points[-1].step:
+                row.setdefault("samples_per_s", rate)
+        self._points.append(point)
+
+    def _check_losses(self, number: int) -> None:
+        last = list(self._losses)[-number:]
+        if len(last) == number and not any(math.isfinite(loss) for _, loss in last):
+            step, loss = last[-1]
+            raise FloatingPointError(f"the loss of the script is {loss} at step {step}")
+
+    def _columns(self, values: Mapping[str, float]) -> tuple[dict[str, float], bool]:
+        """Return values by column, and whether their step is a number of steps."""
+        named = {_clean(name): value for name, value in values.items()}
+        found: dict[str, float] = {}
+        for name in [name for name in named if name in self._own]:
+            found[self._own[name]] = named.pop(name)
+        counts_steps = True
+        for column, names in _NAMES.items():
+            given = next((each for each in names if each in named), None)
+            if given is None or column in found or (given == "train_loss" and _SUMMARY in named):
+                continue
+            if given == "epoch":
+                counts_steps = False
+                found[column] = named[given]
+            else:
+                found[column] = named.pop(given)
+        for name, value in named.items():
+            column = _EVALUATION.sub("eval_", name, count=1) if _EVALUATION.match(name) else name
+            column = "lr" if _RATE.fullmatch(name) and "lr" not in found else column
+            found.setdefault(f"metric_{column}" if column in _TAKEN else column, value)
+        return found, counts_steps
+
+
+def _rate(first: _Point, last: _Point) -> float | None:
+    if first.samples is None or last.samples is None or last.at <= first.at:
+        return None
+    return (last.samples - first.samples) / (last.at - first.at)
+
+
+def _clean(name: str) -> str:
+    """Return a name as a column: letters, digits and underscores."""
+    return re.sub(r"\W+", "_", name).strip("_") or "value"

@@ -1,0 +1,108 @@
+"""Settings of a script's stage: the command, its metrics and files, and the training settings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+
+from raypipe.config.settings import Operational
+from raypipe.training.settings import TrainStageSettings
+
+#: settings that only raypipe's own training loop has, with what to do instead
+_REFUSED = {
+    "training.init_from": "pass the path of the weights as a parameter",
+    "training.betas": "pass them as a parameter",
+    "training.restarts": "a script's schedule is its own",
+    "training.monitor": "let the script choose its best model",
+    "training.keep_checkpoints": "let the script delete old checkpoints",
+    "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
+    "loader.prefetch": "pass it as a parameter",
+    "loader.pin_memory": "pass it as a parameter",
+    "memory_trial": "a script does not know its longest samples",
+}
+
+
+class ScriptStageSettings(TrainStageSettings):
+    """A script as a training stage. `training` and `scaling` keep their names and meanings.
+
+    Every value that is given must reach the script: by a placeholder of the command, or by its
+    environment variable `RAYPIPE_NAME`, which one of `files` then contains.
+    """
+
+    command: str = Field(
+        min_length=1,
+        description="Command of the training, with placeholders such as `{micro_batch}`; `{{` and "
+        "`}}` are braces. It runs in the current directory.",
+    )
+    shell: bool = Field(
+        False,
+        description="Whether a shell (`sh -c`) runs the command; values of placeholders are "
+        "quoted. Without it, the command is split into arguments.",
+    )
+    metrics: str | None = Field(
+        None,
+        min_length=1,
+        description="File with the metrics that the script writes: JSON lines, CSV (.csv) or the "
+        "Trainer's `trainer_state.json`, relative to `{output_dir}`; of a pattern (`**/*.csv`) the "
+        "newest file. `stdout` for JSON lines on the standard output.",
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="Names of the script's metrics by column, such as `loss: train/nll`, where "
+        "raypipe does not know them.",
+    )
+    files: Operational[tuple[str, ...] | None] = Field(
+        None,
+        description="Files and patterns (`src/**/*.py`) whose content decides the result; by "
+        "default the script that the command names.",
+    )
+    resume: Operational[str] = Field(
+        "--resume {checkpoint_dir}",
+        description="Arguments that `{resume}` stands for if `{checkpoint_dir}` has files; else it "
+        "stands for nothing. `{newest_checkpoint}` is the newest file or folder there.",
+    )
+    environment: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further environment variables of the script; they may have placeholders.",
+    )
+    grace_s: Operational[NonNegativeFloat] = Field(
+        10.0,
+        description="Seconds between SIGTERM, on which the script may save a checkpoint, and "
+        "SIGKILL.",
+    )
+    time_limit_s: Operational[PositiveFloat | None] = Field(
+        None, description="Seconds after which an attempt is ended as failed."
+    )
+
+    restartable: ClassVar[bool] = False
+
+    def fixed_by(self, length: int) -> str | None:
+        """Return why a training of this length is not the beginning of a longer one."""
+        del length
+        return "what a script does with its length is not known"
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {key: str(v) if isinstance(v, int | float) else v for key, v in given.items()}
+
+    @model_validator(mode="after")
+    def _only_what_a_script_can_honor(self) -> ScriptStageSettings:
+        for key, advice in _REFUSED.items():
+            owner: Any = self
+            *sections, name = key.split(".")
+            for section in sections:
+                owner = getattr(owner, section)
+            if getattr(owner, name) != type(owner).model_fields[name].default:
+                raise ValueError(f"{key}: does not apply to a script; {advice}")
+        if "shorten" in self.on_oom:
+            raise ValueError("on_oom: shorten does not apply to a script")
+        if isinstance(self.scaling.workers, tuple):
+            raise ValueError(  # noqa: TRY004 - pydantic words a ValueError
+                "scaling.workers: the processes of a script are on one node, and their number is "
+                "fixed; give a number"
+            )
+        return self

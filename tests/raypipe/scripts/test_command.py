@@ -1,0 +1,176 @@
+"""What a script receives: arguments, variables, folders."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.scripts import command
+from raypipe.scripts.places import Places
+from raypipe.scripts.settings import ScriptStageSettings
+from raypipe.scripts.stage import script_stage
+from raypipe.scripts.task import ScriptTask
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_rows
+from raypipe.training.batching import BatchPlan
+from raypipe.training.ending import Ending
+from raypipe.training.job import TrainingJob
+from raypipe.training.settings import ScalingSettings, TrainingSettings
+
+VALUES = {"micro_batch": 4, "name": "a b; $x", "flag": True, "betas": [0.9, 0.99], "outer.x": 1e-3}
+
+
+def settings(text: str, **more) -> ScriptStageSettings:
+    return ScriptStageSettings(command=text, **more)
+
+
+def job(run: RunDirectory, folder: Path, code: str, **more) -> TrainingJob:
+    """A job of a script with this code."""
+    (folder / "train.py").write_text(code)
+    own = settings(f"{shlex.quote(sys.executable)} train.py {{steps}}", **more)
+    own = own.model_copy(update={"training": TrainingSettings(steps=5)})
+    task = ScriptTask(str(folder), {}, {}, frozenset({"steps"}), frozenset())
+    return TrainingJob("t", "run", task, own, BatchPlan(1, 1, 1, 1), run)
+
+
+def test_placeholders_are_filled_after_the_command_was_split() -> None:
+    text = "python t.py --n {micro_batch} '{name}' --x={outer.x} {flag} {{a}} -b {betas} {resume}"
+    own = settings(text, resume="--from '{name}'")
+    assert command.arguments(own, VALUES, resumes=False) == [
+        "python", "t.py", "--n", "4", "a b; $x", "--x=0.001", "true", "{a}", "-b", "0.9", "0.99",
+    ]  # fmt: skip
+    assert command.arguments(own, VALUES, resumes=True)[-2:] == ["--from", "a b; $x"]
+
+
+@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+def test_a_value_is_one_argument_whatever_it_is(text: str) -> None:
+    own = settings("t.py {name}")
+    assert command.arguments(own, {"name": text}, resumes=False) == ["t.py", text]
+    *_, line = command.arguments(settings("t.py {name}", shell=True), {"name": text}, resumes=False)
+    assert shlex.split(line) == ["t.py", text]
+
+
+def test_variables_have_the_same_values() -> None:
+    own = settings("t.py", environment={"SEED": 3, "PLACE": "{outer.x}/x"})
+    assert (
+        command.environment(own, VALUES).items()
+        >= {
+            "RAYPIPE_MICRO_BATCH": "4",
+            "RAYPIPE_OUTER_X": "0.001",
+            "RAYPIPE_BETAS": "0.9,0.99",
+            "SEED": "3",
+            "PLACE": "0.001/x",
+        }.items()
+    )
+
+
+def test_the_script_of_a_command(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    for name in ("pack/train.py", "program"):
+        (tmp_path / name).touch()
+    found = {
+        text: command.script_of(text, tmp_path)
+        for text in (
+            "python -u train.py --config x.py",
+            "torchrun --nproc-per-node 2 -m pack.train",
+            "./program {x}",
+            "python -m json.tool",
+        )
+    }
+    assert list(found.values()) == ["train.py", "pack/train.py", "./program", None]
+
+
+def test_files_of_a_pattern_are_part_of_the_identity(folder: Path) -> None:
+    (folder / "src").mkdir()
+    (folder / "src/model.py").write_text("1")
+    text = "python train.py --batch {micro_batch} --out {output_dir}"
+    training = TrainingSettings(micro_batch=2, accumulation=1, effective_batch=2)
+    own = settings(text, files=("train.py", "src/**/*.py"), training=training)
+    (unit,) = script_stage("train", own).units
+    assert sorted(unit.literals["files"]) == ["src/model.py", "train.py"]
+    (folder / "src/model.py").write_text("2")
+    (changed,) = script_stage("train", own).units
+    assert {
+        name: unit.literals["files"][name] == digest
+        for name, digest in changed.literals["files"].items()
+    } == {"train.py": True, "src/model.py": False}
+
+
+def test_several_workers_are_one_process_with_all_resources(folder: Path) -> None:
+    text = "torchrun --nproc-per-node {workers} train.py"
+    scaling = ScalingSettings(workers=4, gpus_per_worker=1, cpus_per_worker=2)
+    stage = script_stage("train", settings(text, scaling=scaling))
+    assert stage.training is not None
+    placed = stage.training.task(None).placed(stage.training.settings).scaling
+    assert (placed.workers, placed.gpus_per_worker, placed.reserved_cpus) == (1, 4, 8)
+
+
+def test_a_file_that_changed_since_the_start_is_refused(run: RunDirectory, tmp_path: Path) -> None:
+    asked = job(run, tmp_path, "pass")
+    asked = replace(asked, task=replace(asked.task, hashes={"train.py": "0" * 32}))
+    with pytest.raises(ValueError, match=r"train\.py: has changed"):
+        asked.task.run(asked, print, Ending())
+    asked = replace(asked, task=replace(asked.task, hashes={"data.py": "0" * 32}))
+    with pytest.raises(ValueError, match=r"data\.py: is missing"):
+        asked.task.run(asked, print, Ending())
+
+
+def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    pathlib.Path(os.environ['RAYPIPE_CHECKPOINT_DIR'], 'last').touch()\n"
+        "    sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        'print(\'{"step": 3, "loss": 1}\', flush=True)\n'
+        "time.sleep(600)\n"
+    )
+    asked, ending = job(run, tmp_path, code, metrics="stdout"), Ending()
+
+    def report(row: object) -> None:
+        ending.wanted = True
+
+    outcome = asked.task.run(asked, report, ending)
+    assert outcome["ended_at"] == 3
+    assert ending.seconds == 10.0
+    assert run.list(run.checkpoints("t")) == ["last"]
+
+
+def test_folders_of_a_remote_run_directory(remote: RunDirectory, tmp_path: Path) -> None:
+    asked = job(remote, tmp_path, "")
+    with Places(asked) as first:
+        (first.output / "deep").mkdir()
+        (first.output / "deep/model").write_text("m")
+        (first.checkpoints / "last").write_text("1")
+        first.log.write_text("one\n")
+    assert not first.output.exists()
+    with Places(asked) as second:
+        assert second.newest_checkpoint == second.checkpoints / "last"
+        assert (second.output / "deep/model").read_text() == "m"
+        second.checkpoints.joinpath("last").write_text("22")
+        second._next_copy = 0.0
+        second.keep()  # seen for the first time: it may be incomplete
+        assert remote.read(f"{remote.checkpoints('t')}/last") == b"1"
+        second._next_copy = 0.0
+        second.keep()
+        assert remote.read(f"{remote.checkpoints('t')}/last") == b"22"
+        with second.log.open("a") as log:
+            log.write("two\n")
+    assert remote.read(f"{remote.logs}/t.log") == b"one\ntwo\n"
+
+
+def test_a_measured_trial_leaves_nothing(run: RunDirectory, tmp_path: Path) -> None:
+    code = "import os; open(os.environ['RAYPIPE_OUTPUT_DIR'] + '/model', 'w').close()\n"
+    code += 'print(\'{"step": 5, "samples_per_s": 7}\')'
+    asked = replace(job(run, tmp_path, code, metrics="stdout"), measured=True)
+    outcome = asked.task.run(asked, print, Ending())
+    assert (outcome["samples_per_s"], outcome["steps"]) == (7, 5)
+    assert not run.exists(run.artifact("t"))
+    assert not run.exists(run.checkpoints("t"))
+    assert [row["step"] for row in read_rows(run, "steps", "t")] == [5]

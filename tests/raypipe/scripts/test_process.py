@@ -1,0 +1,200 @@
+"""The processes of a script: no one survives its end, whoever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raypipe.errors import UnitError
+from raypipe.scripts.failure import failure_of
+from raypipe.scripts.process import Exit, ScriptProcess
+
+#: a child and a grandchild in a session of its own, which ignore SIGTERM, as their parent may
+STUBBORN = """
+import os, signal, subprocess, sys, time
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = ("import os,signal,time,subprocess,sys\\n"
+         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
+         "if len(sys.argv) == 1:\\n"
+         "    subprocess.Popen([sys.executable, '-c', open(0).read(), 'x'], start_new_session=True,"
+         "stdin=open('child.py'))\\n"
+         "open(f'pid{os.getpid()}', 'w').close()\\n"
+         "time.sleep(600)\\n")
+open("child.py", "w").write(child)
+subprocess.Popen([sys.executable, "child.py"], stdin=open("child.py"))
+while len([name for name in os.listdir() if name.startswith("pid")]) < 2:
+    time.sleep(0.01)
+open(f"pid{os.getpid()}", "w").close()
+print("ready", flush=True)
+if "leave" not in sys.argv:
+    time.sleep(600)
+"""
+
+
+def script(folder: Path, *arguments: str, grace_s: float = 0.3, **more) -> ScriptProcess:
+    (folder / "stubborn.py").write_text(STUBBORN)
+    argv = [sys.executable, "stubborn.py", *arguments]
+    return ScriptProcess(argv, str(folder), os.environ, folder / "log", grace_s, **more)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in 120 s"
+        time.sleep(0.01)
+
+
+def processes(folder: Path) -> set[int]:
+    return {int(path.name.removeprefix("pid")) for path in folder.glob("pid*")}
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("arguments", [(), ("ignore",)])
+def test_the_end_is_that_of_the_whole_tree(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with script(tmp_path, *arguments) as process:
+        wait_for(lambda: len(processes(tmp_path)) == 3)
+        process.end()
+        wait_for(lambda: process.poll() is not None)
+        number = signal.SIGKILL if arguments else signal.SIGTERM
+        assert process.poll() is not None
+        assert process.poll().status == -number
+        assert all(map(is_gone, processes(tmp_path)))
+    assert (tmp_path / "log").read_text() == "ready\n"
+
+
+def test_what_a_script_leaves_is_ended(tmp_path: Path) -> None:
+    with script(tmp_path, "leave") as process:
+        wait_for(lambda: process.poll() is not None)
+        assert process.poll().status == 0
+    assert len(processes(tmp_path)) == 3
+    assert all(map(is_gone, processes(tmp_path)))
+
+
+def test_an_exception_in_the_body_ends_the_script(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with script(tmp_path, "ignore"):
+            wait_for(lambda: len(processes(tmp_path)) == 3)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all(map(is_gone, processes(tmp_path)))
+
+
+@pytest.mark.parametrize("killed", ["starter", "guard"])
+def test_a_script_does_not_survive_its_starter(tmp_path: Path, killed: str) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    code = (
+        "import os, sys, time; from pathlib import Path\n"
+        "from raypipe.scripts.process import ScriptProcess\n"
+        "argv = [sys.executable, 'stubborn.py', 'ignore']\n"
+        f"with ScriptProcess(argv, {str(tmp_path)!r}, os.environ, Path('log'), 0.2) as p:\n"
+        f"    Path({str(tmp_path)!r}, 'guard').write_text(str(p.guard_pid))\n"
+        "    time.sleep(600)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=_environment())
+    wait_for(lambda: len(processes(tmp_path)) == 3 and (tmp_path / "guard").exists())
+    guard = int((tmp_path / "guard").read_text())
+    os.kill(starter.pid if killed == "starter" else guard, signal.SIGKILL)
+    (script_pid,) = [
+        pid for pid in processes(tmp_path) if "stubborn.py" in _command_line(pid)
+    ] or processes(tmp_path)
+    if killed == "starter":
+        wait_for(lambda: all(map(is_gone, processes(tmp_path))))
+    else:  # the script itself dies with its guard
+        wait_for(lambda: is_gone(script_pid))
+        for pid in processes(tmp_path):
+            if not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+    starter.kill()
+    starter.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) -> None:
+    code = (
+        "import sys; print('out', flush=True)\n"
+        "sys.stderr.write(' 1%\\r 99%\\n' + ''.join(f'{n}\\n' for n in range(300)) + 'end')\n"
+        "sys.exit(3)"
+    )
+    heard: list[str] = []
+    argv = [sys.executable, "-c", code]
+    with ScriptProcess(argv, str(tmp_path), os.environ, tmp_path / "log", 1, heard.append) as run:
+        wait_for(lambda: run.poll() is not None)
+        assert run.poll() == Exit(3, run.poll().peak_bytes)
+        assert run.poll().peak_bytes > 2**20
+        errors = run.errors()
+    assert (len(errors), errors[-2:]) == (200, ["299", "end"])
+    assert heard == ["out"]
+    assert "99%" in (tmp_path / "log").read_text()
+
+
+def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
+    run = ScriptProcess(["./nothing"], str(tmp_path), os.environ, tmp_path / "log", 1)
+    with pytest.raises(ValueError, match=r"\./nothing: cannot be started: No such file"), run:
+        pass
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File 'x.py', line 3, in <module>\n    f()\n"
+TORCHRUN = """
+[rank1]: torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 4711)
+  traceback : Signal 9 (SIGKILL) received by PID 4711
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "kernel", "kind", "first"),
+    [
+        (1, TRACEBACK + "KeyError: 'a'", False, "error", "exit status 1: KeyError: 'a'"),
+        (1, TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried", False,
+         "out_of_memory", "exit status 1: torch.OutOfMemoryError: CUDA out of memory. Tried"),
+        (1, "RuntimeError: CUDA error: out of memory", False, "out_of_memory", "exit status 1: "),
+        (1, "RESOURCE_EXHAUSTED: Out of memory while trying", False, "out_of_memory", ""),
+        (1, TRACEBACK + "MemoryError", False, "host_out_of_memory", "exit status 1: MemoryError"),
+        (1, "DefaultCPUAllocator: can't allocate memory: you tried", False,
+         "host_out_of_memory", ""),
+        (1, TRACEBACK + "FloatingPointError: loss", False, "invalid_value", ""),
+        (-9, "", False, "worker_died", "ended by SIGKILL; it wrote nothing to standard error"),
+        (137, "", False, "worker_died", "ended by SIGKILL"),
+        (137, "", True, "host_out_of_memory", "the kernel ended it for lack of memory"),
+        (-11, "", True, "worker_died", "ended by SIGSEGV"),
+        (-6, "terminate called: CUDA out of memory", False, "out_of_memory", "ended by SIGABRT"),
+        (1, TORCHRUN, False, "worker_died", "ended by SIGKILL"),
+        (1, TORCHRUN, True, "host_out_of_memory", "the kernel ended it"),
+        (2, "usage: x\nx: error: no such option", False, "error", "exit status 2: x: error: no"),
+    ],
+)  # fmt: skip
+def test_kinds_of_failures(status, errors, kernel, kind, first) -> None:
+    failure = failure_of("u", status, errors.split("\n"), 8, killed_by_kernel=kernel)
+    assert isinstance(failure, UnitError)
+    assert failure.kind == kind
+    assert failure.message.startswith(first)
+    assert (failure.limit is not None) == (kind == "out_of_memory")

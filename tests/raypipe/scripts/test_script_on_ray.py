@@ -1,0 +1,144 @@
+"""A script on Ray: leases, interruptions of the command, several processes, real frameworks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from raypipe.launch.cluster import RayLauncher
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests import command
+from tests.raypipe.scripts.conftest import write_configuration
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "scripts"
+WAIT_S = 300
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not come about in {WAIT_S} s"
+        time.sleep(0.05)
+
+
+def table(folder: Path, name: str):
+    return read_table(RunDirectory.at(folder / "run"), name)
+
+
+def of_scripts(folder: Path) -> list[psutil.Process]:
+    """The processes whose working directory is the folder, but for the commands'."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            line = " ".join(process.cmdline())
+            if "train.py" in line and str(folder) in line and "raypipe" not in line:
+                found.append(process)
+    return found
+
+
+def run(launcher: RayLauncher, folder: Path, verb: str = "run") -> command.Ended:
+    """The command in this process, on the tests' cluster."""
+    with contextlib.chdir(folder):
+        return command.in_process(launcher, verb, "c.yaml", "--run-dir", "run", environment={})
+
+
+def test_a_sweep_runs_in_the_directory_of_the_command(launcher: RayLauncher, folder: Path) -> None:
+    axes = {"training.micro_batch": [2, 4]}
+    sweep = {"stage": "train", "steps": 20, "warmup_steps": 4, "axes": axes}
+    write_configuration(folder, "--fits 2", sweep=sweep, training={"effective_batch": 8})
+    ended = run(launcher, folder, "sweep")
+    trials = table(folder, "trials").set_index("micro_batch")
+    assert dict(trials.status) == {2: "succeeded", 4: "out_of_memory"}, ended.output
+    assert trials.loc[2, "samples_per_s"] > 0
+    assert of_scripts(folder) == []
+
+
+def test_a_remote_run_directory_receives_the_output(launcher, folder: Path) -> None:
+    write_configuration(folder)
+    where = f"file://{folder}/remote"
+    ended = command.in_process(launcher, "run", "c.yaml", "--run-dir", where, environment={})
+    assert ended.status == 0, ended.output
+    assert (folder / "remote/artifacts/train/model.txt").exists()
+    assert (folder / "remote/checkpoints/train/state.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_script_survives_its_command(launcher: RayLauncher, folder: Path, number: int) -> None:
+    write_configuration(folder, "--fail hang", grace_s=1)
+    environment = {"RAYPIPE_CACHE": str(folder / "cache")}
+    process = command.start(
+        folder, "run", "c.yaml", "--run-dir", "run", environment=environment, start_new_session=True
+    )
+    saved = folder / "run/checkpoints/train/state.json"
+    wait_for(lambda: saved.exists() or process.poll() is not None)
+    assert of_scripts(folder)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == (-9 if number == signal.SIGKILL else 130), output
+    wait_for(lambda: not of_scripts(folder))
+    ended = run(launcher, folder)  # resumes: a fresh script would hang again
+    assert ended.status == 0, ended.output
+    assert sorted(table(folder, "steps").step) == list(range(1, 13))
+
+
+@pytest.mark.slow
+def test_torchrun_starts_several_processes(launcher: RayLauncher, folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "import json, sys\n"
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1)\n"
+        "dist.all_reduce(total)\n"
+        "if dist.get_rank() == 0:\n"
+        "    print(json.dumps({'step': 1, 'loss': total.item(), 'accum': int(sys.argv[2])}))\n"
+        "dist.destroy_process_group()\n"
+    )
+    line = "torchrun --standalone --nproc-per-node {workers} train.py {micro_batch} {accumulation}"
+    train = {"command": f"{line} {{steps}}", "metrics": "stdout"}
+    scaling = {"workers": 2, "cpus_per_worker": 0.5}
+    write_configuration(folder, scaling=scaling, **train)
+    ended = run(launcher, folder)
+    assert ended.status == 0, ended.output
+    (row,) = table(folder, "trials").to_dict("records")
+    assert (row["loss_final"], row["workers"], row["effective_batch"]) == (2.0, 2, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package"), [("plain", "torch"), ("trainer", "transformers"), ("light", "lightning")]
+)
+def test_examples_of_the_guide(
+    launcher: RayLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    for suffix in ("py", "yaml"):
+        source = EXAMPLES / f"{name}.{suffix}"
+        (tmp_path / source.name).write_text(source.read_text())
+    (tmp_path / "c.yaml").write_text((EXAMPLES / f"{name}.yaml").read_text())
+    ended = run(launcher, tmp_path)
+    assert ended.status == 0, ended.output
+    steps = table(tmp_path, "steps")
+    assert len(steps) > 3
+    assert steps.loss.notna().sum() > 3
+    (row,) = table(tmp_path, "trials").to_dict("records")
+    assert row["eval_loss"] > 0
+    assert row["loss_final"] < steps.sort_values("step").loss.dropna().iloc[0]
+    assert row["samples_per_s"] > 0
+    wanted = yaml.safe_load((tmp_path / "c.yaml").read_text())["train"]["training"]["steps"]
+    assert row["steps"] in (wanted, wanted - 1)  # Lightning counts from 0

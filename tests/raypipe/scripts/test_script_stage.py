@@ -1,0 +1,318 @@
+"""A script as a stage, through the commands, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests.command import Ended
+from tests.raypipe.scripts.conftest import COMMAND
+
+Run = Callable[..., Ended]
+
+
+def table(folder: Path, name: str) -> pd.DataFrame:
+    return read_table(RunDirectory.at(folder / "run"), name)
+
+
+def log(folder: Path) -> str:
+    return (folder / "run/logs/train.log").read_text()
+
+
+def trial(folder: Path) -> pd.Series[Any]:
+    (_, row), *rest = table(folder, "trials").iterrows()
+    assert rest == []
+    return row
+
+
+def test_metrics_become_rows_and_output_is_kept(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run")
+    assert ended.status == 0, ended.output
+    row = trial(folder)
+    assert (row.status, row.steps, row.attempts, row.device) == ("succeeded", 12, 1, "cpu")
+    assert (row.micro_batch, row.accumulation, row.effective_batch) == (4, 2, 8)
+    assert row.eval_accuracy == 0.75
+    assert row.samples_per_s > 0
+    assert row.host_peak_bytes > 2**20
+    assert row.learning_rate == 1e-3
+    assert pd.isna(row.optimizer)  # no value that the script does not receive
+    assert pd.isna(row.precision)
+    steps = table(folder, "steps").sort_values("step")
+    assert list(steps.step) == list(range(1, 13))
+    written = (folder / "run/artifacts/train/metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in written[:-1]]
+    assert list(steps.loss) == losses
+    assert row.loss_final == losses[-1]
+    assert float((folder / "run/artifacts/train/model.txt").read_text()) > 1
+    assert "attempt 1: python train.py --batch 4" in log(folder)
+    samples = table(folder, "gpu_samples")
+    assert (samples.rss_bytes >= 0).all()
+
+
+def test_a_finished_script_is_not_run_again(raypipe: Run, folder: Path) -> None:
+    assert raypipe("run").status == 0
+    (folder / "run/artifacts/train/model.txt").unlink()
+    assert raypipe("run").status == 0
+    assert not (folder / "run/artifacts/train/model.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda folder: (folder / "train.py").open("a").write("# changed\n"), "files.train.py"),
+        (lambda folder: None, "train.training.effective_batch"),
+    ],
+)
+def test_a_changed_file_or_value_is_refused(
+    raypipe: Run, folder: Path, change: Callable[[Path], object], named: str
+) -> None:
+    assert raypipe("run").status == 0
+    change(folder)
+    sizes = {"micro_batch": 8} if named.startswith("train.") else {}
+    ended = raypipe("run", training=sizes)
+    assert ended.status == 2
+    assert named in ended.output
+
+
+def test_another_split_of_the_batch_is_the_same_result(raypipe: Run, folder: Path) -> None:
+    assert raypipe("run").status == 0
+    ended = raypipe("run", training={"micro_batch": 8, "accumulation": 1}, time_limit_s=99)
+    assert ended.status == 0
+    assert trial(folder).micro_batch == 4
+
+
+def test_out_of_memory_halves_the_micro_batch(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run", extra="--fits 1")
+    assert ended.status == 0, ended.output
+    row = trial(folder)
+    assert (row.micro_batch, row.accumulation, row.effective_batch) == (1, 8, 8)
+    failures = table(folder, "failures")
+    assert list(failures.kind) == ["out_of_memory"] * 2
+    assert failures.message.str.contains("Tried to allocate 2.00 GiB").all()
+    assert row.attempts == 3
+
+
+def test_without_accumulation_the_micro_batch_cannot_shrink(raypipe: Run, folder: Path) -> None:
+    command = "python train.py --batch {micro_batch} --steps {steps} --out {output_dir} --fits 1"
+    ended = raypipe("run", command=command, training={"accumulation": 1})
+    assert ended.status == 1
+    assert trial(folder).status == "out_of_memory"
+    assert len(table(folder, "failures")) == 1
+
+
+def test_an_exception_is_the_message_of_the_failure(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run", extra="--fail raise")
+    assert ended.status == 1
+    (row,) = table(folder, "failures").to_dict("records")
+    assert row["kind"] == "error"
+    first, *rest = row["message"].splitlines()
+    assert first == "exit status 1: ValueError: the data ends here"
+    assert any("line" in line for line in rest)
+    assert "the data ends here" in ended.output
+    assert len(table(folder, "steps")) == 6
+
+
+def test_a_killed_script_resumes_from_its_checkpoint(raypipe: Run, folder: Path) -> None:
+    assert raypipe("run").status == 0
+    expected = table(folder, "steps").sort_values("step").loss.tolist()
+    (folder / "run").rename(folder / "whole")
+    ended = raypipe("run", extra="--fail kill")
+    assert ended.status == 0, ended.output
+    (failure,) = table(folder, "failures").to_dict("records")
+    assert failure["kind"] == "worker_died"
+    assert "SIGKILL" in failure["message"]
+    steps = table(folder, "steps").sort_values("step")
+    assert list(steps.step) == list(range(1, 13))
+    assert steps.loss.tolist() == expected
+    first, second = [x for x in log(folder).splitlines() if x.startswith("---")]
+    assert "--resume" not in first
+    assert "--resume" in second
+    assert trial(folder).attempts == 2
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(raypipe: Run, folder: Path) -> None:
+    assert raypipe("run", extra="--fail nan").status == 1
+    (row,) = table(folder, "failures").to_dict("records")
+    assert row["kind"] == "invalid_value"
+
+
+def test_the_time_limit_ends_the_script(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run", extra="--fail hang", time_limit_s=1.5)
+    assert ended.status == 1
+    (row,) = table(folder, "failures").to_dict("records")
+    assert (row["kind"], row["message"]) == ("timeout", "it ran longer than time_limit_s = 1.5")
+
+
+def test_metrics_that_are_missing_are_an_error(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run", metrics="log.csv")
+    assert ended.status == 1
+    (row,) = table(folder, "failures").to_dict("records")
+    assert row["message"].startswith("metrics = log.csv: no such file in {output_dir}")
+    assert "metrics.jsonl" in row["message"]
+
+
+def test_values_arrive_as_variables_and_json_comes_on_stdout(raypipe: Run, folder: Path) -> None:
+    (folder / "other.py").write_text(
+        "import json, os\n"
+        "lr, hidden = os.environ['RAYPIPE_LEARNING_RATE'], os.environ['RAYPIPE_HIDDEN']\n"
+        "print('hello')\n"
+        "print(json.dumps({'step': 1, 'loss': float(lr), 'hidden': int(hidden)}))\n"
+        "print(json.dumps({'accuracy': 1.0, 'visible': len(os.environ['CUDA_VISIBLE_DEVICES'])}))\n"
+    )
+    training = {"steps": None, "epochs": None, "micro_batch": 1, "accumulation": 1}
+    training["learning_rate"] = 0.5
+    ended = raypipe(
+        "run",
+        command="python other.py",
+        metrics="stdout",
+        training=training,
+        parameters={"hidden": 32},
+    )
+    assert ended.status == 0, ended.output
+    row = trial(folder)
+    assert (row.loss_final, row.hidden, row.param_hidden) == (0.5, 32, 32)
+    assert (row.accuracy, row.visible) == (1.0, 0)
+    assert "hello" in log(folder)
+
+
+def test_a_shell_receives_quoted_values(raypipe: Run, folder: Path) -> None:
+    (folder / "note.sh").write_text('printf \'{"step": 1, "loss": %s}\\n\' "$1"\necho "$2"\n')
+    text = "two words; $(exit 3) 'quoted'"
+    ended = raypipe(
+        "run",
+        command="x=0.25; sh note.sh $x {text} | cat",
+        shell=True,
+        metrics="stdout",
+        training={"steps": None, "micro_batch": 1, "accumulation": 1},
+        parameters={"text": text},
+    )
+    assert ended.status == 0, ended.output
+    assert trial(folder).loss_final == 0.25
+    assert text in log(folder).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"extra": "{lerning_rate}"}, "{lerning_rate}: unknown placeholder; did you mean"),
+        ({"extra": "{"}, "a single brace"),
+        ({"extra": "'"}, "quotes must be in pairs"),
+        ({"extra": "--x={resume}"}, "leave a space around it"),
+        ({"parameters": {"dropout": 0.1}}, "parameters.dropout = 0.1: does not reach the script"),
+        ({"parameters": {"steps": 3}}, "parameters.steps: the name is taken by train.training"),
+        ({"parameters": {"workers": 3}}, "parameters.workers: the name is taken by raypipe's"),
+        ({"parameters": {"x": None}, "extra": "{x}"}, "must be a number, text"),
+        ({"training": {"clip_norm": 1}}, "train.training.clip_norm = 1.0: does not reach"),
+        ({"training": {"precision": "bf16"}}, "train.training.precision = 'bf16': does not reach"),
+        ({"training": {"monitor": {"metric": "loss"}, "eval_every": 1}}, "does not apply to a"),
+        ({"scaling": {"workers": 2}}, "train.scaling.workers = 2: does not reach the script"),
+        ({"scaling": {"workers": [1, 2]}}, "scaling.workers: the processes of a script are on"),
+        ({"loader": {"workers": 2}}, "loader.workers: does not apply to a script"),
+        ({"files": ["data.py"]}, "train.files: data.py: there is no such file"),
+        ({"files": ["src/*.py"]}, "train.files: src/*.py: there is no such file"),
+        ({"command": "python -c 'pass'"}, "the command names no script below"),
+        ({"command": "python tarin.py"}, "tarin.py: there is no such file"),
+        ({"on_oom": ["bf16"]}, "train.on_oom = 'bf16': does not reach the script"),
+    ],
+)
+def test_a_mistake_is_one_message(
+    raypipe: Run, folder: Path, given: dict[str, Any], message: str
+) -> None:
+    ended = raypipe("run", **given)
+    assert ended.status == 2, ended.output
+    assert message in ended.output
+    assert "Traceback" not in ended.output
+    assert not (folder / "run").exists()
+
+
+def test_a_program_that_is_missing_is_a_failure(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("run", command=COMMAND.replace("python", "no-such-program"))
+    assert ended.status == 1
+    assert "no-such-program: cannot be started: No such file" in ended.output
+
+
+def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path) -> None:
+    ended = raypipe(
+        "sweep",
+        extra="--fits {fits} --precision {precision}",
+        parameters={"fits": 4},
+        sweep={
+            "stage": "train",
+            "steps": 6,
+            "warmup_steps": 2,
+            "axes": {"training.micro_batch": [2, 8], "parameters.fits": [4]},
+        },
+    )
+    assert ended.status in (0, 1), ended.output
+    trials = table(folder, "trials").set_index("micro_batch")
+    assert dict(trials.status) == {2: "succeeded", 8: "out_of_memory"}
+    assert trials.loc[2, "samples_per_s"] > 0
+    assert trials.loc[2, "param_fits"] == 4
+    assert (trials.attempts == 1).all()
+
+
+def test_the_recommendation_of_a_sweep_is_trained(raypipe: Run, folder: Path) -> None:
+    axes = {"parameters.rate": [0.001, 0.3]}
+    ended = raypipe(
+        "run",
+        command=COMMAND.replace("{learning_rate}", "{rate}"),
+        parameters={"rate": 0.0},
+        from_sweep=True,
+        sweep={"stage": "train", "kind": "quality", "axes": axes},
+    )
+    assert ended.status == 0, ended.output
+    trials = table(folder, "trials").set_index("stage")
+    assert trials.loc["train", "param_rate"] == 0.3
+    assert len(trials.loc["sweep"]) == 2
+    assert trials.loc["train", "loss_final"] == trials.loc["sweep", "loss_final"].min()
+
+
+def test_a_plan_starts_nothing(raypipe: Run, folder: Path) -> None:
+    ended = raypipe("plan")
+    assert ended.status == 0, ended.output
+    assert "python train.py --batch" in ended.output
+    assert not (folder / "run").exists()
+
+
+def test_a_population_is_refused(raypipe: Run, folder: Path) -> None:
+    axes = {"training.learning_rate": {"low": 0.01, "high": 0.1}}
+    sweep = {"stage": "train", "kind": "quality", "scheduler": "pbt", "axes": axes, "samples": 2}
+    ended = raypipe("sweep", sweep=sweep)
+    assert ended.status == 2
+    assert "train is a script, which cannot continue" in ended.output
+
+
+def test_a_matrix_has_parameters_as_axes(raypipe: Run, folder: Path) -> None:
+    matrix = {"parameters.wait": [1, 2], "train.training.seed": [0, 1]}
+    ended = raypipe(
+        "run",
+        extra="--fail w{wait}s{seed}",
+        parameters={"wait": 0},
+        matrix=matrix,
+        training={"steps": 3},
+    )
+    assert ended.status == 0, ended.output
+    trials = table(folder, "trials")
+    assert sorted(zip(trials.param_wait, trials.seed, strict=True)) == [
+        (1, 0), (1, 1), (2, 0), (2, 1),
+    ]  # fmt: skip
+    assert len(table(folder, "steps")) == 12
+
+
+def test_fit_finds_the_largest_micro_batch(raypipe: Run, folder: Path) -> None:
+    ended = raypipe(
+        "fit",
+        extra="--fits 5 --precision {precision}",
+        training={"micro_batch": None, "accumulation": None, "effective_batch": 16},
+    )
+    assert ended.status == 0, ended.output
+    assert any(line.split()[1:4] == ["fp32", "5", "4"] for line in ended.output.splitlines()), (
+        ended.output
+    )
