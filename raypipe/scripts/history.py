@@ -149,11 +149,12 @@ class History:
         last = {k: v for k, v in found.items() if k not in taken | {"step", "loss", "lr"}}
         return {**last, "steps": self.last_step, "loss_final": found.get("loss")}
 
-    def speed(self, seconds: float) -> dict[str, float | None]:
+    def speed(self, seconds: float | None) -> dict[str, float | None]:
         """Return the mean speed: the script's own, else that between its first and last records.
 
         Args:
-            seconds: the duration of the whole script, which counts if all records came at once.
+            seconds: the duration of the whole script, which counts if all records came at once;
+                None if the speed is then unknown.
 
         """
         points = self._points
@@ -163,9 +164,10 @@ class History:
             step_s = (points[-1].at - points[0].at) / (points[-1].step - points[0].step)
             rate = rate or _rate(points[0], points[-1])
         elif points:
-            step_s = seconds / points[0].step if points[0].step else None
             rate = rate or finite_or_none(self.last_values().get("train_samples_per_second"))
-            rate = rate or (points[0].samples or 0.0) / seconds or None
+            if seconds is not None:
+                step_s = seconds / points[0].step if points[0].step else None
+                rate = rate or (points[0].samples or 0.0) / seconds or None
         return {"samples_per_s": rate, "step_time_s": step_s}
 
     def _time(self, touched: Mapping[int, Row], samples: float | None, at: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 Record = dict[str, Any]
 
 #: share of the time that reading may take
-_SHARE = 0.02
+_SHARE = 0.1
 _POLL_S = 0.05
 #: bytes before the read position that must be the same when reading goes on
 _OVERLAP = 64

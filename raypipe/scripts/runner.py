@@ -241,6 +241,12 @@ class ScriptRun:
             problem = f"no such file in {{output_dir}}, where the script wrote: {listed}"
         else:
             problem = "it has no record with a number"
+            if self._job.measured:
+                every = self._settings.training.log_every
+                problem += (
+                    f" in the {self._job.steps} steps of a trial; let the script log every "
+                    f"{{log_every}} steps, which is {every} here"
+                )
         raise UnitError(self._job.trial_id, "error", f"metrics = {wanted}: {problem}")
 
     def _outcome(self, seconds: float, summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -250,7 +256,7 @@ class ScriptRun:
         energy, samples = hardware["energy_j"], steps * (self._effective_batch or 0)
         return {
             **history.last_values(),
-            **history.speed(seconds),
+            **history.speed(None if self._job.measured else seconds),
             **hardware,
             "steps": steps or None,
             "micro_batch": plan.micro_batch,
@@ -263,7 +269,8 @@ class ScriptRun:
         """Raise UnitError if the speed of a trial that measures it is unknown."""
         if self._job.measured and outcome["samples_per_s"] is None:
             message = (
-                "its speed is not known: the script must write metrics with `step`, and receive "
+                "its speed is not known, since its records came at once, or have no number of "
+                "samples; write each record when it is logged (flush), and let the script receive "
                 "{micro_batch}, or write `samples` (so far) or `samples_per_s`"
             )
             raise UnitError(self._job.trial_id, "error", message)

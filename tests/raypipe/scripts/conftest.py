@@ -27,6 +27,7 @@ p.add_argument("--out")
 p.add_argument("--checkpoints")
 p.add_argument("--resume", action="store_true")
 p.add_argument("--fits", type=int, default=10**9)
+p.add_argument("--pause", type=float, default=0.01)
 p.add_argument("--fail", default="")
 a = p.parse_args()
 if a.batch > a.fits:
@@ -51,7 +52,7 @@ for step in range(start, a.steps):
         raise ValueError("the data ends here")
     if a.fail == "hang" and step == 5 and not a.resume:
         time.sleep(600)
-    time.sleep(0.01)
+    time.sleep(a.pause)
 print(json.dumps({"step": a.steps, "val/accuracy": 0.75}), file=log, flush=True)
 pathlib.Path(a.out, "model.txt").write_text(repr(x))
 """

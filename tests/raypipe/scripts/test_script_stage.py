@@ -241,11 +241,11 @@ def test_a_program_that_is_missing_is_a_failure(raypipe: Run, folder: Path) -> N
 def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path) -> None:
     ended = raypipe(
         "sweep",
-        extra="--fits {fits} --precision {precision}",
+        extra="--pause 0.05 --fits {fits} --precision {precision}",
         parameters={"fits": 4},
         sweep={
             "stage": "train",
-            "steps": 6,
+            "steps": 8,
             "warmup_steps": 2,
             "axes": {"training.micro_batch": [2, 8], "parameters.fits": [4]},
         },
@@ -272,6 +272,27 @@ def test_the_recommendation_of_a_sweep_is_trained(raypipe: Run, folder: Path) ->
     assert trials.loc["train", "param_rate"] == 0.3
     assert len(trials.loc["sweep"]) == 2
     assert trials.loc["train", "loss_final"] == trials.loc["sweep", "loss_final"].min()
+
+
+def test_a_trial_without_a_speed_is_a_failure(raypipe: Run, folder: Path) -> None:
+    (folder / "once.py").write_text(
+        "import sys\n"
+        "n = int(sys.argv[1])\n"
+        "text = ''.join(f'{{\"step\": {k}, \"loss\": 1}}\\n' for k in range(1, n + 1))\n"
+        "open(sys.argv[2] + '/metrics.jsonl', 'w').write(text if len(sys.argv) == 4 else '')\n"
+    )
+    for extra, message in (("{micro_batch}", "records came at once"), ("", "{log_every} steps")):
+        training = {"micro_batch": 1, "accumulation": 1}
+        axes = {"training.learning_rate": [0.1]}
+        ended = raypipe(
+            "sweep",
+            command=f"python once.py {{steps}} {{output_dir}} {extra}",
+            environment={"LR": "{learning_rate}", "P": "{precision}"},
+            training=training,
+            sweep={"stage": "train", "axes": axes},
+        )
+        assert ended.status == 1
+        assert message in table(folder, "failures").message.iloc[-1]
 
 
 def test_a_plan_starts_nothing(raypipe: Run, folder: Path) -> None:
@@ -309,7 +330,7 @@ def test_a_matrix_has_parameters_as_axes(raypipe: Run, folder: Path) -> None:
 def test_fit_finds_the_largest_micro_batch(raypipe: Run, folder: Path) -> None:
     ended = raypipe(
         "fit",
-        extra="--fits 5 --precision {precision}",
+        extra="--pause 0.08 --fits 5 --precision {precision}",
         training={"micro_batch": None, "accumulation": None, "effective_batch": 16},
     )
     assert ended.status == 0, ended.output

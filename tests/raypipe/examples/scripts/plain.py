@@ -12,15 +12,17 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, required=True)
 parser.add_argument("--accum", type=int, required=True)
 parser.add_argument("--lr", type=float, required=True)
+parser.add_argument("--seed", type=int, required=True)
 parser.add_argument("--steps", type=int, required=True)
+parser.add_argument("--log-every", type=int, required=True)
 parser.add_argument("--hidden", type=int, required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--resume", type=Path)
 args = parser.parse_args()
 
-torch.manual_seed(0)
-x = torch.randn(4096, 8)
+x = torch.randn(4096, 8, generator=torch.Generator().manual_seed(0))
 y = x.sum(1, keepdim=True).sin()
+torch.manual_seed(args.seed)
 model = nn.Sequential(nn.Linear(8, args.hidden), nn.Tanh(), nn.Linear(args.hidden, 1))
 optimizer = torch.optim.AdamW(model.parameters(), args.lr)
 start = 0
@@ -50,6 +52,6 @@ with (args.out / "metrics.jsonl").open("a") as log:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             torch.save(state, checkpoint.with_suffix(".tmp"))
             checkpoint.with_suffix(".tmp").rename(checkpoint)
-        if step % 10 == 0:
+        if step % args.log_every == 0:
             print(json.dumps(record), file=log, flush=True)
 torch.save(model.state_dict(), args.out / "model.pt")
