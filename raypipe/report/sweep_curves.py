@@ -53,8 +53,9 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
     if len(curves) < 2:
         return None
     figure, axes = plots.new_axes(0.85, 0.735)
-    stopped = _draw_curves(figure, axes, sweep.chosen, curves, states)
-    axes.set_title(measure)
+    stopped = _draw_curves(figure, axes, sweep, curves, states)
+    better = "higher" if sweep.mode == "max" else "lower"
+    axes.set_title(f"{measure} ({better} is better)")
     caption = f"{len(curves)} trials"
     caption += ", running median of the logged loss." if column == "loss" else "."
     caption += f" {stopped} ended early, where their marks are." if stopped else ""
@@ -70,7 +71,7 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
 
 
 def _draw_curves(
-    figure: Figure, axes: Axes, recommended: str, curves: Curves, states: pd.Series[str]
+    figure: Figure, axes: Axes, sweep: Sweep, curves: Curves, states: pd.Series[str]
 ) -> int:
     """Draw every curve, a mark where it ended early, and a legend; return the number of marks."""
     marks = 0
@@ -78,7 +79,7 @@ def _draw_curves(
     for name, curve in curves.items():
         label, mark = _ENDS.get(str(states.get(name)), _FAILED)
         look: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "zorder": 2}
-        if name == recommended:
+        if name == sweep.chosen:
             label, look = "recommended", {"color": _BLUE, "linewidth": 2.0, "zorder": 3}
             alpha = 1.0
         else:
@@ -89,7 +90,9 @@ def _draw_curves(
             marks += 1
             axes.plot(curve.index[-1:], curve.iloc[-1:], markersize=3.6, **end, **look)
         handles[label] = Line2D([], [], markersize=4, label=label, **end, **look)
-    _frame(axes, curves)
+    _frame(axes, curves, mode=sweep.mode, always=sweep.chosen)
+    if sweep.chosen in curves:
+        _label_end(axes, curves[sweep.chosen])
     plots.draw_legend(figure, [handles[label] for label in _LEGEND if label in handles])
     return marks
 
@@ -126,13 +129,32 @@ def _curves(steps: pd.DataFrame, column: str) -> Curves:
     return curves
 
 
-def _frame(axes: Axes, curves: Curves, ticks: int = 6) -> None:
-    """Frame both axes; the highest values of the worst trials may be outside."""
+def _frame(axes: Axes, curves: Curves, ticks: int = 6, mode: str = "min", always: str = "") -> None:
+    """Frame both axes; the worst values of the worst trials may be outside.
+
+    The curve ``always`` is inside as a whole, and so are the best values of all.
+    """
     highest = [float(curve.max()) for curve in curves.values()]
-    lowest = min(float(curve.min()) for curve in curves.values())
-    plots.frame_y(axes, [lowest, float(np.quantile(highest, 0.9, method="lower"))])
+    lowest = [float(curve.min()) for curve in curves.values()]
+    if mode == "max":
+        ends = [float(np.quantile(lowest, 0.1, method="higher")), max(highest)]
+    else:
+        ends = [min(lowest), float(np.quantile(highest, 0.9, method="lower"))]
+    if always in curves:
+        ends += [float(curves[always].min()), float(curves[always].max())]
+    plots.frame_y(axes, ends)
     plots.frame_steps(axes, 1.01 * max(float(curve.index[-1]) for curve in curves.values()))
     axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
+
+
+def _label_end(axes: Axes, curve: pd.Series[float]) -> None:
+    """Write "recommended" at the end of its curve, on the side with more room."""
+    at = (float(curve.index[-1]), float(curve.iloc[-1]))
+    height = axes.transAxes.inverted().transform(axes.transData.transform(at))[1]
+    axes.annotate(
+        "recommended", at, (-2, -9 if height > 0.5 else 9), textcoords="offset points",
+        ha="right", va="center", fontsize=8, color=_BLUE,
+    )  # fmt: skip
 
 
 def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:

@@ -83,10 +83,15 @@ def _front(tables: Tables, sweep: Sweep) -> list[Part]:
     if "samples_per_s" in table.columns:
         table = table.sort_values("samples_per_s", ascending=False, kind="stable")
     table, names = _with_axes(table, [points[name] for name in table["trial_id"]], sweep)
+    measures = "speed, memory and energy"
     columns = [*names, "samples_per_s", "peak_bytes", "energy_per_sample_j"]
+    if sweep.kind == "quality" and "quality" in table.columns and sweep.metric:
+        measures = f"{sweep.metric}, {measures}"
+        table = table.rename(columns={"quality": sweep.metric})
+        columns.insert(len(names), sweep.metric)
     chosen = list(table["trial_id"] == sweep.chosen)
     count = "1 trial that is" if len(table) == 1 else f"{len(table)} trials that are"
-    title = f"Pareto front: {count} not beaten in speed, memory and energy at once"
+    title = f"Pareto front: {count} not beaten in {measures} at once"
     return [Fold(title, [TableView(table, columns, f"Pareto front of {sweep.stage}", chosen)])]
 
 

@@ -41,7 +41,8 @@ class Sweep:
     references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
     settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
     ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
-    recommended for the ``metric``, or empty.
+    recommended for the ``metric``, or empty. ``mode`` is whether the metric is minimized or
+    maximized. ``decided`` is false if measurements could not tell which point is the best.
     """
 
     stage: str
@@ -52,6 +53,8 @@ class Sweep:
     front: frozenset[str]
     chosen: str
     metric: str
+    mode: str
+    decided: bool
     on_gpu: bool
 
     @property
@@ -120,6 +123,8 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         front=frozenset() if pareto is None else frozenset(pareto["trial_id"]),
         chosen=_first(recommendation, "trial_id"),
         metric=_first(recommendation, "metric"),
+        mode=_first(recommendation, "mode") or "min",
+        decided=_first(recommendation, "decided") != "False",
         on_gpu=on_gpu,
     )
 

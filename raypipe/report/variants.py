@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import yaml
 
+from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
 from raypipe.config.matrix import text_value
 from raypipe.report.comparison import (
@@ -84,6 +86,10 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     ]
     for metric, point in zip(found["metric"], found["point"], strict=True):
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
+    tried = [yaml_values(values) for values in variants_of(tables).values()]
+    for metric, point in zip(found["metric"], found["point"], strict=True):
+        edges = edge_texts(tried, yaml_values(json.loads(point)))
+        parts += [f"{metric}: {text}." for text in edges]
     best = set(found["metric"])
     for means in observed.by_point():
         if means.metric.name in best:
@@ -92,10 +98,14 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     return parts
 
 
+def yaml_values(point: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a point whose values are texts."""
+    return {key: text_value(text) for key, text in point.items()}
+
+
 def best_yaml(point: str) -> str:
     """Return the values of a point, given as JSON, as a part of a configuration."""
-    values = {key: text_value(text) for key, text in json.loads(point).items()}
-    return yaml.safe_dump(nested(values), sort_keys=False)
+    return yaml.safe_dump(nested(yaml_values(json.loads(point))), sort_keys=False)
 
 
 def _introduction(tables: Tables, shown: Mapping[str, str] | None) -> str:

@@ -1,9 +1,10 @@
-"""Pareto front of a sweep's trials: speed, peak memory and energy."""
+"""Pareto front of a sweep's trials: speed, peak memory, energy and quality."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Literal
 
 import numpy as np
 
@@ -11,33 +12,44 @@ from raypipe.stats import finite_or_none, on_pareto_front
 from raypipe.storage.ledger import Row
 
 
-def front(rows: Iterable[Row]) -> list[Row]:
+def front(
+    rows: Iterable[Row], quality: str | None = None, mode: Literal["max", "min"] = "min"
+) -> list[Row]:
     """Return the trials that no other one dominates, in the given order; equal ones are all kept.
 
-    The objectives are more ``samples_per_s``, less peak memory and, if every trial has it, less
-    ``energy_j_per_sample``. Only points that succeeded with a finite ``samples_per_s`` count; an
-    unknown peak is larger than any other.
+    The objectives are more ``samples_per_s``, less peak memory, a better ``quality`` if one is
+    given and, if every trial has it, less ``energy_j_per_sample``. Only points that succeeded with
+    a finite speed and quality count; an unknown peak is larger than any other.
+
+    Args:
+        rows: the trials.
+        quality: the column of the measure of quality.
+        mode: whether more or less of it is better.
+
     """
+    needed = ["samples_per_s", *([quality] if quality else [])]
     measured = [
         row
         for row in rows
         if row["status"] == "succeeded"
         and not row.get("reference")
-        and finite_or_none(row.get("samples_per_s")) is not None
+        and all(finite_or_none(row.get(name)) is not None for name in needed)
     ]
+    sign = -1 if mode == "max" else 1
     costs = np.array(
         [
             (
                 -row["samples_per_s"],
                 peak_bytes(row) or math.inf,
+                sign * row[quality] if quality else 0.0,
                 finite_or_none(row.get("energy_j_per_sample")),
             )
             for row in measured
         ],
         dtype=np.float64,  # None becomes NaN
-    ).reshape(-1, 3)
-    if np.isnan(costs[:, 2]).any():
-        costs = costs[:, :2]
+    ).reshape(-1, 4)
+    if np.isnan(costs[:, 3]).any():
+        costs = costs[:, :3]
     return [row for row, kept in zip(measured, on_pareto_front(costs), strict=True) if kept]
 
 

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 
 from raypipe.config.axes import AxisSettings, Value
+from raypipe.pipeline.identity import canonical_json
 
 Point = dict[str, Value]
 
@@ -53,3 +54,13 @@ def place(axis: AxisSettings, share: float) -> Value:
     if axis.is_integer:
         return int(min(max(round(value), axis.low), axis.high))
     return min(max(value, float(axis.low)), float(axis.high))
+
+
+def seedless(point: Mapping[str, Value]) -> Point:
+    """Return a point without the seeds of trainings: points that differ in them only are one."""
+    return {key: value for key, value in point.items() if not key.endswith(".training.seed")}
+
+
+def point_key(point: Mapping[str, Value]) -> str:
+    """Return the text that is the same for all seeds of a point, and for no other point."""
+    return canonical_json(seedless(point))

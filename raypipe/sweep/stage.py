@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
@@ -16,12 +13,14 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
-from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
+from raypipe.sweep.edges import edge_remarks
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import front, peak_bytes
+from raypipe.sweep.parity import record_parity
 from raypipe.sweep.population import Population, check_changeable, lineage
 from raypipe.sweep.recommendation import recommend, snippet
+from raypipe.sweep.rounds import adjusted_columns, measured
 from raypipe.sweep.search import OptunaSearch, Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
@@ -96,11 +95,15 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
     sweep = maker.sweep
     if not sweep.is_searched:
-        judged = sweep.model_dump(mode="json", include={"metric", "mode", "parity_tolerance"})
+        decisive = {"metric", "mode", "parity_tolerance"} | (
+            {"rounds"} if sweep.has_rounds else set()
+        )
+        judged = sweep.model_dump(mode="json", include=decisive)
         identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
         key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
         return Unit(key, identity=identity)
-    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
+    rest = {"samples", "concurrent"} | (set() if sweep.has_rounds else {"rounds"})
+    literals = sweep.model_dump(mode="json", exclude=rest)
     stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
     literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
     if extents := stage.units[0].extents:
@@ -155,22 +158,22 @@ def _summarize(
 ) -> None:
     """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
     settings = maker.sweep
-    rows = {
-        trial.unit.key: row
-        for trial in trials
-        if (row := context.ledger.get("trials", trial.unit.key)) is not None
-    }
-    context.ledger.put("trials", _with_parity(context, trials, rows))
-    rows = {key: row for key in rows if (row := context.ledger.get("trials", key)) is not None}
+    rows = record_parity(context, trials)
+    if settings.has_rounds:
+        measures = adjusted_columns(context.ledger, rows)
+        rows |= {key: {**rows[key], **found} for key, found in measures.items()}
+        context.ledger.put("trials", {key: rows[key] for key in measures})
     context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
-    best = front(list(rows.values()))
+    quality = settings.metric_name if settings.kind == "quality" else None
+    best = front(list(rows.values()), quality, settings.direction)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
         "pareto",
         {
             row["trial_id"]: {name: row.get(name) for name in columns}
-            | {"peak_bytes": peak_bytes(row)}
+            | {"peak_bytes": peak_bytes(row), "metric": quality}
+            | {"quality": row[quality] if quality else None}
             for row in best
         },
     )
@@ -184,6 +187,7 @@ def _summarize(
         settings.direction,
         settings.parity_tolerance,
         memory.capacity_bytes,
+        measured(context.ledger, rows.values(), settings) if settings.has_rounds else None,
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
@@ -191,6 +195,9 @@ def _summarize(
         return
     if remark := lineage(rows[found.trial_id], rows):
         found = replace(found, reason=f"{found.reason} {remark}.")
+    edges = "; ".join(edge_remarks(maker, memory, found.best))
+    if edges:
+        found = replace(found, reason=f"{found.reason} {edges[0].upper()}{edges[1:]}.")
     text = snippet(found.settings, found.reason)
     row = {
         "trained_stage": settings.stage,
@@ -199,6 +206,8 @@ def _summarize(
         "mode": settings.direction,
         "value": found.value,
         "reason": found.reason,
+        **found.columns,
+        "edges": edges or None,
         "settings": found.settings,
         "snippet": text,
     }
@@ -240,35 +249,3 @@ def _fits(
             "failed_micro_batch": model.failed_micro_batch,
         }
     return fits
-
-
-def _with_parity(
-    context: StageContext, trials: Sequence[Trial], rows: Mapping[str, Row]
-) -> dict[str, Row]:
-    """Return the rows with the relative difference of their logged losses to fp32.
-
-    Compared trials have the same micro-batch, accumulation and workers, which decide what dropout
-    draws. A trial without such a partner gets the largest difference of its precision elsewhere.
-    """
-    succeeded = [t for t in trials if rows.get(t.unit.key, {}).get("status") == "succeeded"]
-    exact = {(t.parity, *t.cut): t for t in succeeded if t.precision == "fp32"}
-    others = [trial for trial in succeeded if trial.precision != "fp32"]
-    found: dict[str, float] = {}
-    of_precision: dict[tuple[str, str], float] = {}
-    for trial in others:
-        if (partner := exact.get((trial.parity, *trial.cut))) is not None:
-            reference = _losses(context, partner.unit.key)
-            difference = _losses(context, trial.unit.key) - reference
-            parity = float(np.linalg.norm(difference) / np.linalg.norm(reference))
-            found[trial.unit.key] = parity
-            kind = trial.parity, trial.precision
-            of_precision[kind] = max(parity, of_precision.get(kind, 0.0))
-    for trial in others:
-        if (known := of_precision.get((trial.parity, trial.precision))) is not None:
-            found.setdefault(trial.unit.key, known)
-    return {key: {**rows[key], "parity": parity} for key, parity in found.items()}
-
-
-def _losses(context: StageContext, trial_id: str) -> pd.Series[float]:
-    steps = results.read_partition(context.run_dir, "steps", trial_id)
-    return steps.set_index("step")["loss"].astype(float)

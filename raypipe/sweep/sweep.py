@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.pipeline.context import StageContext, first_line, status_of
 from raypipe.pipeline.stage_units import is_done
+from raypipe.provenance import ago
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
+from raypipe.sweep.parity import record_parity
+from raypipe.sweep.rounds import TABLE, Rounds, forget, last_round, round_row
 from raypipe.sweep.search import Search
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.trials import Trial, shown
@@ -27,7 +31,8 @@ class Sweep:
     A trial that is predicted not to fit waits, because other trials may correct the prediction;
     it is skipped if nothing else is running. Out of memory is a result. A trial whose worker died
     is retried ``max_restarts`` times. A search adds its trials one at a time, when there is room.
-    With a scheduler, ``history`` replays the logged steps of trials that ended earlier.
+    With a scheduler, ``history`` replays the logged steps of trials that ended earlier. After its
+    trials, a systems sweep measures those that may be the best again, in rounds.
     """
 
     def __init__(
@@ -47,6 +52,11 @@ class Sweep:
         self._rows: dict[str, dict[int, Row]] = {}
         self._attempts: dict[str, int] = {}
         self.failed: dict[str, UnitError] = {}
+        self._first_round = last_round(context.ledger) + 1
+        self._place, self._clock = 0, time.monotonic()
+        self._begun: dict[str, float] = {}
+        self._rounds: Rounds | None = None
+        self._repeating: set[str] = set()
         for trial in trials:
             self._remember(trial, context.ledger.get("trials", trial.unit.key))
         total = len(trials) if search is None else search.total
@@ -73,13 +83,37 @@ class Sweep:
             for trial in list(self._waiting):
                 self._skip(trial, self._memory.verdict(trial).reason)
             found = self._found()
-        return None if found is None else self._start(found)
+        return self._next_repetition() if found is None else self._start(found)
 
     @property
     def is_over(self) -> bool:
         """Whether every trial has run or was skipped."""
         searched = self._search is None or self._search.is_over
-        return searched and not self._waiting and not self._running
+        tried = searched and not self._waiting and not self._running
+        if not tried or not self._settings.has_rounds:
+            return tried
+        return self._rounds is not None and self._rounds.is_over
+
+    def _next_repetition(self) -> TrainingJob | None:
+        """Return the next measurement of the rounds; None while others run, and at the end."""
+        rounds = self._rounds
+        over = rounds is not None and (rounds.is_over or (self._running and not rounds.has_due))
+        if over or not self._settings.has_rounds or (rounds is None and self._running):
+            return None
+        if self._search is not None and not self._search.is_over:
+            return None
+        if rounds is None:
+            rows = record_parity(self._context, self.trials)
+            first = max(self._first_round, last_round(self._context.ledger) + 1)
+            rounds = Rounds(self._context.ledger, self._settings, self._all, rows, first)
+            self._rounds = rounds
+        trial, said = rounds.next()
+        for line in said.splitlines():
+            self._context.say(line)
+        if trial is None:
+            return None
+        self._repeating.add(trial.unit.key)
+        return self._start(trial)
 
     def _found(self) -> Trial | None:
         """Return the next trial of the search that may fit; None while there is none."""
@@ -117,24 +151,27 @@ class Sweep:
 
     def report(self, trial_id: str, row: dict[str, Any]) -> None:
         """Record a logged step of a trial."""
+        if trial_id in self._repeating:
+            return
         self._rows.setdefault(trial_id, {})[row["step"]] = row
         self._context.session.trackers.log(trial_id, row)
 
     def ended(self, trial_id: str, outcome: dict[str, Any] | UnitError) -> None:
         """Record how a trial ended."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
+        duration_s = self._duration(trial_id)
+        if trial_id in self._repeating:
+            self._repeated(trial, job, outcome, duration_s)
+            return
         if not isinstance(outcome, UnitError):
-            self._record(trial, job, "succeeded", outcome)
+            columns = {name: value for name, value in outcome.items() if name != "load"}
+            if self._settings.has_rounds:
+                self._record_first(trial, outcome, duration_s)
+            self._record(trial, job, "succeeded", columns)
             metric = self._settings.metric_name
             self._say(trial, f"{metric} {outcome.get(metric, float('nan')):.4g}")
             return
-        again = outcome.kind in TRANSIENT and job.attempt <= job.settings.max_restarts
-        self._context.fail(
-            trial_id, job.attempt, outcome.kind, outcome.message, "again" if again else "recorded"
-        )
-        if again:
-            self._attempts[trial_id] = job.attempt + 1
-            self._waiting.insert(0, trial)
+        if self._is_tried_again(trial, job, outcome):
             return
         finished = outcome.kind in ("out_of_memory", "invalid_value")
         if not finished:
@@ -143,9 +180,62 @@ class Sweep:
         self._record(trial, job, status_of(outcome), reason, finished=finished)
         self._say(trial, f"{outcome.kind}: {first_line(outcome.message)}")
 
+    def _is_tried_again(self, trial: Trial, job: TrainingJob, error: UnitError) -> bool:
+        """Record a failed attempt; return whether there is another one."""
+        again = error.kind in TRANSIENT and job.attempt <= job.settings.max_restarts
+        outcome = "again" if again else "recorded"
+        self._context.fail(job.trial_id, job.attempt, error.kind, error.message, outcome)
+        if again:
+            self._attempts[job.trial_id] = job.attempt + 1
+            self._waiting.insert(0, trial)
+        return again
+
+    def _record_first(self, trial: Trial, outcome: Mapping[str, Any], duration_s: float) -> None:
+        """Record the first measurement of a trial; those of an outdated one do not count."""
+        forget(self._context.ledger, trial.unit.key)
+        row = round_row(trial, self._settings, self._first_round, self._place, "succeeded", outcome)
+        self._place += 1
+        self._put_round(row, duration_s)
+
+    def _repeated(
+        self,
+        trial: Trial,
+        job: TrainingJob,
+        outcome: dict[str, Any] | UnitError,
+        duration_s: float,
+    ) -> None:
+        """Record a measurement of a later round."""
+        key, rounds = trial.unit.key, self._rounds
+        if rounds is None:
+            raise ValueError(f"{key}: no round has begun")
+        if not isinstance(outcome, UnitError):
+            self._repeating.discard(key)
+            self._put_round(rounds.row(key, "succeeded", outcome), duration_s)
+            return
+        if self._is_tried_again(trial, job, outcome):
+            return
+        self._repeating.discard(key)
+        rounds.drop(key)
+        if outcome.kind in ("out_of_memory", "invalid_value"):
+            self._put_round(rounds.row(key, status_of(outcome), {}), duration_s)
+        else:  # the next command measures it again
+            self.failed[key] = outcome
+        self._say(trial, f"round {rounds.number}: {outcome.kind}: {first_line(outcome.message)}")
+
+    def _put_round(self, row: Row, duration_s: float) -> None:
+        key = f"{row['trial_id']}/{row['round']}"
+        timed = {**row, "started_at": ago(duration_s), "duration_s": duration_s}
+        self._context.ledger.put(TABLE, {key: timed})
+
+    def _duration(self, trial_id: str) -> float:
+        """Return the seconds of a measurement, without those that it waited for others."""
+        begun, self._clock = max(self._begun.pop(trial_id), self._clock), time.monotonic()
+        return self._clock - begun
+
     def stopped(self, trial_id: str) -> None:
         """Record that the scheduler ended a trial early."""
         job, trial = self._running.pop(trial_id), self._all[trial_id]
+        self._duration(trial_id)
         rows = self._rows.pop(trial_id, {})
         self._store(job, rows)
         row = rows[max(rows)] if rows else {}
@@ -175,11 +265,13 @@ class Sweep:
             self._job(trial),
             attempt=self._attempts.get(trial.unit.key, 1),
             measured=self._settings.kind == "systems",
+            repeated=trial.unit.key in self._repeating,
             parent=trial.parent,
             until=trial.until,
             initial=trial.training.initial,
         )
         self._running[trial.unit.key] = job
+        self._begun[trial.unit.key] = time.monotonic()
         return job
 
     def _job(self, trial: Trial) -> TrainingJob:

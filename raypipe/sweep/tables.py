@@ -1,4 +1,4 @@
-"""Tables of a sweep: its points, memory models, Pareto front and recommendation."""
+"""Tables of a sweep: its points and rounds, memory models, Pareto front and recommendation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,31 @@ SWEEP_POINTS = Table(
         Column("trained_stage", "text", "The stage that it trains."),
         Column("kind", "text", "Kind of the sweep: systems or quality."),
         Column("reference", "boolean", "Whether it is the fp32 reference."),
+    ),
+    optional=True,
+)
+
+SWEEP_ROUNDS = Table(
+    "sweep_rounds",
+    "a measurement of a trial of a sweep of kind=systems; in a round each point that may be the "
+    "best is measured once",
+    (
+        Column("trial_id", "text", "The trial."),
+        Column("trained_stage", "text", "The stage that it trains."),
+        Column("round", "integer", "Number of the round; the first measures every trial."),
+        Column("place", "integer", "Place of the measurement within its round, from 0."),
+        Column("status", "text", "succeeded, or why there is no speed: out_of_memory, failed."),
+        Column("samples_per_s", "real", "Samples per second, over all workers.", "1/s", "higher"),
+        Column("tokens_per_s", "real", "Tokens per second, over all workers.", "1/s"),
+        Column("step_time_s", "real", "Time of an optimizer step.", "s"),
+        Column("flops_per_s", "real", "Model FLOPs per second, over all workers.", "1/s"),
+        Column("mfu", "real", "Model FLOPs utilization: fraction of the devices' peak."),
+        Column("energy_j", "real", "Energy of the GPUs.", "J"),
+        Column("energy_j_per_sample", "real", "Energy per sample.", "J"),
+        Column("speed_spread", "real", "Range of the speed within the measurement, relative."),
+        Column("load", "real", "Load average of the last minute per core, at the start."),
+        Column("started_at", "time", "When it started."),
+        Column("duration_s", "real", "Time with start and warm-up.", "s"),
     ),
     optional=True,
 )
@@ -43,13 +68,15 @@ MEMORY_FITS = Table(
 
 PARETO = Table(
     "pareto",
-    "a trial on the Pareto front of speed, memory and energy",
+    "a trial on the Pareto front of speed, memory, energy and, of kind=quality, the metric",
     (
         Column("trained_stage", "text", "The stage that it trains."),
         Column("trial_id", "text", "The trial."),
         Column("samples_per_s", "real", "Samples per second.", "1/s"),
         Column("energy_j_per_sample", "real", "Energy per sample.", "J"),
         Column("peak_bytes", "integer", "Peak memory of the device.", "B"),
+        Column("metric", "text", "The measure of quality, for kind=quality."),
+        Column("quality", "real", "Its value."),
     ),
     optional=True,
 )
@@ -63,6 +90,17 @@ RECOMMENDATIONS = Table(
         Column("metric", "text", "The metric that is compared."),
         Column("mode", "text", "Whether the metric is minimized or maximized."),
         Column("value", "real", "Mean of the metric."),
+        Column("value_low", "real", "Lower end of the 95 % confidence interval of the value."),
+        Column("value_high", "real", "Upper end of it."),
+        Column("rounds", "integer", "Measurements of the point."),
+        Column("runner_up", "text", "The best of the other points."),
+        Column("ratio", "real", "Metric of the point relative to the runner-up's."),
+        Column("ratio_low", "real", "Lower end of the interval of the ratio that decides."),
+        Column("ratio_high", "real", "Upper end of it."),
+        Column("decided", "boolean", "Whether no other point can be better by more than a trifle."),
+        Column("noise", "real", "Standard deviation of the ratio from round to round, relative."),
+        Column("load", "real", "Mean load average per core during the measurements."),
+        Column("edges", "text", "Axes whose best value is the last of those that were tried."),
         Column("reason", "text", "Why this point."),
         Column("snippet", "text", "The settings as YAML."),
     ),
@@ -70,4 +108,4 @@ RECOMMENDATIONS = Table(
     optional=True,
 )
 
-TABLES = (SWEEP_POINTS, MEMORY_FITS, PARETO, RECOMMENDATIONS)
+TABLES = (SWEEP_POINTS, SWEEP_ROUNDS, MEMORY_FITS, PARETO, RECOMMENDATIONS)

@@ -8,6 +8,7 @@ the last one only, and divided by the weight of the whole step. Random numbers o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -55,8 +56,8 @@ def train(
     ``ending`` is wanted, all workers save a checkpoint after the same step and return.
 
     Returns:
-        The columns of the ``trials`` table that the run itself determines. It has ``ended_at``,
-        the step, if it ended early.
+        The columns of ``trials`` that the run itself determines; the step ``ended_at`` if it ended
+        early; the ``load`` of the node per core at the start if it is measured.
 
     Raises:
         ValueError: the device or the task does not support a setting.
@@ -69,6 +70,7 @@ def train(
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
     rank, attempt = worker.rank, job.attempt
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Telemetry(job.trial_id, worker.device, rank=rank, attempt=attempt) as sampler:
         loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
@@ -79,7 +81,7 @@ def train(
     columns = outcome | loop.speed() | telemetry.combine(summaries)
     energy, samples = columns["energy_j"], loop.throughput.samples
     columns["energy_j_per_sample"] = energy / samples if energy is not None and samples else None
-    return columns
+    return {**columns, "load": load} if job.measured else columns
 
 
 class _Loop:
@@ -145,6 +147,8 @@ class _Loop:
                 # a training that ended at a restart was evaluated there
                 evaluate |= phase_step + 1 in phase.restarts
                 log = evaluate or step % self.training.log_every == 0
+                # phases differ in speed: no measured interval has steps of two
+                log |= self.job.measured and phase_step + 1 == phase.steps
                 self.throughput.start()
                 rate = learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
@@ -210,7 +214,7 @@ class _Loop:
         if len(self.throughput.intervals) == 1:
             self.sampler.steady()
         row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
-        interval = self.throughput.cut()
+        interval = self.throughput.cut(phase.name)
         self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
         self.interval_weight = torch.zeros_like(self.interval_weight)
 
@@ -366,7 +370,7 @@ class _Loop:
 
     def speed(self) -> dict[str, Any]:
         """Return throughput, FLOPs utilization and the bottleneck."""
-        summary: dict[str, Any] = self.throughput.summary()
+        summary: dict[str, Any] = self.throughput.summary(typical=self.job.measured)
         rows = self.history.rows[1:] or self.history.rows
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
@@ -384,6 +388,8 @@ class _Loop:
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""
+        if self.job.repeated:
+            return
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

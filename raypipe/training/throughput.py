@@ -7,7 +7,9 @@ together with its row.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 
@@ -16,8 +18,12 @@ _Mark = float | torch.cuda.Event
 
 @dataclass
 class Interval:
-    """Training between two logged steps, without checkpoints and evaluations."""
+    """Training between two logged steps, without checkpoints and evaluations.
 
+    ``phase`` is the phase of its last step.
+    """
+
+    phase: str = ""
     steps: int = 0
     samples: int = 0
     waited_s: float = 0.0
@@ -34,7 +40,11 @@ class Interval:
 
 
 class Throughput:
-    """Training intervals; the first one (warm-up, compilation) is excluded from the means."""
+    """Training intervals; the first one (warm-up, compilation) is excluded from the means.
+
+    Phases of a training differ in the work per step, so their speeds are not compared with each
+    other.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.intervals: list[Interval] = []
@@ -62,11 +72,12 @@ class Throughput:
         """Record the seconds spent waiting for the loader."""
         self._open.waited_s += seconds
 
-    def cut(self) -> Interval:
+    def cut(self, phase: str = "") -> Interval:
         """End the current interval, start the next one and return the ended one."""
         going = self._since is not None
         self.pause()
         ended, self._open = self._open, Interval()
+        ended.phase = phase
         self.intervals.append(ended)
         if going:
             self.start()
@@ -77,11 +88,17 @@ class Throughput:
         """Number of samples trained on, including the warm-up."""
         return sum(interval.samples for interval in self.intervals)
 
-    def summary(self) -> dict[str, float | None]:
+    def summary(self, *, typical: bool = False) -> dict[str, float | None]:
         """Return samples per second, seconds per step and the share of time waiting for the loader.
 
         They are means over all intervals but the first, if there are others. ``speed_spread`` is
-        the range of the intervals' speeds, relative to the mean.
+        the range of the intervals' speeds within a phase, relative to their mean.
+
+        Args:
+            typical: whether each phase counts with the median of its intervals, without its first
+                one if there are others, so that a short disturbance does not count. Each phase has
+                the share of its steps.
+
         """
         counted = self.intervals[1:] or self.intervals
         seconds = sum(interval.seconds for interval in counted)
@@ -89,14 +106,28 @@ class Throughput:
         if not steps:
             names = ("samples_per_s", "speed_spread", "step_time_s", "loader_wait_share")
             return dict.fromkeys(names)
-        speed = sum(interval.samples for interval in counted) / seconds
-        speeds = [each.samples / each.seconds for each in counted if each.steps]
+        phases = list(self._phases(counted))
+        samples, duration = float(sum(i.samples for i in counted)), seconds
+        if typical:
+            samples = duration = steps = 0
+            for intervals in self._phases(self.intervals):
+                steps += (number := sum(interval.steps for interval in intervals))
+                settled = intervals[1:] or intervals
+                duration += number * median(i.seconds / i.steps for i in settled)
+                samples += sum(interval.samples for interval in intervals)
+        spreads = [_spread(intervals) for intervals in phases if len(intervals) > 1]
         return {
-            "samples_per_s": speed,
-            "speed_spread": (max(speeds) - min(speeds)) / speed if len(speeds) > 1 else None,
-            "step_time_s": seconds / steps,
+            "samples_per_s": samples / duration,
+            "speed_spread": max(spreads, default=None),
+            "step_time_s": duration / steps,
             "loader_wait_share": sum(interval.waited_s for interval in counted) / seconds,
         }
+
+    def _phases(self, intervals: Sequence[Interval]) -> Iterator[list[Interval]]:
+        """Yield the intervals with steps of each phase."""
+        for phase in dict.fromkeys(interval.phase for interval in intervals):
+            if found := [i for i in intervals if i.phase == phase and i.steps]:
+                yield found
 
     def _mark(self) -> _Mark:
         if self._device.type != "cuda":
@@ -104,6 +135,13 @@ class Throughput:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _spread(intervals: Sequence[Interval]) -> float:
+    """Return the range of the speeds of intervals, relative to their mean."""
+    speeds = [interval.samples / interval.seconds for interval in intervals]
+    mean = sum(i.samples for i in intervals) / sum(i.seconds for i in intervals)
+    return (max(speeds) - min(speeds)) / mean
 
 
 def _seconds(begin: _Mark, end: _Mark) -> float:

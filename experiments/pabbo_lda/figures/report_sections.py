@@ -19,6 +19,8 @@ _SUMMARY = (
     "optimizer", "mean ± std", "median", "min", "max", "best_T_median", "evaluations_mean",
     "duration_s_mean", "runs",
 )  # fmt: skip
+#: lower limit of ``lda.t_min``
+_FEWEST = 2
 _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
 
 
@@ -49,9 +51,34 @@ def _results(tables: Tables) -> list[Part]:
         parts += [
             Heading(str(dataset)),
             _lowest(group[best]),
+            *_edge(tables, str(dataset)),
             TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
         ]
     return parts
+
+
+def _edge(tables: Tables, dataset: str) -> list[Part]:
+    """Return what to try if the best T of a data set is the smallest or largest that was tried."""
+    history = rows(tables, "study_history", ["dataset", "T", "value"])
+    if history is None:
+        return []
+    tried = history[history["dataset"] == dataset]
+    known = tried[np.isfinite(tried["value"].astype(float))]
+    if known.empty or tried["T"].nunique() < 2:
+        return []
+    order = known.sort_values("value", kind="stable")
+    best, least, most = int(order["T"].iloc[0]), int(tried["T"].min()), int(tried["T"].max())
+    if best == least == _FEWEST:
+        return [
+            f"The best T is {best}, the fewest topics that a search can have: by this measure the "
+            "corpus gains nothing from more topics, so every optimizer searches for the edge. "
+            "Another corpus, vocabulary (data.options) or measure may have its best T inside."
+        ]
+    if best == least:
+        return [f"The best T is {best}, the smallest that was tried: try a smaller lda.t_min."]
+    if best == most:
+        return [f"The best T is {best}, the largest that was tried: try a larger lda.t_max."]
+    return []
 
 
 def _lowest(best: pd.DataFrame) -> str:

@@ -103,3 +103,26 @@ def test_a_table_without_a_column_that_it_must_have_is_refused() -> None:
     tables = _tables()
     with pytest.raises(ValueError, match="'rankings' has no column 'chi2'"):
         sections({**tables, "rankings": tables["rankings"].drop(columns="chi2")})
+
+
+@pytest.mark.parametrize(
+    ("tried", "values", "remark"),
+    [
+        ([2, 14, 60], [1.0, 2.0, 3.0], "The best T is 2, the fewest topics that a search can have"),
+        ([5, 14, 60], [1.0, 2.0, 3.0], "the smallest that was tried: try a smaller lda.t_min"),
+        ([5, 14, 60], [3.0, 2.0, 1.0], "the largest that was tried: try a larger lda.t_max"),
+        ([5, 14, 60], [3.0, 1.0, 2.0], ""),
+        ([5, 14, 60], [np.inf, 1.0, 2.0], ""),
+        ([5, 5], [1.0, 1.0], ""),
+    ],
+)
+def test_a_best_number_of_topics_at_the_end_of_the_range_is_said(tried, values, remark) -> None:
+    history = pd.DataFrame(
+        {"dataset": "20news", "optimizer": "ga", "run": 0, "seed": 0, "batch": 0, "T": tried,
+         "evaluation": range(1, len(tried) + 1), "value": values, "best_T": tried,
+         "best_value": values, "cpu_s": 1.0}
+    )  # fmt: skip
+    [results, *_] = sections({"summary": _tables()["summary"], "study_history": history})
+    texts = [part for part in results.parts if isinstance(part, str)]
+    found = [text for text in texts if "best T" in text]
+    assert ([remark in text for text in found] == [True]) if remark else not found

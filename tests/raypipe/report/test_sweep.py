@@ -121,7 +121,7 @@ def test_many_micro_batches_share_rows_by_octave() -> None:
 
 def test_learning_curves_show_every_trial_and_where_it_ended() -> None:
     figures = plots_by_kind(quality_tables())
-    assert list(figures) == ["curves"]
+    assert list(figures) == ["pareto", "curves"]
     [axes] = figures["curves"].figure.axes
     curves = [line for line in axes.lines if line.get_marker() == "None"]
     ends = [line for line in axes.lines if line.get_marker() != "None"]
@@ -162,9 +162,52 @@ def test_the_curves_are_of_the_metric_where_it_is_logged() -> None:
     tables["recommendations"]["metric"] = "eval_loss"
     figure = plots_by_kind(tables)["curves"]
     [axes] = figure.figure.axes
-    assert axes.get_title(loc="left") == "eval loss"
+    assert axes.get_title(loc="left") == "eval loss (lower is better)"
+    assert texts(axes) == ["recommended"]
     assert_allclose(axes.lines[0].get_data(), ([100, 200, 300], [2, 2, 2]))
     assert figure.title == "The recommended trial ends at eval loss 2"
+
+
+def test_where_more_is_better_the_recommended_curve_is_whole() -> None:
+    """Of a metric such as an accuracy the worst trials may be cut off, and the best never are."""
+    tables = quality_tables()
+    chosen = tables["trials"]["trial_id"].iloc[-1]  # with the highest eval_loss, as an accuracy
+    tables["recommendations"] = tables["recommendations"].assign(
+        metric="eval_loss", mode="max", trial_id=chosen
+    )
+    axes = plots_by_kind(tables)["curves"].figure.axes[0]
+    low, high = axes.get_ylim()
+    steps = tables["steps"].dropna(subset=["eval_loss"])
+    assert low < steps.loc[steps["trial_id"] == chosen, "eval_loss"].min()
+    assert high > steps["eval_loss"].max()
+    assert axes.get_title(loc="left") == "eval loss (higher is better)"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_quality_and_speed_are_on_one_front(mode: str) -> None:
+    tables = quality_tables()
+    trials = tables["trials"].assign(status="succeeded")
+    count = len(trials)
+    quality = np.linspace(1, 2, count)
+    trials = trials.assign(
+        accuracy=quality, samples_per_s=100.0 + np.arange(count) * (-1) ** (mode == "max")
+    )
+    best = trials["trial_id"].iloc[-1 if mode == "max" else 0]
+    tables["trials"] = trials
+    tables["pareto"] = trials[["trial_id"]]
+    tables["recommendations"] = tables["recommendations"].assign(
+        metric="accuracy", mode=mode, trial_id=best
+    )
+    plot = plots_by_kind(tables)["pareto"]
+    first, memory = plot.figure.axes
+    assert first.get_xlabel() == ("accuracy   better →" if mode == "max" else "← better   accuracy")
+    [line] = [line for line in first.lines if line.get_label() == "_front"]
+    assert len(np.unique(line.get_xdata())) == count  # they trade quality for speed
+    low, high = first.get_xlim()
+    assert low < 1 < 2 < high
+    assert texts(first)[0] == texts(memory)[0] == "recommended"
+    assert plot.title.startswith("The recommendation: accuracy")
+    assert "speed, quality and memory at once" in plot.caption or "Opaque" not in plot.caption
 
 
 def test_one_diverged_trial_does_not_flatten_the_others() -> None:

@@ -31,7 +31,8 @@ def test_the_pareto_figure_shows_every_measured_trial_and_names_the_recommended(
         drawn = np.unique(points, axis=0)  # the ring lies on its point
         expected = np.unique(measured[[column, "samples_per_s"]] / [scale, 1], axis=0)
         assert_allclose(drawn, expected)
-        assert texts(axes) == ["bf16, 128"]
+        assert texts(axes) == ["recommended\nbf16, 128"]
+        assert axes.get_xlabel().startswith("← better")
     assert f"{len(measured)} trials" in figure.caption
     assert figure.title == "The recommendation is the fastest, in 98.0 GiB"
 
@@ -125,7 +126,7 @@ def test_on_a_cpu_the_memory_is_that_of_the_host() -> None:
     drawn = np.concatenate([c.get_offsets() for c in axes.collections])
     assert_allclose(drawn[:, 1], 400 + drawn[:, 0])
     assert "capacity" not in " ".join(texts(axes))
-    assert figures["pareto"].figure.axes[0].get_xlabel() == "peak host memory, MiB"
+    assert figures["pareto"].figure.axes[0].get_xlabel() == "← better   peak host memory, MiB"
 
 
 def test_trials_without_accumulation_have_a_line_of_their_own() -> None:

@@ -12,6 +12,7 @@ from raypipe.config.yaml_text import load_yaml
 from raypipe.sweep.recommendation import Recommendation, recommend, snippet
 
 GIB = 2**30
+ONCE = "Mind that each point was measured once, which does not tell them apart (sweep.rounds.most)."
 Row = dict[str, Any]
 
 
@@ -60,7 +61,7 @@ def test_the_best_with_its_reason() -> None:
     assert found.reason == (
         "The fastest of 3 points: 5,120 samples/s, 3.1 times the slowest (1,650 samples/s), "
         "2.2 times the best in plain fp32 (2,330 samples/s). "
-        "Peak memory 32.0 GiB of 80.0 GiB; of 6 trials 1 ran out of memory, 2 were skipped."
+        "Peak memory 32.0 GiB of 80.0 GiB; of 6 trials 1 ran out of memory, 2 were skipped. " + ONCE
     )
 
 
@@ -143,7 +144,7 @@ def test_equal_points_are_told_apart_by_their_names(order) -> None:
     found = best(rows)
     assert found.trial_id == "sweep/t/a"
     assert found.reason == (
-        "The fastest of 4 points (3 more within 2 %): 5 samples/s. Peak memory 1.0 GiB."
+        "The fastest of 4 points (3 more within 2 %): 5 samples/s. Peak memory 1.0 GiB. " + ONCE
     )
 
 
@@ -163,7 +164,7 @@ def test_seeds_are_averaged(order) -> None:
     assert found.reason == (
         "The fastest of 2 points: 13 samples/s (mean of 3 seeds, from 10 samples/s to "
         "16 samples/s), 1.18 times the slowest (11 samples/s). "
-        "Peak memory 5.0 GiB; of 6 trials 1 failed."
+        "Peak memory 5.0 GiB; of 6 trials 1 failed. " + ONCE
     )
     found = best(rows[3:])
     assert "(mean of 2 of 3 seeds, from 2 samples/s to 20 samples/s)" in found.reason

@@ -22,6 +22,7 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
+from raypipe.sweep.settings import REPEATED
 from raypipe.tracking import Target, Trackers
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
@@ -36,6 +37,7 @@ sweep:
   stage: train
   steps: 4
   warmup_steps: 2
+  rounds: {most: 3}
   axes:
     training.micro_batch: [2, 4, 8]
     training.precision: [fp32, bf16]
@@ -77,9 +79,10 @@ def test_every_point_is_measured_and_the_best_is_recommended(tmp_path):
     assert set(table["steps"]) == {6}
     assert (table["effective_batch"] == [m * a for m, _, a in table.index]).all()
     best = row_of(tmp_path, "recommendations")
-    assert best["trial_id"] == table.loc[table["samples_per_s"].idxmax(), "trial_id"] or (
-        best["value"] >= 0.98 * table["samples_per_s"].max()
-    )
+    if best["decided"]:
+        assert best["value"] >= 0.97 * table["samples_per_s"].max()
+    else:  # a point of the highest precision, if one of them may be the best
+        assert best["reason"].startswith("Cannot tell which of")
     assert best["settings"].keys() == {
         f"train.training.{key}"
         for key in ("micro_batch", "precision", "accumulation", "effective_batch")
@@ -147,9 +150,9 @@ def test_a_second_run_repeats_nothing_and_new_values_add_their_points(tmp_path):
     run(tmp_path, "sweep.axes.training.micro_batch=[1,2,4,8]")
     after = trials(tmp_path)
     assert len(after) == 16
-    pd.testing.assert_frame_equal(
-        after.loc[2:].drop(columns="parity"), before.drop(columns="parity")
-    )
+    # the old points are measured again next to the new ones
+    changed = ["parity", *REPEATED]
+    pd.testing.assert_frame_equal(after.loc[2:].drop(columns=changed), before.drop(columns=changed))
 
 
 def test_a_failed_trial_is_a_row_and_is_run_again(tmp_path):

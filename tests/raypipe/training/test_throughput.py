@@ -38,3 +38,27 @@ def test_what_is_no_training_and_the_warm_up_count_apart(monkeypatch: pytest.Mon
         "loader_wait_share": pytest.approx((6.0 + 12.0) / 4 / 18.5),
     }
     assert Throughput(torch.device("cpu")).summary()["samples_per_s"] is None
+
+
+def test_phases_of_different_cost_are_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typical speed has the median of each phase, without its first interval."""
+    now = 0.0
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
+    found = Throughput(torch.device("cpu"))
+    for phase, times in (("burn_in", [9.0, 1.0, 1.0]), ("policy", [70.0, 10.0, 10.0, 400.0])):
+        for seconds in times:
+            found.start()
+            now += seconds
+            found.count(16)
+            found.cut(phase)
+    found.pause()
+    typical = found.summary(typical=True)
+    # 3 steps of 1 s and 4 steps of 10 s: one disturbance and both warm-ups do not count
+    assert typical["samples_per_s"] == pytest.approx(16 * 7 / 43)
+    assert typical["step_time_s"] == pytest.approx(43 / 7)
+    mean = found.summary()
+    assert mean["samples_per_s"] == pytest.approx(16 * 6 / 492)
+    # the burn-in is calm, the policy phase is not
+    speeds = [16 / 70, 1.6, 1.6, 16 / 400]
+    spread = (max(speeds) - min(speeds)) / (16 * 4 / 490)
+    assert typical["speed_spread"] == mean["speed_spread"] == pytest.approx(spread)

@@ -1,0 +1,36 @@
+"""Axes of a sweep whose best value is the last of those that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raypipe.config.axes import Value
+from raypipe.config.edges import edge_of_axis, possible
+from raypipe.errors import ConfigError
+from raypipe.sweep.memory import Memory
+from raypipe.sweep.trials import TrialMaker
+
+
+def edge_remarks(maker: TrialMaker, memory: Memory, best: Mapping[str, Value]) -> Iterator[str]:
+    """Yield what to try beyond each axis at whose end the best point lies.
+
+    Values that the configuration or a constraint rejects, or that do not fit into the memory, are
+    not proposed.
+    """
+    for name, axis in maker.sweep.axes.items():
+        key = maker.key(name)
+        if key not in best:
+            continue
+
+        def allows(value: Any, key: str = key) -> bool:
+            try:
+                trial = maker.trial({**best, key: value})
+            except ConfigError:
+                return False
+            if trial is None or trial.lacks is not None:
+                return False
+            return memory.verdict(trial).outcome != "does_not_fit"
+
+        if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
+            yield edge.remark(key.removeprefix(f"{maker.sweep.stage}."), f"sweep.axes.{name}")
