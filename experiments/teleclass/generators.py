@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from raypipe.config.shipped import importable
 from raypipe.errors import ConfigError
 
 
@@ -59,7 +60,7 @@ def load_generator(name: str) -> Generator:
     """Return the function at ``module:function``. Raises ConfigError if there is none."""
     module, _, function = name.partition(":")
     try:
-        generator = getattr(importlib.import_module(module), function)
+        generator = getattr(importlib.import_module(importable(module)), function)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"augment.generator = {name}: must be module:function, importable here "

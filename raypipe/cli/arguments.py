@@ -8,7 +8,14 @@ import typer
 
 from raypipe.redaction import without_credentials
 
-Config = Annotated[str, typer.Argument(metavar="CONFIG", help="The YAML file of the experiment.")]
+Config = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG",
+        help="The YAML file of the experiment, or the name of one that comes with raypipe "
+        "(`raypipe run --list`).",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(

@@ -25,7 +25,8 @@ app = typer.Typer()
 
 _EXAMPLES = """\b
 Examples:
-  raypipe run configs/quickstart.yaml
+  raypipe run quickstart
+  raypipe run --list
   raypipe run configs/pabbo_lda.yaml lda.runs=2 --run-dir runs/mine --only lda
 """
 
@@ -56,6 +57,21 @@ Examples:
 """
 
 
+_INIT_EXAMPLES = """\b
+Examples:
+  raypipe init mine
+  raypipe init mine --template pabbo_lda
+"""
+
+
+def _list_configurations(wanted: bool) -> None:
+    if wanted:
+        from raypipe.config.shipped import listing
+
+        typer.echo(listing())
+        raise typer.Exit
+
+
 @app.command(epilog=_EXAMPLES)
 def run(
     config: Config,
@@ -65,6 +81,15 @@ def run(
     only: Only = None,
     matrix: Matrix = None,
     address: Address = None,
+    _listed: Annotated[
+        bool,
+        typer.Option(
+            "--list",
+            callback=_list_configurations,
+            is_eager=True,  # without CONFIG
+            help="List the configurations that come with raypipe.",
+        ),
+    ] = False,
     time_budget: TimeLimit = None,
     yes: Yes = False,
     strict_code: Annotated[
@@ -261,3 +286,19 @@ def map_command(
     }
     given: dict[str, Any] = {"run_dir": run_dir, "address": address, "time_budget": time_budget}
     raise typer.Exit(map_function(function, arguments or [], settings, **given).status)
+
+
+@app.command(epilog=_INIT_EXAMPLES)
+def init(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The new folder. [default: my_TEMPLATE]")
+    ] = None,
+    template: Annotated[
+        str, typer.Option(help="The template (`raypipe init --list`).", show_default=True)
+    ] = "function",
+    listed: Annotated[bool, typer.Option("--list", help="List the templates.")] = False,
+) -> None:
+    """Write a small project of your own that runs at once: code, YAML, test, README."""
+    from raypipe.commands import init as command
+
+    typer.echo(command.listing() if listed else command.init(name, template))

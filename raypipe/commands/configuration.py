@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, create_model
 
-from raypipe.config.document import NAMES, Document, parse, read
+from raypipe.config import document as documents
+from raypipe.config import search_path, shipped
+from raypipe.config.document import NAMES, Document, parse
 from raypipe.config.levels import defaults, settings_of
 from raypipe.config.matrix import MatrixSettings
 from raypipe.config.overrides import parse_overrides
@@ -44,6 +48,24 @@ class CommonSettings(Settings):
     )
 
 
+def read(name: str | Path) -> Document:
+    """Read a configuration: a file, or a shipped one by name (:func:`shipped.file_of`).
+
+    Its modules are found in the current directory and next to the file, in this order.
+
+    Raises:
+        ConfigError: as :func:`raypipe.config.document.read`.
+
+    """
+    file = shipped.file_of(str(name))
+    document = documents.read(file)
+    if file.is_relative_to(shipped.folder() / "configs") and str(file) != str(name):
+        print(f"configuration: {file}, shipped with raypipe", file=sys.stderr, flush=True)
+    else:
+        search_path.prefer(file.resolve().parent)
+    return document
+
+
 def resolve(
     document: Document,
     overrides: Sequence[str],
@@ -66,6 +88,9 @@ def resolve(
     """
     experiment, source = _named(document)
     named = {key: value for key in NAMES if (value := getattr(document, key))}
+    used, others = shipped.hidden(document.experiment) if document.experiment else (None, [])
+    if others:
+        print(f"experiment: {used}, not {', '.join(map(str, others))}", file=sys.stderr, flush=True)
     model = settings_model(experiment)
     name = profile_name(document.profiles, profile, nodes)
     profile_values = document.profiles.get(name, {}).items()

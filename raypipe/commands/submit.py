@@ -10,6 +10,7 @@ from raypipe import faults, hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request, shared_location
 from raypipe.commands.time_budget import TimeBudget
+from raypipe.config.shipped import file_of
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 
@@ -20,8 +21,9 @@ def submit(request: Request, address: str, *, follow: bool) -> int:
     TimeBudget(request.time_budget)  # its form
     # mistakes show before anything is sent; the hardware there may select another profile
     resolve(document, request.overrides, request.profile, [hardware.detect()])
-    path = Path(request.path)
-    if path.is_absolute() or not path.resolve().is_relative_to(Path.cwd()):
+    path, file = Path(request.path), file_of(request.path)
+    shipped = file != path and file.is_absolute()  # the nodes have it, too
+    if not shipped and (path.is_absolute() or not path.resolve().is_relative_to(Path.cwd())):
         raise ConfigError(
             f"{request.path}: lies outside of this directory, of which the job gets a copy; "
             "name a file in it by its relative path"

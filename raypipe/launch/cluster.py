@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -22,6 +21,7 @@ from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedE
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
+from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
 from raypipe.launch import QUIET, in_cluster
 from raypipe.launch.actor_pool import ActorPool
@@ -61,8 +61,7 @@ class RayLauncher:
             self._admission = Admission(living_nodes().values())
             return
         quiet = {name: os.environ[name] for name in QUIET}
-        # workers import as the command does: current directory first
-        search = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        search = search_path.of_workers()
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         variables: dict[str, str] = {}
         # a job passes its own variables on to its workers; PYTHONPATH includes the job's

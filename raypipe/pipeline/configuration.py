@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from raypipe.config import search_path, shipped
 from raypipe.config.levels import nested, settings_of
 from raypipe.config.settings import Level
 from raypipe.config.validation import did_you_mean
@@ -66,19 +66,22 @@ def load_experiment(module: str, origin: str) -> Experiment:
     """Return the ``EXPERIMENT`` of a module, or of the module ``experiment`` in a package.
 
     A package whose ``__init__`` imports nothing keeps tasks that use one of its modules light.
-    The current directory comes first on ``sys.path``.
+    The current directory comes first on ``sys.path``, then folders of configurations that were
+    read. ``experiments.NAME`` is the user's own, if there is one, or comes with raypipe.
 
     Raises:
         ConfigError: the module cannot be imported, or has no experiment.
 
     """
-    loaded = import_module(module, origin, "experiment")
+    name = shipped.importable(module)
+    loaded = import_module(name, origin, "experiment")
     if not hasattr(loaded, "EXPERIMENT") and _has_module(loaded, "experiment"):
-        loaded = import_module(f"{module}.experiment", origin, "experiment")
+        loaded = import_module(f"{name}.experiment", origin, "experiment")
     experiment = getattr(loaded, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment):
         raise ConfigError(
-            f"{origin}: experiment = {module}: the module has no EXPERIMENT = Experiment(...)"
+            f"{origin}: experiment = {module}: the module has no EXPERIMENT = Experiment(...) "
+            f"({getattr(loaded, '__file__', None) or 'a folder without __init__.py'})"
         )
     return experiment
 
@@ -92,16 +95,17 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
         ConfigError: it cannot be imported.
 
     """
-    here = str(Path.cwd())
-    if sys.path[0] != here:
-        sys.path.insert(0, here)
+    search_path.prefer()
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         files = [path.stem for path in Path.cwd().glob("*.py")]
         near = did_you_mean(module, files) if "." not in module else ""
-        advice = f"run from the directory that contains it{near}"
+        package, _, within = module.partition(".")
+        used, _ = shipped.hidden(package)
+        found = f" in {used}" if within and used.is_file() else ""
+        advice = f"run from the directory that contains it, or move the configuration there{near}"
         if not (isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name))):
             frame = traceback.extract_tb(error.__traceback__)[-1]
             advice = f"raised at {frame.filename}:{frame.lineno}"
@@ -110,7 +114,7 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
             elif isinstance(error, SyntaxError):
                 advice = f"line {error.lineno} of {error.filename}"
         raise ConfigError(
-            f"{origin}: {key} = {module}: cannot be imported ({reason}); {advice}"
+            f"{origin}: {key} = {module}: cannot be imported{found} ({reason}); {advice}"
         ) from error
 
 

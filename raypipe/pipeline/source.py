@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from raypipe.config.shipped import importable, logical_source
 from raypipe.pipeline.identity import fingerprint as hash_of
 
 
@@ -36,30 +37,43 @@ class Source:
 
 
 def source_of(module: str) -> Source:
-    """Return the source of an experiment's module.
+    """Return the source of an experiment's module: that of all its :func:`files_of`.
 
-    It covers every module of its package, and the modules next to that package (of the same
+    A shipped experiment has the same source in the repository and in the wheel.
+    """
+    contents = {name: logical_source(file.read_bytes()) for name, file in files_of(module).items()}
+    return Source({n: hashlib.sha256(each).hexdigest()[:16] for n, each in contents.items()})
+
+
+def files_of(module: str) -> dict[str, Path]:
+    """Return the files of an experiment's module by the names of the modules.
+
+    It has none if it cannot be found.
+    """
+    spec = find_spec(importable(module))
+    return {} if spec is None or spec.origin is None else files_from(Path(spec.origin), module)
+
+
+def files_from(file: Path, module: str) -> dict[str, Path]:
+    """Return the files that a module in a file consists of, by the names of the modules.
+
+    They are every module of its package, and the modules next to that package (of the same
     top-level package, or of the same directory for a single file) that these import. raypipe and
     installed packages are not part of it.
     """
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        return Source({})
-    file = Path(spec.origin)
     package = file.parent if file.name == "__init__.py" else None
     root = file.parents[module.count(".") + (package is not None)]
     pending = deque(sorted(package.rglob("*.py")) if package is not None else [file])
-    found: dict[str, str] = {}
+    found: dict[str, Path] = {}
     while pending:
         path = pending.popleft()
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
         if name in found or not path.is_file():
             continue
-        content = path.read_bytes()
-        found[name] = hashlib.sha256(content).hexdigest()[:16]
-        for imported in _imports(content):
+        found[name] = path
+        for imported in _imports(logical_source(path.read_bytes())):
             pending += _files(root, imported, module.partition(".")[0])
-    return Source(found)
+    return found
 
 
 def _imports(content: bytes) -> Iterator[str]:

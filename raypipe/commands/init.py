@@ -1,0 +1,157 @@
+"""``raypipe init``: write a small project of the user's own.
+
+A template is a folder of ``templates/``, or one of the experiments that come with raypipe, whose
+code is copied under the name of the user's package.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import yaml
+
+from raypipe.config import shipped
+from raypipe.config.validation import did_you_mean
+from raypipe.errors import ConfigError
+from raypipe.pipeline.source import files_from
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_WORKLOAD = _TEMPLATES / "workload"
+_SMALL = ("function", "training", "pipeline")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project to write: its files by relative path."""
+
+    folder: Path
+    files: dict[str, str]
+
+    def write(self) -> None:
+        """Write the files. Raises ConfigError."""
+        try:
+            for name, text in self.files.items():
+                file = self.folder / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("x", encoding="utf-8") as stream:
+                    stream.write(text)
+        except OSError as error:
+            raise ConfigError(f"{self.folder}: cannot be written: {error}") from error
+
+    @property
+    def next_commands(self) -> str:
+        """The commands to run next: the first block of the README."""
+        block = re.search(r"```bash\n(.*?)```", self.files["README.md"], re.DOTALL)
+        return f"cd {shlex.quote(str(self.folder))}\n{block[1] if block else ''}".rstrip()
+
+
+def init(name: str | None, template: str) -> str:
+    """Write a project; return what was written and the commands to run next.
+
+    Raises:
+        ConfigError: the template does not exist, or the folder is not a new or an empty one.
+
+    """
+    workloads = _workloads()
+    if template not in (known := [*_SMALL, *workloads]):
+        hint = did_you_mean(template, known)
+        raise ConfigError(f"--template {template}: no such template{hint} ({', '.join(known)})")
+    folder = Path(name if name is not None else f"my_{template}")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder}: is not empty; give the name of a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: exists and is not a folder; give the name of a new folder")
+    title = folder.resolve().name
+    if template in workloads:
+        files = dict(_of_workload(template, _package(title, name)))
+    else:
+        files = dict(_of_template(_TEMPLATES / template))
+    files["README.md"] = files["README.md"].replace("{name}", title)
+    project = Project(folder, files)
+    project.write()
+    written = "\n".join(f"  {name}" for name in sorted(files) if "/" not in name)
+    packages = sorted({f"  {n.partition('/')[0]}/" for n in files if "/" in n})
+    return "\n".join([f"wrote {folder}/", *packages, written, "next:", project.next_commands])
+
+
+def listing() -> str:
+    """Return a line per template: its name, and what it is."""
+    lines = {name: _about(_TEMPLATES / name / "README.md") for name in _SMALL}
+    configurations = shipped.configurations()
+    lines |= {name: shipped.headline(configurations[name]) for name in _workloads()}
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {line}" for name, line in lines.items())
+
+
+def _about(readme: Path) -> str:
+    return readme.read_text(encoding="utf-8").split("\n\n")[1]
+
+
+def _workloads() -> list[str]:
+    """Return the shipped experiments in the order of ``workload/small.yaml``."""
+    return [
+        name
+        for name in yaml.safe_load((_WORKLOAD / "small.yaml").read_text(encoding="utf-8"))
+        if (shipped.folder() / "experiments" / name).is_dir()
+    ]
+
+
+def _of_template(folder: Path) -> Iterator[tuple[str, str]]:
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".py", ".yaml", ".md"):
+            yield file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8")
+
+
+def _of_workload(workload: str, package: str) -> Iterator[tuple[str, str]]:
+    """Yield the files: the experiment's modules and what they import, YAML files, README, test."""
+    root = shipped.folder() / "experiments"
+    module = f"experiments.{workload}"
+
+    def renamed(text: str) -> str:
+        text = re.sub(rf"(?<![\w.]){re.escape(module)}\b", package, text)
+        return re.sub(r"(?<![\w.])experiments(?=\.[a-z])", package, text)
+
+    modules = set(files_from(root / workload / "__init__.py", module).values())
+    parents = {parent for file in modules for parent in file.relative_to(root).parents}
+    modules |= {root / parent / "__init__.py" for parent in parents if parent.parts}
+    for file in sorted(modules):
+        path = file.relative_to(root)
+        own = path.relative_to(workload) if path.parts[0] == workload else path
+        source = shipped.logical_source(file.read_bytes()).decode()
+        yield (Path(package) / own).as_posix(), renamed(source)
+    for name, file in shipped.configurations().items():
+        text = file.read_text(encoding="utf-8")
+        if re.search(rf"^experiment: {re.escape(module)}$", text, re.MULTILINE):
+            yield f"{name}.yaml", renamed(text)
+    first = yaml.safe_load((_WORKLOAD / "small.yaml").read_text(encoding="utf-8"))[workload]
+    values = {
+        "{package}": package,
+        "{workload}": workload,
+        "{config}": first["config"],
+        "{small}": shlex.join(first["small"]),
+    }
+    for name in ("README.md", "test_project.py"):
+        text = (_WORKLOAD / name).read_text(encoding="utf-8")
+        for placeholder, value in values.items():
+            text = text.replace(placeholder, value)
+        yield name, text
+
+
+def _package(title: str, name: str | None) -> str:
+    """Return the name of the user's package. Raises ConfigError."""
+    package = re.sub(r"\W", "_", title, flags=re.ASCII)
+    if not package.isidentifier() or keyword.iskeyword(package):
+        raise ConfigError(f"{name}: {package} cannot name a Python package; give another name")
+    spec = find_spec(package)
+    if spec is not None and spec.origin is not None:
+        raise ConfigError(
+            f"{name}: Python already has a module {package} ({spec.origin}), which the project's "
+            "package would hide; give another name"
+        )
+    return package

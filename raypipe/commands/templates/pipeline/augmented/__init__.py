@@ -1,0 +1,1 @@
+"""Do slightly rotated copies of the training digits improve their recognition?"""

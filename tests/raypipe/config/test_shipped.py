@@ -1,0 +1,96 @@
+"""Names of shipped configurations, and where the modules of a configuration are found."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypipe.commands import configuration as config
+from raypipe.config import search_path, shipped
+from raypipe.errors import ConfigError
+from raypipe.hardware import Hardware
+from tests.raypipe.toy import TOY
+
+PROJECT = Path(__file__).resolve().parents[3]
+MACHINE = [Hardware("a", 2, 2**34)]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_names_are_those_of_the_files() -> None:
+    assert shipped.folder() == PROJECT
+    assert shipped.file_of("quickstart") == PROJECT / "configs/quickstart.yaml"
+    assert shipped.file_of("sweeps/transformer") == PROJECT / "configs/sweeps/transformer.yaml"
+    for name, file in shipped.configurations().items():
+        assert shipped.file_of(name) == file
+        assert shipped.headline(file).endswith((".", "?", ":", "machine."))
+
+
+def test_a_file_of_the_current_directory_wins() -> None:
+    Path("quickstart.yaml").touch()
+    assert shipped.file_of("quickstart") == Path("quickstart.yaml")
+    Path("quickstart").touch()
+    assert shipped.file_of("quickstart") == Path("quickstart")
+
+
+@pytest.mark.parametrize("name", ["quikstart", "sweeps/transfomer"])
+def test_a_wrong_name_gets_the_nearest_one(name: str) -> None:
+    near = {"quikstart": "quickstart", "sweeps/transfomer": "sweeps/transformer"}[name]
+    with pytest.raises(ConfigError, match=rf"{name}: neither .*did you mean {near}\?.*teleclass"):
+        config.read(name)
+
+
+def test_the_path_in_the_repository_leads_to_the_name() -> None:
+    with pytest.raises(ConfigError, match=r"configs/quickstart.yaml: no such file; quickstart"):
+        config.read("configs/quickstart.yaml")
+
+
+def test_a_name_is_said_to_be_shipped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert config.read("transformer").experiment == "experiments.transformer"
+    told = capsys.readouterr()
+    assert told.err == f"configuration: {PROJECT}/configs/transformer.yaml, shipped with raypipe\n"
+    assert told.out == ""
+
+
+def test_modules_next_to_the_configuration_are_found(tmp_path: Path) -> None:
+    project = tmp_path / "path" / "to"
+    project.mkdir(parents=True)
+    (project / "beside.py").write_text(TOY)
+    (project / "x.yaml").write_text("experiment: beside\n")
+    document = config.read("path/to/x.yaml")
+    assert config.resolve(document, (), "cpu", MACHINE).experiment.name == "toy"
+    first = search_path.of_workers().split(os.pathsep)
+    assert first[:2] == [str(tmp_path), str(project)]
+
+
+def test_the_current_directory_wins_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "both.py").write_text(TOY.replace('"toy"', '"here"'))
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "both.py").write_text(TOY)
+    (tmp_path / "project" / "x.yaml").write_text("experiment: both\n")
+    found = config.resolve(config.read("project/x.yaml"), (), "cpu", MACHINE)
+    assert found.experiment.name == "here"
+    told = capsys.readouterr().err
+    assert told == f"experiment: {tmp_path}/both.py, not {tmp_path}/project/both.py\n"
+
+
+def test_workers_get_no_folder_of_python_itself() -> None:
+    entries = search_path.of_workers().split(os.pathsep)
+    assert entries[0] == str(Path.cwd())
+    assert [entry for entry in entries if entry.endswith(("site-packages", ".zip"))] == []
+    assert os.path.dirname(os.__file__) not in entries  # noqa: PTH120
+    assert len(entries) == len(set(entries))
+
+
+def test_pythonpath_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/some/where:/else")
+    assert search_path.of_workers().split(os.pathsep)[-2:] == ["/some/where", "/else"]

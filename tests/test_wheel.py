@@ -1,0 +1,221 @@
+"""The wheel and the source distribution, as a user installs them: no clone, no network."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests.clusters.main_job import CONFIG
+
+pytest.importorskip("hatchling")
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    return next(iter(target.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", PROJECT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel, and the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python), "install"]
+    options = ["--no-deps", "--no-index", "--disable-pip-version-check"]
+    subprocess.run([*pip, *options, str(wheel)], check=True)
+    # without the .pth files in them, which would add the repository
+    below = [entry for entry in sys.path if entry.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(below))
+    return python
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    return folder
+
+
+def command(
+    python: Path, folder: Path, *arguments: str | Path, status: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """The installed command in a folder, with nothing of the repository on the search path."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RAY"))}
+    environment |= {"RAYPIPE_CACHE": str(folder.parent / "cache")}
+    done = subprocess.run(
+        [str(python.parent / "raypipe"), *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_site_packages_have_one_package(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"raypipe"}
+    assert [name for name in names if "__pycache__" in name] == []
+
+
+def test_every_configuration_experiment_and_template_is_in_the_wheel(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder, suffix, target in (
+        ("experiments", ".py", "raypipe/shipped"),
+        ("configs", ".yaml", "raypipe/shipped"),
+        ("raypipe/commands/templates", "", "."),
+    ):
+        files = [f for f in (PROJECT / folder).rglob(f"*{suffix}") if "__pycache__" not in f.parts]
+        wanted = {(Path(target) / f.relative_to(PROJECT)).as_posix() for f in files if f.is_file()}
+        assert wanted
+        assert wanted - names == set()
+
+
+def test_only_imports_differ_from_the_repository(wheel: Path) -> None:
+    """Also their number of lines is the same, so tracebacks lead to the same ones."""
+    archive = zipfile.ZipFile(wheel)
+    prefix = "raypipe/shipped/experiments/"
+    files = [n for n in archive.namelist() if n.startswith(prefix) and n.endswith(".py")]
+    assert len(files) > 80
+    for name in files:
+        text = archive.read(name).decode()
+        original = (PROJECT / name.removeprefix("raypipe/shipped/")).read_text()
+        assert text.replace("raypipe.shipped.experiments", "experiments") == original
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith("experiments")
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("experiments") for alias in node.names)
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    archive = build("sdist", PROJECT, tmp_path / "sdist")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    again = build("wheel", source, tmp_path / "again")
+    ours, theirs = (zipfile.ZipFile(path) for path in (wheel, again))
+    assert sorted(ours.namelist()) == sorted(theirs.namelist())
+    for name in ours.namelist():
+        if ".dist-info/" not in name:
+            assert ours.read(name) == theirs.read(name), name
+
+
+def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
+    listed = command(installed, empty, "run", "--list").stdout
+    names = [line.split()[0] for line in listed.splitlines()]
+    configs = PROJECT / "configs"
+    files = [file.relative_to(configs).with_suffix("") for file in configs.rglob("*.yaml")]
+    assert sorted(names) == sorted(map(str, files))
+    planned = command(installed, empty, "plan", "quickstart")
+    assert "train_small" in planned.stdout
+    assert "shipped with raypipe" in planned.stderr
+    wrong = command(installed, empty, "plan", "quikstart", status=2)
+    assert "did you mean quickstart?" in wrong.stderr
+    assert list(empty.iterdir()) == []
+
+
+def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
+    installed: Path, empty: Path
+) -> None:
+    own = empty / "experiments" / "mine"
+    own.mkdir(parents=True)
+    (own.parent / "__init__.py").touch()
+    (own / "__init__.py").write_text(
+        "from raypipe import Experiment, Settings\n"
+        "class Mine(Settings):\n    shown: int = 3\n"
+        "EXPERIMENT = Experiment('mine', 1, Mine, lambda settings: [])\n"
+    )
+    (empty / "mine.yaml").write_text("experiment: experiments.mine\n")
+    assert "shown: 3" in command(installed, empty, "config", "mine").stdout
+    shipped = command(installed, empty, "config", "transformer")
+    assert "experiment: experiments.transformer\n" in shipped.stdout
+    assert "experiment:" not in shipped.stderr
+    shutil.copytree(own, own.parent / "transformer")
+    copied = command(installed, empty, "config", "transformer", status=2)  # its keys are unknown
+    assert f"experiment: {own.parent / 'transformer' / '__init__.py'}, not " in copied.stderr
+
+
+def test_source_and_identities_do_not_depend_on_the_installation(
+    installed: Path,
+    empty: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also where a setting names a function of the experiment, by its name in the repository."""
+    code = (
+        "import json\n"
+        "from raypipe.pipeline.source import source_of\n"
+        "from raypipe.commands.configuration import read, resolve\n"
+        "from raypipe.hardware import Hardware\n"
+        "found = resolve(read('teleclass'), (), 'cpu', [Hardware('a', 2, 2**34)])\n"
+        "print(source_of(found.module).fingerprint, json.dumps(found.settings.identity()))\n"
+    )
+    done = subprocess.run(
+        [str(installed), "-c", code],
+        cwd=empty,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(PROJECT)
+    exec(code, {})
+    assert done.stdout == capsys.readouterr().out
+    assert "experiments.teleclass.generators:from_keywords" in done.stdout
+    loaded = (
+        "from raypipe.shipped.experiments.teleclass import generators\n"
+        "named = generators.load_generator('experiments.teleclass.generators:from_keywords')\n"
+        "assert named is generators.from_keywords\n"
+    )
+    subprocess.run([str(installed), "-c", loaded], cwd=empty, check=True)
+
+
+@pytest.mark.slow
+def test_the_main_job_runs_in_an_empty_folder_and_its_report_elsewhere(
+    installed: Path, empty: Path, tmp_path: Path
+) -> None:
+    (empty / "tiny.yaml").write_text(CONFIG)  # `experiments.pabbo_lda`, as in the repository
+    run = tmp_path / "run"
+    command(installed, empty, "run", "tiny.yaml", "--run-dir", run)
+    stages = read_table(RunDirectory.at(run), "stages")
+    assert set(stages["status"]) == {"succeeded"}
+    assert len(stages) == 7
+    (run / "report" / "index.html").unlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    command(installed, elsewhere, "report", run)
+    assert "perplexity" in (run / "report" / "index.html").read_text()
+    repeated = command(installed, elsewhere, "run", run / "config.yaml", "--run-dir", run)
+    assert "nothing to do" in repeated.stdout
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_by_its_name(installed: Path, empty: Path) -> None:
+    given = ["sweep=null", "data.options.max_documents=300", "data.options.max_features=200"]
+    given += ["train_small.training.steps=10", "train_large.training.steps=10", "lda.runs=1"]
+    given += ["evaluate_small.functions=6", "evaluate_large.functions=6", "lda.evaluations=8"]
+    command(installed, empty, "run", "quickstart", *given, "--run-dir", "out")
+    stages = read_table(RunDirectory.at(empty / "out"), "stages")
+    assert set(stages["status"]) == {"succeeded"}
