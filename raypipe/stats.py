@@ -20,6 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 #: Significance level of every conclusion.
 ALPHA = 0.05
+#: Level of every confidence interval of a mean.
+CONFIDENCE = 0.95
 
 
 class Friedman(TypedDict):
@@ -59,6 +61,24 @@ def summary(values: pd.DataFrame) -> pd.DataFrame:
             "median": table.median(),
         }
     return pd.DataFrame(columns).rename_axis("algorithm")
+
+
+def half_width(deviation: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
+    """Return half the width of Student's 95 % confidence interval of means.
+
+    Args:
+        deviation: sample standard deviations (ddof 1).
+        count: numbers of values.
+
+    Returns:
+        in the shape of the arguments; NaN for fewer than two values.
+
+    """
+    n = np.asarray(count, dtype=np.float64)
+    known = np.where(n > 1, n, np.nan)
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, known - 1)
+    half: NDArray[np.float64] = quantile * np.asarray(deviation, dtype=np.float64) / np.sqrt(known)
+    return half
 
 
 def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The stages of language-model pretraining."""
+"""Language-model pretraining: tokenize, train, evaluate, sample, export."""
 
 from __future__ import annotations
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from raypipe.storage.tables import Column, Table
 
 STEP_METRICS = (
-    Column("eval_loss", "real", "Mean cross-entropy of the held-out tokens.", "nats per token"),
+    Column(
+        "eval_loss",
+        "real",
+        "Mean cross-entropy of the held-out tokens.",
+        "nats per token",
+        "lower",
+    ),
 )
 MEASURES = Table(
     "measures",
@@ -25,6 +31,8 @@ MEASURES = Table(
             "lower",
         ),
     ),
+    axes=("method",),
+    baselines=("unigram",),
 )
 SAMPLES = Table(
     "samples",

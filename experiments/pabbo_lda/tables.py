@@ -66,13 +66,21 @@ TABLES = (
         (
             *_STUDY,
             *_BEST_POINT,
-            Column("best_perplexity", "real", "Lowest finite value of the objective."),
+            Column(
+                "best_perplexity",
+                "real",
+                "Lowest finite value of the objective.",
+                better="lower",
+            ),
             Column("evaluations", "integer", "Requested evaluations, including repeated points."),
             Column("unique_evaluations", "integer", "Distinct points evaluated."),
             Column("batches", "integer", "Batches of the optimizer after the start."),
             _DURATION,
             Column("cpu_s", "real", "Summed CPU time of the evaluations.", "s"),
         ),
+        axes=("optimizer",),
+        groups=("dataset",),
+        baselines=("random",),
     ),
     Table(
         "study_history",
@@ -227,10 +235,21 @@ STEP_METRICS = (
     Column("simple_regret", "real", "Regret of the best point of the trajectories."),
     Column("error", "real", "Squared error of the scores; in the training on curves."),
     Column("excess", "real", "Log-perplexity of the best T above the minimum of its curve."),
-    Column("eval_simple_regret", "real", "Final simple regret on held-out functions."),
-    Column("eval_simple_regret_all_steps", "real", "Mean simple regret over all steps."),
+    Column(
+        "eval_simple_regret", "real", "Final simple regret on held-out functions.", better="lower"
+    ),
+    Column(
+        "eval_simple_regret_all_steps", "real", "Mean simple regret over all steps.", better="lower"
+    ),
     Column("eval_random_simple_regret", "real", "Final simple regret of random search."),
     Column("eval_random_simple_regret_all_steps", "real", "Mean simple regret of random search."),
-    Column("eval_evaluations", "real", "Evaluations until close on held-out curves."),
-    Column("eval_within_5", "real", "Fraction of held-out curves close within 5 evaluations."),
+    Column(
+        "eval_evaluations", "real", "Evaluations until close on held-out curves.", better="lower"
+    ),
+    Column(
+        "eval_within_5",
+        "real",
+        "Fraction of held-out curves close within 5 evaluations.",
+        better="higher",
+    ),
 )

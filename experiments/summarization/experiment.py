@@ -1,4 +1,4 @@
-"""The stages of summarization."""
+"""Summarization: tokenize, fine-tune or train, evaluate, export."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from raypipe.report.sections import Section
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section of the report, with all plots."""
-    return [Section("Evaluation", figures(tables))]
+    return [Section("Evaluation", figures(tables), covers=("measures",))]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:

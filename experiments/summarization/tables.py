@@ -11,6 +11,7 @@ STEP_METRICS = (
         "real",
         "Mean cross-entropy of the held-out summaries, with label smoothing.",
         "nats per token",
+        "lower",
     ),
     Column(
         "eval_cross_entropy",
@@ -18,6 +19,7 @@ STEP_METRICS = (
         "Mean cross-entropy of the held-out summaries without label smoothing; only where "
         "`label_smoothing` is above 0.",
         "nats per token",
+        "lower",
     ),
 )
 MEASURES = Table(
@@ -46,6 +48,8 @@ MEASURES = Table(
             }.items()
         ),
     ),
+    axes=("method",),
+    baselines=("lead sentence", "lead three sentences"),
 )
 SUMMARIES = Table(
     "summaries",

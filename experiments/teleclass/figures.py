@@ -29,7 +29,7 @@ MEASURES = {
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section of the report, with all plots."""
-    return [Section("Classification", figures(tables))]
+    return [Section("Classification", figures(tables), covers=("measures", "classes"))]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:

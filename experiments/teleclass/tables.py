@@ -34,6 +34,10 @@ TABLES = (
             Column("labels_mean", "real", "Predicted labels per document."),
             Column("gold_mean", "real", "Gold labels per document."),
         ),
+        axes=("method",),
+        groups=("documents_of",),
+        baselines=("nearest_name", "tfidf"),
+        headline={"level": "all"},
     ),
     Table(
         "classes",
@@ -61,6 +65,16 @@ TABLES = (
 )
 
 STEP_METRICS = (
-    Column("eval_loss", "real", "Mean binary cross-entropy of the held-out documents, in nats."),
-    Column("eval_example_f1", "real", "Mean F1 of the label sets of held-out documents."),
+    Column(
+        "eval_loss",
+        "real",
+        "Mean binary cross-entropy of the held-out documents, in nats.",
+        better="lower",
+    ),
+    Column(
+        "eval_example_f1",
+        "real",
+        "Mean F1 of the label sets of held-out documents.",
+        better="higher",
+    ),
 )

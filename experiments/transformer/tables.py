@@ -29,6 +29,8 @@ TABLES = (
             ),
             Column("r2", "real", "Coefficient of determination.", better="higher"),
         ),
+        axes=("method",),
+        baselines=("majority class", "training mean"),
     ),
     Table(
         "confusion",
@@ -38,12 +40,28 @@ TABLES = (
             Column("predicted", "text", "The class that the transformer predicts for them."),
             Column("rows", "integer", "Held-out rows."),
         ),
+        axes=("gold", "predicted"),
     ),
 )
 
 STEP_METRICS = (
-    Column("eval_loss", "real", "Mean loss of the held-out rows."),
-    Column("eval_accuracy", "real", "Fraction of held-out rows with the right class."),
-    Column("eval_mae", "real", "Mean absolute error of a regression, in the target's unit."),
-    Column("eval_mse", "real", "Mean squared error of a regression, in the target's unit squared."),
+    Column("eval_loss", "real", "Mean loss of the held-out rows.", better="lower"),
+    Column(
+        "eval_accuracy",
+        "real",
+        "Fraction of held-out rows with the right class.",
+        better="higher",
+    ),
+    Column(
+        "eval_mae",
+        "real",
+        "Mean absolute error of a regression, in the target's unit.",
+        better="lower",
+    ),
+    Column(
+        "eval_mse",
+        "real",
+        "Mean squared error of a regression, in the target's unit squared.",
+        better="lower",
+    ),
 )

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from typing import TYPE_CHECKING
+
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
 from raypipe.storage.tables import Table, by_name
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.tables import with_metrics
+
+if TYPE_CHECKING:
+    from raypipe.report.about import Declarations
 
 
 def declared(experiment: Experiment) -> dict[str, Table]:
@@ -16,3 +23,26 @@ def declared(experiment: Experiment) -> dict[str, Table]:
     """
     core = with_metrics(CORE, experiment.step_metrics)
     return by_name((*core, *GROWTH, *SWEEP_TABLES, *experiment.tables))
+
+
+def of_report(experiment: Experiment) -> Declarations:
+    """Return what the report reads of an experiment."""
+    from raypipe.report.about import Declarations
+
+    core = {table.name for table in declared(experiment).values()}
+    core -= {table.name for table in experiment.tables}
+    return Declarations(
+        sentence(experiment), experiment.tables, experiment.step_metrics, frozenset(core)
+    )
+
+
+def sentence(experiment: Experiment) -> str:
+    """Return the first line of the docstring of an experiment's module; empty without one.
+
+    An experiment whose stages raypipe itself makes has none.
+    """
+    module = getattr(experiment.stages, "__module__", "")
+    if module.partition(".")[0] == "raypipe" or module not in sys.modules:
+        return ""
+    text = inspect.getdoc(sys.modules[module]) or ""
+    return text.partition("\n")[0].strip()

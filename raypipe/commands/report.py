@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from raypipe.commands.configuration import stored_experiment
+from raypipe.commands.declarations import of_report
 from raypipe.commands.results import existing
 from raypipe.config.document import parse
 from raypipe.errors import ConfigError
@@ -27,6 +28,7 @@ def report(location: str, variant: str | None = None) -> str:
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
     try:
-        return build(run_dir, experiment.name, experiment.report, command, variant)
+        declared = of_report(experiment)
+        return build(run_dir, experiment.name, experiment.report, command, variant, declared)
     except OSError as error:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error

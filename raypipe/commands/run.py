@@ -15,7 +15,7 @@ from raypipe import faults, tracking
 from raypipe.commands import cluster
 from raypipe.commands.code import check_code
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.declarations import declared
+from raypipe.commands.declarations import declared, of_report
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import (
@@ -164,7 +164,8 @@ def execute(request: Request) -> Ended:
                 else:
                     failed = run_stages((), session, growing.growth(ledger))
             if ledger.rows("stages"):
-                build(run_dir, name, configuration.experiment.report, again)
+                experiment = configuration.experiment
+                build(run_dir, name, experiment.report, again, declared=of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"

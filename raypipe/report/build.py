@@ -11,9 +11,10 @@ from raypipe.config.matrix import value_text
 from raypipe.config.validation import shorten
 from raypipe.errors import ConfigError
 from raypipe.redaction import shown_traceback
+from raypipe.report.about import Declarations, Tables
 from raypipe.report.comparison import of_point, point_name, points
 from raypipe.report.formatting import cell
-from raypipe.report.page import Tables, report_files
+from raypipe.report.page import report_files
 from raypipe.report.race import race_section
 from raypipe.report.search import best_values, search_section
 from raypipe.report.sections import Section
@@ -32,12 +33,14 @@ def build(
     sections: Sections | None,
     command: str,
     variant: str | None = None,
+    declared: Declarations | None = None,
 ) -> str:
     """Write ``report/index.html`` and ``report/figures/``; return the path of the page.
 
     ``sections`` returns the experiment's own sections from the tables; ``title`` is its name, and
     ``command`` the one that continues this run. ``sections`` show one point of a matrix: that of
     ``variant``, by default the best one of a search, otherwise the first.
+    ``declared`` are its tables and metrics, which the summary and the tables' sections are made of.
 
     Raises:
         ConfigError: ``variant`` names no point.
@@ -49,15 +52,16 @@ def build(
     files = report_files(
         tables,
         [
+            *_own_sections(sections, own),
             search_section(tables),
             race_section(tables),
             variants_section(tables, point),
-            *_own_sections(sections, own),
         ],
         title,
         {"experiment": title, **_facts(tables)},
         command,
         run_dir.read(run_dir.config).decode(),
+        declared,
     )
     for name, content in files.items():
         run_dir.write(f"{run_dir.report}/{name}", content)

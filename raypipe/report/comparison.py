@@ -11,17 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import scipy  # loads scipy.stats on first use
 from numpy.typing import NDArray
 
 from raypipe.config.matrix import SEED
-from raypipe.stats import paired_comparisons
+from raypipe.stats import half_width, paired_comparisons
 
 Tables = Mapping[str, pd.DataFrame]
 
 #: metrics of training runs that are compared; of ``measures`` it is every real number
 TRIAL_METRICS = ("loss_final", "samples_per_s", "energy_j")
-_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -169,12 +167,8 @@ def summary(observed: Observations, axis: str) -> pd.DataFrame:
     for metric, table in observed.blocks(axis):
         for value in table.columns:
             seeds = table[value].dropna()
-            count = len(seeds)
-            half = np.nan
-            if count > 1:
-                quantile = scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, count - 1)
-                half = float(quantile * seeds.std(ddof=1) / np.sqrt(count))
-            mean = float(seeds.mean())
+            count, mean = len(seeds), float(seeds.mean())
+            half = float(half_width(seeds.std(ddof=1), count))
             row = {"metric": metric, "axis": axis, "value": value, "seeds": count, "mean": mean}
             spread = float(seeds.std(ddof=1)) if count > 1 else np.nan
             found.append(row | {"std": spread, "low": mean - half, "high": mean + half})

@@ -11,7 +11,15 @@ from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Fold, Part, Section, TableView
 
 #: columns that are the same in the rows of all nodes of a command
-_OF_COMMAND = ("run_id", "command_id", "command", "started_at", "git_commit", "git_dirty")
+_OF_COMMAND = (
+    "run_id",
+    "variant",
+    "command_id",
+    "command",
+    "started_at",
+    "git_commit",
+    "git_dirty",
+)
 
 
 def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:

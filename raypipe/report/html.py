@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from numbers import Real
 from typing import Any
+from urllib.parse import quote, unquote
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from raypipe.report.formatting import cell, heading
+from raypipe.report.marks import LINE, TIP
 from raypipe.report.plots import GRID, INK, MUTED, PAPER, Plot, encode, slug
-from raypipe.report.sections import Bar, Code, Fold, Heading, Part, Pill, Section, TableView
+from raypipe.report.sections import (
+    Answers,
+    Bar,
+    Code,
+    Download,
+    Fold,
+    Heading,
+    Part,
+    Pill,
+    Section,
+    TableView,
+    Tiles,
+)
 
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
@@ -43,10 +60,16 @@ def render(
         "kind": lambda value: type(value).__name__,
         "grouped": _grouped,
         "columns": _columns,
+        "address": _address,
         "svg": partial(_svg, files),
     }
+    script = environment.get_template("page.js").render()
     page = environment.get_template("page.html").render(
-        title=title, status=status, facts=facts, sections=_anchored(sections)
+        title=title,
+        status=status,
+        facts=facts,
+        sections=_anchored(sections),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
     return files | {"index.html": page.encode()}
 
@@ -57,6 +80,9 @@ def _plots(parts: Sequence[Part]) -> Iterator[Plot]:
             yield part
         elif isinstance(part, Fold):
             yield from _plots(part.parts)
+        elif isinstance(part, Answers):
+            for _, parts_of_answer in part.answers:
+                yield from _plots(parts_of_answer)
 
 
 def _path(plot: Plot) -> str:
@@ -75,13 +101,22 @@ def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
     return anchored
 
 
-def _grouped(parts: Sequence[Part]) -> Iterator[Part]:
-    """Yield the parts, without empty tables, and the heading of each group of plots before it.
+def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot]]:
+    """Yield the visible parts, plots in sequence as a list, which stand side by side."""
+    for plots, members in groupby(_titled(parts), lambda part: isinstance(part, Plot)):
+        if plots:
+            yield [part for part in members if isinstance(part, Plot)]
+        else:
+            yield from members
+
+
+def _titled(parts: Sequence[Part]) -> Iterator[Part]:
+    """Yield the parts that show anything, and the heading of each group of plots before it.
 
     A caption that a whole group shares stands there too, once. A single plot has the group in its
     title.
     """
-    visible = [p for p in parts if not isinstance(p, TableView) or p.visible_columns]
+    visible = [part for part in parts if _shows(part)]
     for group, members in groupby(visible, lambda part: getattr(part, "group", "")):
         plots: list[Any] = list(members)
         if group and len(plots) > 1:
@@ -94,14 +129,38 @@ def _grouped(parts: Sequence[Part]) -> Iterator[Part]:
         yield from plots
 
 
-def _columns(table: TableView) -> list[tuple[str, str, list[Any]]]:
-    """Return the CSS class, the heading and the cells of each visible column."""
+def _shows(part: Part) -> bool:
+    if isinstance(part, TableView):
+        return bool(part.visible_columns)
+    if isinstance(part, Tiles):
+        return bool(part.tiles)
+    return not isinstance(part, Answers) or any(parts for _, parts in part.answers)
+
+
+def _columns(table: TableView) -> list[tuple[str, str, str, list[tuple[Any, str]]]]:
+    """Return the CSS class, the heading, the meaning and the cells of each visible column.
+
+    A cell is its content, and the number to sort by or an empty text.
+    """
     columns = []
     for name in table.visible_columns:
         values = table.rows[name]
-        cells = [v if isinstance(v, Pill | Bar | Code) else cell(name, v) for v in values]
-        columns.append((_css(name, values), heading(name), cells))
+        shown = [v if isinstance(v, Pill | Bar | Code) else cell(name, v) for v in values]
+        keys = [f"{float(v)!r}" if _is_real(v) else "" for v in values]
+        meaning = table.meanings.get(name, "")
+        columns.append(
+            (_css(name, values), heading(name), meaning, list(zip(shown, keys, strict=True)))
+        )
     return columns
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _address(download: Download) -> str:
+    """Return a file's content as the address of a link."""
+    return "data:text/plain;charset=utf-8," + quote(download.text, safe="")
 
 
 def _css(name: str, column: pd.Series[Any]) -> str:
@@ -123,6 +182,10 @@ def _svg(files: Mapping[str, bytes], plot: Plot) -> tuple[str, Markup]:
     text = files[f"{_path(plot)}.svg"].decode()
     opening, _, text = text[text.index("<svg") :].rpartition("</svg>")[0].partition(">")
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text, flags=re.DOTALL)
+    tips = rf'<g id="{TIP}([^"]*)">'
+    text = re.sub(tips, lambda at: f'<g class="tip"><title>{escape(unquote(at[1]))}</title>', text)
+    lines = rf'<g id="{LINE}([^"]*)">'
+    text = re.sub(lines, lambda at: f'<g class="line" data-line="{escape(unquote(at[1]))}">', text)
     prefix = f"{slug(plot.name)}_"
     text = re.sub(r'\bid="|url\(#|(?<=href=")#', rf"\g<0>{prefix}", text).replace("xlink:", "")
     for color, variable in _COLORS.items():

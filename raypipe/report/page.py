@@ -8,35 +8,30 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from raypipe.report.about import About, Declarations, Tables
 from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
+from raypipe.report.repetition import repetition_section
 from raypipe.report.sections import (
     Bar,
     Code,
     Fold,
-    Part,
     Pill,
     Section,
     TableView,
     cells,
 )
+from raypipe.report.summary import summary_section
 from raypipe.report.sweep_section import sweep_section
 from raypipe.report.sweep_trials import SWEEP
-from raypipe.report.training import training_plots
+from raypipe.report.table_section import table_section
+from raypipe.report.table_shape import ADDED
+from raypipe.report.training_section import training_section
 
-Tables = Mapping[str, pd.DataFrame]
-
-#: columns that raypipe adds to every table
-_ADDED = ("run_id", "command_id")
 #: stages that are listed one by one, as long as there are no more
 _MOST_STAGES = 40
 _BAD = ("failed", "out_of_memory", "interrupted", "skipped")
-_TRIAL_COLUMNS = (
-    "trial_id", "status", "precision", "micro_batch", "accumulation", "workers", "effective_batch",
-    "steps", "samples_per_s", "step_time_s", "gpu_util_mean", "gpu_peak_bytes", "energy_j",
-    "loss_final", "attempts", "device",
-)  # fmt: skip
 
 
 def report_files(
@@ -46,29 +41,48 @@ def report_files(
     facts: Mapping[str, str],
     command: str = "",
     configuration: str = "",
+    declared: Declarations | None = None,
 ) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 
     A section whose tables are missing or empty is left out. The tables may be those of an earlier
-    version of raypipe. ``facts`` are shown below the title; ``command`` runs this again.
+    version of raypipe.
+
+    Args:
+        tables: of the run.
+        sections: the experiment's own, and those of a matrix; tables that they cover have no
+            section of their own.
+        title: the experiment.
+        facts: shown below the title.
+        command: continues this run.
+        configuration: the resolved configuration, as YAML.
+        declared: the experiment's tables and metrics.
 
     Raises:
         ValueError: a table lacks a column that it must have, or two plots share a name.
 
     """
     status = _status(tables)
+    about = About(tables, title, command, configuration, declared or Declarations())
+    covered = {name for section in sections for name in section.covers if section.parts}
     return render(
         title,
         Pill.of_status(status) if status else None,
         facts,
         [
+            summary_section(about),
             _failures(tables, recovered=status == "succeeded"),
-            _stages(tables),
             *sections,
+            *(
+                table_section(results.table, results.rows, results.axes)
+                for results in about.results
+                if results.table.name not in covered
+            ),
+            training_section(about),
             sweep_section(tables),
-            _training(tables),
+            _stages(tables),
             environment_section(tables),
-            _repetition(command, configuration),
+            repetition_section(about),
             _tables(tables),
         ],
     )
@@ -164,25 +178,6 @@ def _with_timeline(stages: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _training(tables: Tables) -> Section:
-    """Return the plots and the trials of training stages; a sweep's trials are in its section."""
-    parts: list[Part] = [*training_plots(tables)]
-    trials = rows(tables, "trials", ["trial_id", "stage", "status"])
-    if trials is not None:
-        trials = trials[trials["stage"] != SWEEP]
-        statuses = cells(Pill.of_status(str(status)) for status in trials["status"])
-        trials = trials.assign(status=statuses)
-        parts.append(TableView(trials, _TRIAL_COLUMNS, "Training runs"))
-    return Section("Training runs", parts)
-
-
-def _repetition(command: str, configuration: str) -> Section:
-    parts: list[Part] = [Code(command)] if command else []
-    if configuration:
-        parts.append(Fold("Resolved configuration", [Code(configuration)]))
-    return Section("How to repeat", parts)
-
-
 def _tables(tables: Tables) -> Section:
     written = {name: table for name, table in sorted(tables.items()) if not table.empty}
     if not written:
@@ -192,7 +187,7 @@ def _tables(tables: Tables) -> Section:
             "table": [f"results/{name}" for name in written],
             "rows": [len(table) for table in written.values()],
             "columns": [
-                ", ".join(str(name) for name in table.columns if name not in _ADDED)
+                ", ".join(str(name) for name in table.columns if name not in ADDED)
                 for table in written.values()
             ],
         }

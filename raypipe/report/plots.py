@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
@@ -42,13 +44,15 @@ _COLORS = (
     "#7b7303",
     "#c063c0",
 )
+#: smallest text, in points: a phone shows a figure at nine tenths of its size
+_SMALLEST = 10.0
 _MAX_NAME = 100  # characters of a file name
 _DASHED, _DASH_DOT = (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5))
 _LINES = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
 
 _RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
-    "font.size": 8.5,
+    "font.size": 10,
     "text.color": INK,
     "figure.facecolor": PAPER,
     "figure.dpi": 100,
@@ -57,8 +61,8 @@ _RC: dict[Any, Any] = {
     "axes.edgecolor": MUTED,
     "axes.linewidth": 0.7,
     "axes.labelcolor": MUTED,
-    "axes.labelsize": 8.5,
-    "axes.titlesize": 8.5,
+    "axes.labelsize": 10,
+    "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -71,8 +75,8 @@ _RC: dict[Any, Any] = {
     "ytick.color": MUTED,
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
     "lines.linewidth": 1.7,
@@ -126,7 +130,11 @@ def slug(text: str) -> str:
 def encode(plot: Plot) -> dict[str, bytes]:
     """Return the plot as ``{"png": ..., "svg": ...}``; equal plots give equal bytes."""
     files = {}
-    with style():
+    for text in plot.figure.findobj(Text):
+        text.set_fontsize(max(float(text.get_fontsize()), _SMALLEST))
+    with style(), warnings.catch_warnings():
+        # a letter that the font of the PNG lacks; the page has the reader's fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         mpl.rcParams["svg.hashsalt"] = plot.name
         for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
             buffer = io.BytesIO()
@@ -168,7 +176,12 @@ def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
 def new_axes(width: float = 0.84, height: float = 0.78) -> tuple[Figure, Axes]:
     """Return a figure and its axes; ``width`` and ``height`` are their shares of the figure."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
-    return figure, figure.add_axes((0.115, 0.135, width, height))
+    return figure, figure.add_axes((0.13, 0.155, width - 0.015, height - 0.02))
+
+
+def single_stroke() -> Stroke:
+    """Return the stroke of a line that has no other one beside it."""
+    return Stroke(_COLORS[3], "-")
 
 
 def write_numbers(axis: Axis) -> None:
@@ -224,7 +237,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
     height = axes.get_position().height * figure.get_size_inches()[1] * 72  # points
     ends = axes.transData.transform([(1.0, y) for y, _, _ in labels])
     ends = np.clip(axes.transAxes.inverted().transform(ends)[:, 1], 0, 1)
-    places = spread(ends, gap=min(11.5 / height, 1 / max(1, len(labels) - 1)))
+    places = spread(ends, gap=min(13.5 / height, 1 / max(1, len(labels) - 1)))
     for end, place, (_, text, stroke) in zip(ends, places, labels, strict=True):
         axes.plot(
             [1.0, 1.03, 1.07, 1.085],
@@ -235,14 +248,14 @@ def label_lines(axes: Axes, labels: Sequence[tuple[float, str, Stroke]]) -> None
             clip_on=False,
             label="_leader",
         )
-        axes.text(1.1, place, text, transform=axes.transAxes, va="center", fontsize=8)
+        axes.text(1.1, place, text, transform=axes.transAxes, va="center", fontsize=10)
 
 
 def draw_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
     """Draw a legend of one row above the axes."""
     figure.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.1, 1.0), ncols=len(handles),
-        fontsize=7.5, handlelength=1.4, handletextpad=0.45, columnspacing=1.1, borderaxespad=0.3,
+        fontsize=10, handlelength=1.4, handletextpad=0.45, columnspacing=1.1, borderaxespad=0.3,
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ Every text may come from a user or from data: rendering escapes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import pandas as pd
@@ -21,12 +21,14 @@ class Section:
     """A titled section of the page; it is left out if no part shows anything.
 
     A text is a paragraph, and plots in sequence stand side by side. ``css`` is the class of the
-    section's element.
+    section's element. ``covers`` names the results tables that it shows, which then need no section
+    of their own.
     """
 
     title: str
     parts: Sequence[Part]
     css: str = ""
+    covers: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,14 @@ class TableView:
     """Columns of a table in order; the first names the row. ``label`` is for screen readers.
 
     A cell is a :class:`Pill`, :class:`Bar` or :class:`Code`, or any value, which is formatted by
-    its column's name. ``emphasized`` says which rows are bold.
+    its column's name. ``emphasized`` says which rows are bold, ``meanings`` explains columns.
     """
 
     rows: pd.DataFrame
     columns: Sequence[str]
     label: str
     emphasized: Sequence[bool] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def visible_columns(self) -> list[str]:
@@ -92,7 +95,39 @@ class Bar:
     length: float
 
 
-Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot
+@dataclass(frozen=True)
+class Tile:
+    """A headline number: what it is, its value, and a note. Tones are those of a pill."""
+
+    label: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Headline numbers side by side."""
+
+    tiles: Sequence[Tile]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions, each with the parts that answer it; those without parts are left out."""
+
+    answers: Sequence[tuple[str, Sequence[Part]]]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A link that saves a text as a file."""
+
+    name: str
+    text: str
+
+
+Part: TypeAlias = str | Heading | Code | Fold | TableView | Plot | Pill | Tiles | Answers | Download
 
 
 def cells(values: Iterable[Any]) -> Any:

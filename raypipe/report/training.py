@@ -1,8 +1,8 @@
-"""Plots of training runs of any experiment: loss, throughput, GPU or CPU use."""
+"""Plots of training runs of any experiment: loss, learning rate, throughput, GPU or CPU use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,17 +12,21 @@ from matplotlib.figure import Figure
 from raypipe.hardware import bytes_text
 from raypipe.report import plots
 from raypipe.report.formatting import cell, number
+from raypipe.report.marks import toggle
 from raypipe.report.plots import Plot, Stroke, finite
 from raypipe.report.sweep_trials import SWEEP
+from raypipe.report.table_shape import point_label
 
 _MAX_LABELS = 8
+_LONGEST = 20  # characters of a trial's name
 
 
 def training_plots(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
-    """Draw loss and throughput by step and the use of the hardware by time, for each stage.
+    """Draw loss, learning rate and speed by step, and the use of the hardware by time.
 
-    The use is that of the GPUs, or of the CPUs if no sample is of a GPU. Reads ``steps``,
-    ``gpu_samples`` and, for the stages, ``trials``. A sweep's trials have other plots.
+    Each stage has its own plots. The use is that of the GPUs, or of the CPUs if no sample is of a
+    GPU. Reads ``steps``, ``gpu_samples`` and, for the stages, ``trials``. A sweep's trials have
+    other plots.
     """
     drawn: list[Plot] = []
     with plots.style():
@@ -30,6 +34,7 @@ def training_plots(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         if steps is not None:
             stages = list(_by_stage(steps, tables))
             drawn += [_loss(*stage) for stage in stages if finite(stage[1]["loss"]).size]
+            drawn += [_rate(*stage) for stage in stages if _varies(stage[1], "lr")]
             drawn += [_speed(*stage) for stage in stages if finite(stage[1]["samples_per_s"]).size]
         samples = plots.rows(tables, "gpu_samples", ["trial_id", "gpu_uuid", "at"])
         if samples is not None:
@@ -66,11 +71,13 @@ def _draw_lines(axes: Axes, table: pd.DataFrame, column: str, *, from_zero: bool
     palette = list(plots.strokes([str(i) for i in range(_MAX_LABELS)]).values())
     single = Stroke(palette[3].color, "-")
     ends: list[tuple[float, str, Stroke]] = []
+    labels, _ = short_names([name for name, _ in trials])
     for i, (name, trial) in enumerate(trials):
         known = trial[np.isfinite(trial[column].astype(float))].sort_values("step")
         if known.empty:
             continue
         stroke = palette[i] if few and len(trials) > 1 else single
+        drawn = len(axes.lines)
         smooth = running_median(known[column].astype(float))
         if few and len(known) >= 30:
             axes.plot(known["step"], known[column], color=stroke.color, linewidth=0.6, alpha=0.35)
@@ -78,9 +85,12 @@ def _draw_lines(axes: Axes, table: pd.DataFrame, column: str, *, from_zero: bool
             known["step"], smooth, color=stroke.color, linestyle=stroke.line, label=name,
             linewidth=1.7 if few else 0.9, alpha=1.0 if few else 0.6,
         )  # fmt: skip
-        ends.append((float(smooth.iloc[-1]), name, stroke))
-    plots.frame_y(axes, _without_outliers(axes))
-    if from_zero and axes.get_yscale() == "linear":
+        if few and len(trials) > 1:
+            for line in axes.lines[drawn:]:
+                toggle(line, labels[name])
+        ends.append((float(smooth.iloc[-1]), labels[name], stroke))
+    plots.frame_y(axes, _without_outliers(axes), np.inf if from_zero else 10.0)
+    if from_zero:
         axes.set_ylim(bottom=0)
     if len(ends) > 1:
         plots.label_lines(axes, ends if few else [min(ends)])
@@ -121,8 +131,48 @@ def _loss(stage: str, table: pd.DataFrame) -> Plot:
     axes.set_title("training loss" + (" (logarithmic)" if logarithmic else ""))
     last = table.sort_values("step").groupby("trial_id", sort=False)["loss"].last()
     end = f"{count} runs" if count > 1 else f"final loss {number(float(last.iloc[0]))}"
-    caption = f"Logged loss (thin) and its running median, {end}."
+    _, note = short_names(list(map(str, table["trial_id"].unique())))
+    few = table["trial_id"].nunique() <= _MAX_LABELS
+    caption = f"Logged loss (thin) and its running median, {end}.{note if few else ''}"
     return Plot(f"loss-{stage}", f"Training loss: {stage}", caption, figure)
+
+
+def _rate(stage: str, table: pd.DataFrame) -> Plot:
+    """Draw the learning rate; equal schedules lie on each other."""
+    figure, axes = _step_axes(table)
+    _draw_lines(axes, table.assign(lr=table["lr"].astype(float)), "lr", from_zero=True)
+    _mark_phases(axes, table)
+    axes.set_title("learning rate")
+    values = finite(table["lr"])
+    caption = f"Peak {number(float(values.max()))}, at the end "
+    last = table.sort_values("step")["lr"].dropna()
+    caption += f"{number(float(last.iloc[-1]))}."
+    return Plot(f"learning_rate-{stage}", f"Learning rate: {stage}", caption, figure)
+
+
+def short_names(trials: Sequence[str]) -> tuple[dict[str, str], str]:
+    """Return short names of trials by what tells them apart, and a sentence that explains them.
+
+    Names of several keys are the values alone where the keys have no room.
+    """
+    parts = {name: _values(name) for name in trials}
+    keys = dict.fromkeys(key for values in parts.values() for key in values)
+    varied = [k for k in keys if len({values.get(k) for values in parts.values()}) > 1]
+    own = {name: {k: v for k, v in values.items() if k in varied} for name, values in parts.items()}
+    found = {name: point_label(values) or name for name, values in own.items()}
+    note = ""
+    if max(map(len, found.values()), default=0) > _LONGEST and any(varied):
+        found = {name: ", ".join(values.values()) or name for name, values in own.items()}
+        named = [key.rpartition(".")[2] or "stage" for key in varied]
+        note = f" Runs are named by {', '.join(named)}."
+    return {n: t if len(t) <= _LONGEST else f"{t[: _LONGEST - 1]}…" for n, t in found.items()}, note
+
+
+def _values(trial: str) -> dict[str, str]:
+    """Return the values that a trial_id names: ``train@model.layers=2,seed=1``."""
+    stage, _, variant = trial.partition("@")
+    values = dict(part.partition("=")[::2] for part in variant.split(",")) if variant else {}
+    return {"": stage, **values}
 
 
 def _speed(stage: str, table: pd.DataFrame) -> Plot:
@@ -159,6 +209,10 @@ def _use(stage: str, table: pd.DataFrame) -> list[Plot]:
 
 def _is_measured(table: pd.DataFrame, *columns: str) -> bool:
     return all(name in table.columns and finite(table[name]).size for name in columns)
+
+
+def _varies(table: pd.DataFrame, column: str) -> bool:
+    return _is_measured(table, column) and np.unique(finite(table[column])).size > 1
 
 
 def _mean_and_peak(table: pd.DataFrame, use: str, memory: str) -> tuple[str, str]:

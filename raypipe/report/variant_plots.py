@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from raypipe.report.comparison import PointMeans
 from raypipe.report.formatting import number
+from raypipe.report.heat_map import grid_range, heat_figure
 from raypipe.report.plots import (
     GRID,
     HEIGHT,
-    INK,
     MUTED,
+    PAPER,
     WIDTH,
     Plot,
     finite,
@@ -49,24 +50,12 @@ def _heat_map(means: PointMeans, first: str, second: str) -> Plot:
     grid = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
     others = [key for key in means.axes if key not in (first, second)]
     with style():
-        figure, axes = new_axes(width=0.86, height=0.74)
-        axes.imshow(grid, cmap=_COLORS, aspect="auto", origin="lower")
-        axes.set_xticks(range(len(columns)), [_short(value) for value in columns])
-        axes.set_yticks(range(len(rows)), [_short(value) for value in rows])
-        axes.set(xlabel=_last(second, means.axes), ylabel=_last(first, means.axes))
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-        shades = _shares(grid)
-        if grid.size <= 100:
-            for (row, column), value in np.ndenumerate(grid):
-                if np.isfinite(value):
-                    color = INK if shades[row, column] > 0.6 else "white"
-                    text = number(float(value))
-                    axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+        figure = heat_figure(grid, list(map(str, rows)), list(map(str, columns)))
+        figure.axes[0].set(xlabel=_last(second, means.axes), ylabel=_last(first, means.axes))
     name = slug(f"heat-{means.metric.name}-{first}-{second}")
     caption = "Mean over seeds" + (f", and over {', '.join(others)}." if others else ".")
-    return Plot(name, means.metric.name, f"{caption} {_range(grid)}", figure)
+    shown = grid_range(means.metric.column, grid)
+    return Plot(name, means.metric.name, f"{caption} {shown}", figure)
 
 
 def parallel_coordinates(means: PointMeans) -> Plot | None:
@@ -85,18 +74,18 @@ def parallel_coordinates(means: PointMeans) -> Plot | None:
                 for value in values:
                     axes.text(
                         place + 0.03, height[value], _short(value),
-                        fontsize=7, va="center", zorder=3,
-                        bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.6},
+                        fontsize=10, va="center", zorder=3,
+                        bbox={"facecolor": PAPER, "alpha": 0.7, "linewidth": 0, "pad": 0.6},
                     )  # fmt: skip
         shares = _shares(means.means)
         lines = np.stack([*places, shares], axis=1)
         colors = mpl.colormaps[_COLORS]
         for line, share in zip(lines, shares, strict=True):
             if np.isfinite(share):
-                axes.plot(line, color=colors(share), linewidth=1.1, alpha=0.8)
+                axes.plot(line, color=colors(0.15 + 0.8 * share), linewidth=1.1, alpha=0.8)
         known = finite(means.means)
         for share, value in ((0.0, known.min()), (1.0, known.max())):
-            axes.text(len(varied) + 0.04, share, number(float(value)), fontsize=7, va="center")
+            axes.text(len(varied) + 0.04, share, number(float(value)), fontsize=10, va="center")
         for place in range(len(varied) + 1):
             axes.axvline(place, color=GRID if place < len(varied) else MUTED, linewidth=0.8)
         labels = [_last(key, varied) for key in varied]
@@ -127,11 +116,6 @@ def _shares(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = known.min(), known.max()
     shares: NDArray[np.float64] = (values - low) / (high - low or 1.0)
     return shares
-
-
-def _range(values: NDArray[np.float64]) -> str:
-    known = finite(values)
-    return f"Dark is {number(float(known.min()))}, bright {number(float(known.max()))}."
 
 
 def _short(value: str) -> str:

@@ -93,7 +93,9 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     best = set(found["metric"])
     for means in observed.by_point():
         if means.metric.name in best:
-            plots = [parallel_coordinates(means), *heat_maps(means)]
+            plots = [parallel_coordinates(means)]
+            if means.metric.table == "trials" or len(means.axes) > 2:
+                plots += heat_maps(means)  # two axes of another table are in its own section
             parts += [plot for plot in plots if plot is not None][:_MOST_PLOTS]
     return parts
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -73,6 +73,13 @@ class Table:
         internal: keys of its rows in the ledger that are not columns.
         optional: whether it is written only if it has rows.
         open: whether rows have further columns, which are known once they are written.
+        axes: columns whose values the report compares, such as ``method``; otherwise it finds them
+            in the rows.
+        groups: columns whose values are not comparable, such as a corpus: each has its best row.
+        baselines: values of an axis that are baselines, which the report compares the best row
+            with.
+        headline: values of columns that select the rows of the headline numbers, such as
+            ``{"level": "all"}``; by default all rows.
 
     """
 
@@ -83,6 +90,10 @@ class Table:
     internal: tuple[str, ...] = ()
     optional: bool = False
     open: bool = False
+    axes: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
+    headline: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -153,9 +164,9 @@ def conform(run_dir: RunDirectory, table: Table) -> None:
     parts = {name: _read_file(f"{folder}/{name}", run_dir) for name in files}
     unified = pa.unify_schemas(schemas, promote_options="permissive")
     for name, part in parts.items():
-        missing = [field for field in unified if field.name not in part.column_names]
-        for field in missing:
-            part = part.append_column(field, pa.nulls(len(part), field.type))
+        missing = [column for column in unified if column.name not in part.column_names]
+        for column in missing:
+            part = part.append_column(column, pa.nulls(len(part), column.type))
         run_dir.write(
             f"{folder}/{name}", parquet.to_bytes(part.select(unified.names).cast(unified))
         )

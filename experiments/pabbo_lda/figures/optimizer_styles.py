@@ -20,7 +20,7 @@ NAMES = {
     "pabbo_curves": "PABBO curves",
 }
 #: place of axes with room on the right for names and values
-LABELED = (0.115, 0.135, 0.55, 0.78)
+LABELED = (0.13, 0.155, 0.5, 0.76)
 
 
 def strokes_of(present: Sequence[str]) -> dict[str, Stroke]:

@@ -149,7 +149,7 @@ def _bars(dataset: str, table: pd.DataFrame) -> Plot:
     table = table[known].sort_values("mean", ascending=False, kind="stable")
     figure = Figure(figsize=(WIDTH, max(1.6, 0.75 + 0.34 * len(table))))
     bottom = 0.47 / figure.get_figheight()
-    axes = figure.add_axes((0.2, bottom, 0.555, 0.93 - bottom))
+    axes = figure.add_axes((0.24, bottom, 0.5, 0.93 - bottom))
     fixed = strokes_of(list(table["optimizer"]))
     mean = table["mean"].to_numpy(float)
     std = np.nan_to_num(table["std"].to_numpy(float), nan=0.0, posinf=0.0)

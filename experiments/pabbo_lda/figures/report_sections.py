@@ -21,6 +21,9 @@ _SUMMARY = (
 )  # fmt: skip
 #: lower limit of ``lda.t_min``
 _FEWEST = 2
+#: tables that the figures and the tests show
+_DRAWN = ("studies", "study_history", "anytime", "convergence", "regret", "evaluations")
+_TESTS = ("rankings", "comparisons", "against_control", "across_corpora")
 _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
 
 
@@ -30,9 +33,9 @@ def sections(tables: Tables) -> list[Section]:
     Raises ValueError if a table lacks a column that it must have.
     """
     return [
-        Section("Results", _results(tables)),
-        Section("Figures", figures(tables)),
-        Section("Statistics", [*_by_dataset(tables), *_across_corpora(tables)]),
+        Section("Results", _results(tables), covers=("summary",)),
+        Section("Figures", figures(tables), covers=_DRAWN),
+        Section("Statistics", [*_by_dataset(tables), *_across_corpora(tables)], covers=_TESTS),
     ]
 
 

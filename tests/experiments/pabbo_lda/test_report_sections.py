@@ -58,7 +58,7 @@ def test_sections_follow_from_the_tables() -> None:
 
 def test_text_from_outside_cannot_become_markup() -> None:
     page = _page(_tables(HOSTILE))
-    assert not page.all("script")
+    assert page.only_own_script
     assert HOSTILE in page.words
 
 

@@ -51,7 +51,7 @@ def test_a_function_is_found_by_its_name(module):
         ("{}:CONSTANT", "is of type int, not a function"),
         ("{}:waits", "is async"),
         ("{}:yields", "yields"),
-        ("{}x:score", "run from the directory that contains it; did you mean {}"),
+        ("{}x:score", "move the configuration there; did you mean {}"),
     ],
 )
 def test_a_wrong_reference_says_what_to_do(module, given, problem):

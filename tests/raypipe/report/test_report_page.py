@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,10 +70,15 @@ def test_the_files_are_the_page_and_its_figures() -> None:
 def test_the_page_needs_nothing_from_outside() -> None:
     page = _page(_tables(), _plot(), _plot("b"))
     for tag, attrs in page.tags:
-        assert tag not in {"link", "script", "iframe", "object", "embed", "base"}
+        assert tag not in {"link", "iframe", "object", "embed", "base"}
         for name in ("src", "href", "xlink:href", "srcset", "action"):
-            assert str(attrs.get(name, "#")).startswith(("#", "data:image/png"))
+            assert str(attrs.get(name, "#")).startswith(("#", "data:"))
         assert not any(name.startswith("on") for name in attrs)
+    assert page.only_own_script
+    (policy,) = (attrs["content"] for attrs in page.all("meta") if "http-equiv" in attrs)
+    digest = hashlib.sha256(page.scripts[0].encode()).digest()
+    assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'" in str(policy)
+    assert str(policy).startswith("default-src 'none'")
     raw = _files(_tables(), _plot())["index.html"].decode()
     assert "http://" not in raw
     assert "https://" not in raw
@@ -106,7 +113,7 @@ def test_text_from_outside_cannot_become_markup() -> None:
     sections = [Section(HOSTILE, [_plot(HOSTILE, HOSTILE, HOSTILE), _plot("b", HOSTILE, HOSTILE)])]
     files = report_files(tables, sections, HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE)
     page = Page(files["index.html"].decode())
-    assert not page.all("script")
+    assert page.only_own_script
     assert HOSTILE in page.words
     assert all(re.fullmatch(r"(figures/)?[\w.-]+", name) for name in files)
 
@@ -135,7 +142,7 @@ def test_no_part_lets_text_become_markup(part: object, times: int) -> None:
     """Every text of every kind of part is on the page, as text and within its attribute."""
     section = Section("Hostile", [part], css=HOSTILE)  # type: ignore[list-item]
     page = Page(report_files({}, [section], "x", {})["index.html"].decode())
-    assert not page.all("script")
+    assert page.only_own_script
     assert "".join(page.text).count(HOSTILE) == times
     assert page.all("section")[0]["class"] == HOSTILE
     names = {name for _, attrs in page.tags for name in attrs}
@@ -179,7 +186,7 @@ def test_the_figures_follow_the_colors_of_the_page() -> None:
 
 def test_sections_follow_from_the_tables() -> None:
     assert _page(_tables(), _plot()).headings == [
-        "stages", "figures", "training-runs", "environment", "how-to-repeat", "tables",
+        "summary", "figures", "training-runs", "stages", "environment", "how-to-repeat", "tables",
     ]  # fmt: skip
 
     def headings(tables: Mapping[str, pd.DataFrame]) -> list[str]:
@@ -259,19 +266,19 @@ def test_the_stages_of_a_large_matrix_are_one_row_by_name() -> None:
     assert "All 100 stages" in page.words
 
 
-def test_failures_come_first_and_are_loud_unless_made_up_for() -> None:
+def test_failures_follow_the_summary_and_are_loud_unless_made_up_for() -> None:
     tables = _tables()
     tables["failures"] = pd.DataFrame(
         {"stage": "lda", "unit": ["u1", "u2"], "attempt": 1, "kind": "out_of_memory",
          "message": "no memory\nat all"}
     )  # fmt: skip
     page = _page(tables)
-    assert page.headings[0] == "failures"
+    assert page.headings[:2] == ["summary", "failures"]
     assert "2 attempts failed: out of memory (2). Every stage succeeded in the end." in page.words
-    assert page.all("section")[0]["class"] == "alert recovered"
+    assert page.all("section")[1]["class"] == "alert recovered"
     tables["stages"]["status"] = ["succeeded", "failed"]
     page = _page(tables)
-    assert page.all("section")[0]["class"] == "alert"
+    assert page.all("section")[1]["class"] == "alert"
     assert "Every stage succeeded" not in page.words
 
 

@@ -1,0 +1,175 @@
+"""What the report knows of a run besides its tables, and the tables with their declarations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from raypipe.config.matrix import SEED, text_value
+from raypipe.report.comparison import variants_of
+from raypipe.report.evaluations import Evaluation, evaluations
+from raypipe.report.headlines import Headline, headlines, is_baseline
+from raypipe.report.sweep_trials import SWEEP
+from raypipe.report.table_shape import MATRIX_SEED, Shape, plain, shape_of
+from raypipe.storage.tables import VARIANT, Column, Table
+
+Tables = Mapping[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """What an experiment declares.
+
+    Args:
+        sentence: what it does, or empty.
+        tables: its tables.
+        step_metrics: the columns that its trainings add to ``steps``.
+        core: names of the tables that every run has; those of neither kind are undeclared.
+
+    """
+
+    sentence: str = ""
+    tables: Sequence[Table] = ()
+    step_metrics: Sequence[Column] = ()
+    core: frozenset[str] | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of the experiment with its rows, joined with the values of the matrix."""
+
+    table: Table
+    rows: pd.DataFrame
+    axes: Sequence[str] | None
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The roles of its columns."""
+        return shape_of(self.table, self.rows, self.axes)
+
+    @property
+    def own(self) -> pd.DataFrame:
+        """The rows that are not of a baseline."""
+        return self.rows[~is_baseline(self.table, self.rows[list(self.shape.axes)])]
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The best point by each number that can be better."""
+        return headlines(self.table, self.rows, self.shape)
+
+
+@dataclass(frozen=True)
+class About:
+    """A run: its tables, its experiment, the command that continues it, and its configuration."""
+
+    tables: Tables
+    title: str = ""
+    command: str = ""
+    configuration: str = ""
+    declared: Declarations = field(default_factory=Declarations)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The resolved configuration; empty if it cannot be read."""
+        try:
+            found = yaml.safe_load(self.configuration)
+        except yaml.YAMLError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def setting(self, key: str) -> Any:
+        """Return the setting at a dotted key; None if there is none."""
+        found: Any = self.settings
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    @cached_property
+    def seeds(self) -> dict[str, Any]:
+        """The settings named ``seed``, by dotted key."""
+        return {
+            key: value
+            for key, value in _seeds(self.settings, "")
+            if not key.startswith(("matrix.", "sweep."))
+        }
+
+    @cached_property
+    def results(self) -> list[Results]:
+        """The tables of the experiment that have rows."""
+        return [
+            joined(table, self.tables[table.name], self.tables)
+            for table in self._own_tables()
+            if table.name in self.tables and len(self.tables[table.name])
+        ]
+
+    @cached_property
+    def headlines(self) -> list[Headline]:
+        """The best points of all tables of the experiment."""
+        return [best for results in self.results for best in results.headlines]
+
+    @cached_property
+    def evaluations(self) -> list[Evaluation]:
+        """The held-out metrics of its trainings."""
+        return evaluations(self.tables, self.declared.step_metrics, SWEEP)
+
+    @cached_property
+    def varied(self) -> dict[str, list[str]]:
+        """The values of each varied key of the matrix, as text; the seed is one of them."""
+        found: dict[str, dict[str, None]] = {}
+        for values in variants_of(self.tables).values():
+            for key, value in values.items():
+                found.setdefault(key, {})[value] = None
+        return {key: list(values) for key, values in found.items()}
+
+    def _own_tables(self) -> Iterator[Table]:
+        yield from self.declared.tables
+        if self.declared.core is not None:
+            known = {table.name for table in self.declared.tables} | self.declared.core
+            yield from (Table(name, "") for name in self.tables if name not in known)
+
+
+def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
+    """Return rows with a column for each key of the matrix that they depend on; keys are axes."""
+    variants = variants_of(tables)
+    if VARIANT.name not in rows.columns or not variants:
+        return Results(table, plain(rows), None)
+    names = rows[VARIANT.name].astype(str)
+    own: tuple[str, ...] = table.axes
+    if not own:
+        own = shape_of(table, plain(rows[names == names.iloc[0]])).axes
+    keys = list(dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})))
+    columns = {
+        MATRIX_SEED if key == SEED else key: _column(names, variants, key)
+        for key in keys
+        if key not in rows.columns or key == SEED
+    }
+    rows = rows.assign(**columns)
+    return Results(table, plain(rows), [*own, *(key for key in columns if key != MATRIX_SEED)])
+
+
+def _column(
+    names: pd.Series[str], variants: Mapping[str, Mapping[str, str]], key: str
+) -> list[Any]:
+    """Return the value of a key for each row: numbers if all values are, otherwise texts."""
+    texts = {name: values.get(key) for name, values in variants.items()}
+    values = {name: None if text is None else text_value(text) for name, text in texts.items()}
+    are_numbers = all(
+        isinstance(value, int | float) and not isinstance(value, bool)
+        for value in values.values()
+        if value is not None
+    )
+    chosen: Mapping[str, Any] = values if are_numbers else texts
+    return [chosen.get(name) for name in names]
+
+
+def _seeds(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _seeds(value, f"{prefix}{name}.")
+        elif name == SEED:
+            yield f"{prefix}{name}", value

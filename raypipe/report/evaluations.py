@@ -1,0 +1,157 @@
+"""Held-out metrics during training: the best step of each run, and whether its end is worse."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+
+from raypipe.report.formatting import heading, number
+from raypipe.report.plots import finite, rows
+from raypipe.report.table_shape import as_numbers
+from raypipe.storage.tables import Column
+
+#: names of metrics of which lower is better, unless the experiment says otherwise
+_LOSSES = re.compile(r"loss|perplexity|entropy|error|regret|nll|(^|_)(mae|mse|rmse)(_|$)")
+PREFIX = "eval_"
+#: standard deviations by which one evaluation may differ from the curve by chance
+_DEVIATIONS = 2.5
+#: smallest relative change that counts, where the noise cannot be estimated or is zero
+_SMALLEST = 0.01
+#: fewest values whose noise can be told from their curve
+_LEAST_VALUES = 8
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The values of a held-out metric in one training run, by step.
+
+    Args:
+        stage: the stage of the run.
+        trial: its trial_id.
+        metric: the column, such as ``eval_loss``.
+        better: ``lower``, ``higher``, or empty if unknown.
+        steps: ``[n]``, rising.
+        values: ``[n]``, finite.
+
+    """
+
+    stage: str
+    trial: str
+    metric: str
+    better: str
+    steps: NDArray[np.floating[Any]]
+    values: NDArray[np.floating[Any]]
+
+    @property
+    def name(self) -> str:
+        """The metric for readers: ``held-out loss``."""
+        return "held-out " + heading(self.metric.removeprefix(PREFIX))
+
+    @property
+    def costs(self) -> NDArray[np.floating[Any]]:
+        """The values with the sign that makes lower ones better."""
+        return -self.values if self.better == "higher" else self.values
+
+    @property
+    def best(self) -> int:
+        """The position of the best value; the first of equal ones."""
+        return int(self.costs.argmin())
+
+    @property
+    def ends_worse(self) -> bool:
+        """Whether the end is worse than the best by more than noise."""
+        if not self.better or len(self.values) < 2:
+            return False
+        return float(self.costs[-1] - self.costs.min()) > self._threshold
+
+    @property
+    def still_improves(self) -> bool:
+        """Whether the last evaluation is the best, by more than noise over the last quarter."""
+        count = len(self.values)
+        if not self.better or count < 4 or self.best != count - 1:
+            return False
+        earlier = self.costs[max(0, count - 1 - max(1, count // 4))]
+        return float(earlier - self.costs[-1]) > self._threshold
+
+    @property
+    def _threshold(self) -> float:
+        """The difference of the end to the best that chance alone may give.
+
+        The best of n values with normal noise is about sqrt(2 ln n) standard deviations off.
+        """
+        deviations = _DEVIATIONS + math.sqrt(2 * math.log(len(self.values)))
+        smallest = _SMALLEST * float(np.abs(self.values).max())
+        return max(deviations * noise(self.values), smallest)
+
+
+def noise(values: ArrayLike) -> float:
+    """Return the standard deviation of the noise of a curve; 0 for fewer than eight values.
+
+    It is estimated from the differences of each value to the mean of its two neighbors, which a
+    smooth curve hardly has (Gasser, Sroka and Jennen-Steinmetz 1986, "Residual variance and
+    residual pattern in nonlinear regression"), by their median, so that jumps do not count.
+    """
+    known = np.asarray(values, dtype=np.float64)
+    if len(known) < _LEAST_VALUES:
+        return 0.0
+    differences = known[1:-1] - (known[:-2] + known[2:]) / 2
+    return 1.4826 * float(np.median(np.abs(differences))) / math.sqrt(1.5)
+
+
+def evaluations(
+    tables: Mapping[str, pd.DataFrame], metrics: Sequence[Column], swept: str
+) -> list[Evaluation]:
+    """Return every held-out metric of every training run.
+
+    Args:
+        tables: of the run.
+        metrics: declarations of the columns ``eval_...``; others are taken from their names.
+        swept: the stage of a sweep's trials, which are left out.
+
+    """
+    steps = rows(tables, "steps", ["trial_id", "step"])
+    if steps is None:
+        return []
+    declared = {column.name: column.better for column in metrics}
+    stages = _stages(tables)
+    found = []
+    for name in (str(name) for name in steps.columns if str(name).startswith(PREFIX)):
+        better = declared.get(name, "") or ("lower" if _LOSSES.search(name) else "")
+        for trial, group in _measured(steps, name):
+            stage = stages.get(trial, trial.partition("@")[0])
+            if stage != swept:
+                values = as_numbers(group[name]).to_numpy(np.float64)
+                step = as_numbers(group["step"]).to_numpy(np.float64)
+                found.append(Evaluation(stage, trial, name, better, step, values))
+    return found
+
+
+def _measured(steps: pd.DataFrame, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    known = steps[np.isfinite(as_numbers(steps[name]))].sort_values("step", kind="stable")
+    for trial, group in known.groupby("trial_id", sort=False):
+        if finite(as_numbers(group[name])).size:
+            yield str(trial), group
+
+
+def _stages(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    trials = rows(tables, "trials", ["trial_id", "stage"])
+    if trials is None:
+        return {}
+    return dict(zip(trials["trial_id"].astype(str), trials["stage"].astype(str), strict=True))
+
+
+def warning(evaluation: Evaluation) -> str:
+    """Return that the end of a run is worse than its best step, in words."""
+    best = evaluation.best
+    return (
+        f"{evaluation.trial}: the {evaluation.name} was best at step "
+        f"{evaluation.steps[best]:.0f} ({number(float(evaluation.values[best]))}) and is worse at "
+        f"the end ({number(float(evaluation.values[-1]))})."
+    )

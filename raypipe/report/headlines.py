@@ -1,0 +1,209 @@
+"""Headline numbers of a table: the best point by each number that can be better, and its rivals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raypipe.report.formatting import cell, heading, number, plus_minus
+from raypipe.report.sections import Tile
+from raypipe.report.table_shape import ADDED, Means, Shape, as_numbers, is_long, means, point_label
+from raypipe.storage.tables import Column, Table
+
+_MOST_RANGES = 4
+_LONGEST_NAME = 50  # characters; a longer text is no name
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The best point of a table by a number.
+
+    Args:
+        table: name of the table.
+        column: the number.
+        group: the values of the columns that separate what is not comparable, or empty.
+        values: the best point, by axis; empty without axes.
+        mean: its mean over repetitions.
+        half: half of the 95 % confidence interval; NaN for one repetition.
+        runs: the number of repetitions.
+        points: the compared points by axis, without baselines.
+        baseline: the strongest baseline, or empty; ``baseline_mean`` is NaN then.
+        runner_up: the second best point, or empty.
+
+    """
+
+    table: str
+    column: Column
+    group: str
+    values: Mapping[str, Any]
+    mean: float
+    half: float
+    runs: int
+    points: pd.DataFrame
+    baseline: str
+    baseline_mean: float
+    runner_up: str
+    runner_up_mean: float
+
+    @property
+    def name(self) -> str:
+        """The number for readers, with its group."""
+        return heading(self.column.name) + (f" ({self.group})" if self.group else "")
+
+    @property
+    def point(self) -> str:
+        """The best point for readers; empty without axes."""
+        return point_label(self.values)
+
+    @property
+    def gain(self) -> float:
+        """How much better than the strongest baseline; negative if worse, NaN without one."""
+        sign = -1 if self.column.better == "lower" else 1
+        return sign * (self.mean - self.baseline_mean)
+
+    @property
+    def value(self) -> str:
+        """The mean, with its interval if there is one."""
+        return with_interval(self.column.name, self.mean, self.half)
+
+    def includes(self, value: float) -> bool:
+        """Whether the interval includes a value."""
+        return abs(self.mean - value) <= self.half
+
+
+def with_interval(column: str, mean: float, half: float) -> str:
+    """Return ``0.91 ± 0.02``, or the mean alone."""
+    text = cell(column, mean)
+    if not math.isfinite(half):
+        return text
+    return plus_minus(mean, half) if text == number(mean) else f"{text} ± {cell(column, half)}"
+
+
+def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
+    """Return the best point by each number whose column says what is better, for each group."""
+    for name, value in table.headline.items():
+        if name in rows.columns and (rows[name] == value).any():
+            rows = rows[rows[name] == value]
+    measured = [column for column in shape.numbers if column.better]
+    return [
+        found
+        for group, part in _groups(rows, shape.groups)
+        for column in measured
+        if (found := _headline(table, column, group, part, shape)) is not None
+    ]
+
+
+def _groups(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    varied = [name for name in names if rows[name].nunique() > 1]
+    if not varied:
+        yield "", rows
+        return
+    for values, part in rows.groupby(varied, sort=False, dropna=False):
+        yield point_label(dict(zip(varied, values, strict=True))), part
+
+
+def is_baseline(table: Table, points: pd.DataFrame) -> pd.Series[bool]:
+    """Whether each point is a baseline."""
+    return points.isin(list(table.baselines)).any(axis=1)
+
+
+def _headline(
+    table: Table, column: Column, group: str, rows: pd.DataFrame, shape: Shape
+) -> Headline | None:
+    found = means(rows, shape.axes, column.name, shape.seeds)
+    if not shape.axes and not shape.seeds and len(rows) > 1:  # each row is a point
+        values = as_numbers(rows[column.name])
+        index = pd.RangeIndex(len(rows))
+        points = pd.DataFrame({"row": index + 1})
+        ones = pd.Series(1, index)
+        found = Means(points, values.reset_index(drop=True), ones * np.nan, ones)
+    finite = np.isfinite(found.mean)
+    baseline = is_baseline(table, found.points)
+    if not (finite & ~baseline).any():
+        baseline[:] = False
+    ranked = found.mean[finite].sort_values(ascending=column.better == "lower", kind="stable")
+    contenders = [place for place in ranked.index if not baseline[place]]
+    if not contenders:
+        return None
+    rivals = [place for place in ranked.index if baseline[place]]
+    best, second = contenders[0], contenders[1] if len(contenders) > 1 else None
+    rival = rivals[0] if rivals else None
+
+    def point(place: int | None) -> dict[str, Any]:
+        return {} if place is None else dict(found.points.loc[place])
+
+    def mean(place: int | None) -> float:
+        return math.nan if place is None else float(found.mean[place])
+
+    return Headline(
+        table=table.name,
+        column=column,
+        group=group,
+        values=point(best),
+        mean=mean(best),
+        half=float(found.half[best]),
+        runs=int(found.runs[best]) if shape.seeds else 1,
+        points=found.points[~baseline & finite],
+        baseline=_rival_label(table, point(rival)),
+        baseline_mean=mean(rival),
+        runner_up=point_label(point(second)),
+        runner_up_mean=mean(second),
+    )
+
+
+def _rival_label(table: Table, values: Mapping[str, Any]) -> str:
+    """Return the name of a baseline, without the axes that do not name it."""
+    named = {name: value for name, value in values.items() if value in table.baselines}
+    return point_label(named)
+
+
+def tile(best: Headline) -> Tile:
+    """Return a headline as a tile: the value, the point, and the distance to the baseline."""
+    notes = [best.point] if best.point else []
+    tone = ""
+    if best.baseline:
+        notes.append(distance(best))
+        tone = "good" if best.gain > 0 and not best.includes(best.baseline_mean) else "warn"
+    elif len(best.points) > 1:
+        notes.append(f"{'lowest' if best.column.better == 'lower' else 'highest'} of "
+                     f"{len(best.points)}")  # fmt: skip
+    return Tile(best.name, best.value, "; ".join(notes), tone)
+
+
+def distance(best: Headline) -> str:
+    """Return how far the best point is from the strongest baseline, in words."""
+    column, rival = best.column.name, best.baseline_mean
+    if best.mean == rival:
+        return f"the same as {best.baseline}"
+    side = "above" if best.mean > rival else "below"
+    size = cell(column, abs(best.mean - rival))
+    return f"{size} {side} {best.baseline} ({cell(column, rival)})"
+
+
+def range_tiles(rows: pd.DataFrame, shape: Shape) -> list[Tile]:
+    """Return the ranges of the first numbers, of a table that does not say what is better.
+
+    A table of texts has none: its numbers are about the texts.
+    """
+    if any(is_long(rows[name], _LONGEST_NAME) for name in rows.columns if name not in ADDED):
+        return []
+    tiles = []
+    for column in shape.numbers:
+        values = as_numbers(rows[column.name])
+        known = values[np.isfinite(values)]
+        if known.empty:
+            continue
+        low, high, mean = (cell(column.name, float(v)) for v in (known.min(), known.max(),
+                                                                  known.mean()))  # fmt: skip
+        if low == high:
+            note = "" if len(rows) == 1 else "the same in all rows"
+            tiles.append(Tile(heading(column.name), low, note))
+        else:
+            note = f"mean {mean} of {len(known)} rows"
+            tiles.append(Tile(heading(column.name), f"{low} to {high}", note))
+    return tiles[:_MOST_RANGES]

@@ -1,0 +1,136 @@
+"""The section of any results table: headline numbers, plots by its axes, and its first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from raypipe.report.formatting import heading, number
+from raypipe.report.headlines import headlines, range_tiles, tile
+from raypipe.report.plots import Plot
+from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView, Tiles, cells
+from raypipe.report.table_plots import number_plot
+from raypipe.report.table_shape import ADDED, LONG, Shape, is_long, plain, shape_of
+from raypipe.storage.tables import Column, Table
+
+_MOST_ROWS = 50
+_FOLDED_FROM = 13  # rows
+_MOST_TILES = 8
+_MOST_PLOTS = 4
+_MOST_TEXTS = 3
+_MOST_CHARACTERS = 4000
+
+
+def table_section(
+    table: Table,
+    rows: pd.DataFrame,
+    axes: Sequence[str] | None = None,
+    seed: str | None = None,
+) -> Section:
+    """Return the section of a table: headline numbers, plots, long texts, and the first 50 rows.
+
+    Numbers are averaged over ``seed``, with Student's 95 % confidence interval. The best values
+    come from ``Column.better``, their distance to a baseline from ``Table.baselines``.
+
+    Args:
+        table: the declaration; columns that it does not have are shown, too.
+        rows: its rows, any number.
+        axes: the columns that were varied; by default those that the table declares, otherwise
+            those that tell the rows apart.
+        seed: the column that numbers the repetitions; by default ``run`` or ``seed``.
+
+    Returns:
+        a section without parts if there are no rows.
+
+    """
+    title = heading(table.name).capitalize()
+    if rows.empty:
+        return Section(title, [], covers=(table.name,))
+    rows = plain(rows)
+    shape = shape_of(table, rows, axes, seed)
+    best = headlines(table, rows, shape)
+    tiles = [tile(each) for each in best] or range_tiles(rows, shape)
+    parts: list[Part] = [_introduction(table, rows, shape)]
+    if len(tiles) > 0:
+        parts.append(Tiles(tiles[:_MOST_TILES]))
+    parts += _plots(table, rows, shape)
+    parts += _texts(rows)
+    parts.append(_view(table, rows, title))
+    return Section(title, parts, covers=(table.name,))
+
+
+def _introduction(table: Table, rows: pd.DataFrame, shape: Shape) -> str:
+    count = f"{number(len(rows))} row{'s' * (len(rows) > 1)}"
+    text = f"{count}, each {table.row}." if table.row and len(rows) > 1 else f"{count}."
+    if table.row and len(rows) == 1:
+        text = f"One row: {table.row}."
+    if shape.axes:
+        named = [f"{heading(name)} ({rows[name].nunique()} values)" for name in shape.axes]
+        text += f" They differ in {_listed(named)}."
+    return text
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else list(names))
+
+
+def _plots(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Part]:
+    """Return plots of the numbers that can be better, otherwise of the first that vary."""
+    better = [column for column in shape.numbers if column.better]
+    drawn: list[Plot] = []
+    for column in better or _varying(shape.numbers, rows)[:2]:
+        plot = number_plot(table, column, rows, shape)
+        if plot is not None:
+            drawn.append(plot)
+    more = drawn[_MOST_PLOTS:]
+    folded: list[Part] = [Fold(f"{len(more)} more figures", more)] if more else []
+    return [*drawn[:_MOST_PLOTS], *folded]
+
+
+def _varying(numbers: Sequence[Column], rows: pd.DataFrame) -> list[Column]:
+    return [column for column in numbers if rows[column.name].nunique() > 1]
+
+
+def _texts(rows: pd.DataFrame) -> list[Part]:
+    """Return the long texts of the first rows, which a table cannot show."""
+    names = [name for name in rows.columns if name not in ADDED and is_long(rows[name])]
+    if not names:
+        return []
+    parts: list[Part] = []
+    for place in range(min(_MOST_TEXTS, len(rows))):
+        of_row: list[Part] = []
+        for name in names:
+            text = rows[name].iloc[place]
+            if isinstance(text, str) and text:
+                cut = "…" if len(text) > _MOST_CHARACTERS else ""
+                of_row += [Heading(heading(name)), Code(text[:_MOST_CHARACTERS] + cut)]
+        if of_row and len(rows) == 1:
+            parts += of_row
+        elif of_row:
+            parts.append(Fold(f"Texts of row {place + 1} of {number(len(rows))}", of_row))
+    return parts
+
+
+def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView | Fold:
+    first = rows.head(_MOST_ROWS)
+    columns = [name for name in first.columns if name not in ADDED]
+    short = {
+        name: cells(_cut(value) for value in first[name])
+        for name in columns
+        if is_long(first[name])
+    }
+    meanings = {
+        column.name: f"{column.meaning} ({column.unit})" if column.unit else column.meaning
+        for column in table.columns
+    }
+    view = TableView(first.assign(**short), columns, title, meanings=meanings)
+    if len(rows) < _FOLDED_FROM:
+        return view
+    listed = f"First {_MOST_ROWS} of {number(len(rows))} rows"
+    return Fold(listed if len(rows) > _MOST_ROWS else f"All {len(rows)} rows", [view])
+
+
+def _cut(value: Any) -> Any:
+    return f"{value[:LONG]}…" if isinstance(value, str) and len(value) > LONG else value

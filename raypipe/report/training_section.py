@@ -1,0 +1,80 @@
+"""The section of training runs: held-out curves with their warnings, loss, speed, and all runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from raypipe.report.about import About
+from raypipe.report.evaluation_plots import evaluation_plots
+from raypipe.report.evaluations import PREFIX, Evaluation, warning
+from raypipe.report.formatting import heading, number
+from raypipe.report.plots import Plot, rows
+from raypipe.report.sections import Fold, Part, Pill, Section, TableView, cells
+from raypipe.report.sweep_trials import SWEEP
+from raypipe.report.training import training_plots
+
+_COLUMNS = (
+    "trial_id", "status", "precision", "micro_batch", "accumulation", "workers", "effective_batch",
+    "steps", "samples_per_s", "step_time_s", "gpu_util_mean", "gpu_peak_bytes", "energy_j",
+    "loss_final",
+)  # fmt: skip
+_LAST_COLUMNS = ("attempts", "device")
+_MOST_WARNINGS = 4
+_MOST_PLOTS = 6
+_MOST_TRIALS = 20  # that are not folded
+
+
+def training_section(about: About) -> Section:
+    """Return the plots and the trials of training stages; a sweep's trials are in its section."""
+    found = about.evaluations
+    curves = evaluation_plots(found)
+    plots: list[Plot] = [*curves, *training_plots(about.tables)]
+    parts: list[Part] = [*_warnings(about)]
+    parts += plots[: max(_MOST_PLOTS, len(curves))]
+    if further := plots[max(_MOST_PLOTS, len(curves)) :]:
+        parts.append(Fold(f"{len(further)} more figures of loss, speed and hardware", further))
+    trials = rows(about.tables, "trials", ["trial_id", "stage", "status"])
+    if trials is not None and len(own := trials[trials["stage"] != SWEEP]):
+        view = _trials(own, found)
+        parts.append(
+            view if len(own) <= _MOST_TRIALS else Fold(f"All {len(own)} training runs", [view])
+        )
+    return Section("Training runs", parts)
+
+
+def _warnings(about: About) -> list[Part]:
+    """Return a warning for each run whose held-out metric ends worse than its best step."""
+    worse = [
+        each
+        for each in about.evaluations
+        if each.ends_worse and not about.setting(f"{each.stage}.training.monitor")
+    ]
+    parts: list[Part] = []
+    for each in worse[:_MOST_WARNINGS]:
+        parts += [
+            Pill("ends worse than its best", "warn"),
+            f"{warning(each)} {each.stage}.training.monitor keeps the model of the best step.",
+        ]
+    if len(worse) > _MOST_WARNINGS:
+        parts.append(f"{len(worse) - _MOST_WARNINGS} more curves end worse than their best step.")
+    return parts
+
+
+def _trials(trials: pd.DataFrame, found: Sequence[Evaluation]) -> TableView:
+    """Return the trials with every held-out metric: at the end, and the best with its step."""
+    best: dict[str, dict[str, str]] = {}
+    for each in (each for each in found if each.better):
+        name = f"best_{each.metric.removeprefix(PREFIX)}"
+        value, step = float(each.values[each.best]), each.steps[each.best]
+        best.setdefault(name, {})[each.trial] = f"{number(value)} at step {step:.0f}"
+    ends = [name for name in map(str, trials.columns) if name.startswith(PREFIX)]
+    trials = trials.assign(
+        status=cells(Pill.of_status(str(status)) for status in trials["status"]),
+        **{name: trials["trial_id"].map(values) for name, values in best.items()},
+    )
+    measured = [column for name in ends for column in (name, f"best_{name.removeprefix(PREFIX)}")]
+    columns = [*_COLUMNS, *measured, *_LAST_COLUMNS]
+    meanings = {name: f"{heading(name)} at the last evaluation" for name in ends}
+    return TableView(trials, columns, "Training runs", meanings=meanings)

@@ -1,0 +1,308 @@
+"""Every sentence of the first screen, from the tables that give rise to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from raypipe.report.about import About, Declarations
+from raypipe.report.advice import advice, beyond
+from raypipe.report.evaluations import noise
+from raypipe.report.page import report_files
+from raypipe.report.sections import Code
+from raypipe.report.summary import asked, came_out, certainty, training_tiles
+from raypipe.report.training_section import training_section
+from raypipe.storage.tables import Column, Table
+from tests.raypipe.report.page_reader import Page
+
+COMMAND = "raypipe run x.yaml data.n=2 --run-dir 'my run'"
+CONFIGURATION = "train: {training: {steps: 100, seed: 0, monitor: null}}\n"
+MEASURES = Table(
+    "measures",
+    "a method",
+    (
+        Column("method", "text", "Method."),
+        Column("accuracy", "real", "Share of right answers.", better="higher"),
+    ),
+    axes=("method",),
+    baselines=("majority",),
+)
+METRICS = (
+    Column("eval_loss", "real", "Loss.", better="lower"),
+    Column("eval_accuracy", "real", "Accuracy.", better="higher"),
+)
+
+
+def _stages(*statuses: str) -> pd.DataFrame:
+    at = pd.Timestamp("2026-03-02", tz="UTC")
+    names = [f"stage{place}" for place in range(len(statuses))]
+    return pd.DataFrame(
+        {"run_id": "r", "stage": names, "status": statuses, "started_at": at, "duration_s": 1.0,
+         "device": "cpu", "gpu_peak_bytes": None}
+    )  # fmt: skip
+
+
+def _about(
+    configuration: str = CONFIGURATION, command: str = COMMAND, **tables: pd.DataFrame
+) -> About:
+    declared = Declarations("Classify things", (MEASURES,), METRICS, frozenset())
+    core = frozenset({"stages", "trials", "steps", "variants", "failures", "environment", "search"})
+    declared = Declarations(declared.sentence, (MEASURES,), METRICS, core)
+    every = {"stages": _stages("succeeded"), **tables}
+    return About(every, "toy", command, configuration, declared)
+
+
+def _measures(**accuracy: float) -> pd.DataFrame:
+    return pd.DataFrame({"method": list(accuracy), "accuracy": list(accuracy.values())})
+
+
+def _steps(values: list[float], metric: str = "eval_loss", trial: str = "train") -> pd.DataFrame:
+    steps = 10 * np.arange(1, len(values) + 1)
+    return pd.DataFrame(
+        {"trial_id": trial, "step": steps, "loss": 1.0, "samples_per_s": 9.0, metric: values}
+    )
+
+
+def _matrix(rates: list[float], seeds: int, score: list[float]) -> dict[str, pd.DataFrame]:
+    """The tables of a matrix over the learning rate; scores by rate, then by seed."""
+    variants, rows = [], []
+    scores = iter(score)
+    for rate in rates:
+        for seed in range(seeds):
+            name = f"rate={rate},seed={seed}"
+            for key, value in (("train.rate", rate), ("seed", seed)):
+                variants.append(
+                    {"variant": name, "key": key, "value": str(value), "number": float(value)}
+                )
+            rows += [
+                {"variant": name, "method": "ours", "accuracy": next(scores)},
+                {"variant": name, "method": "majority", "accuracy": 0.1},
+            ]
+    return {"variants": pd.DataFrame(variants), "measures": pd.DataFrame(rows)}
+
+
+def _advice(about: About) -> list[str]:
+    return [part.text if isinstance(part, Code) else str(part) for part in advice(about)]
+
+
+def test_what_was_asked() -> None:
+    environment = pd.DataFrame(
+        {"command_id": ["a", "b", "b"], "started_at": ["2026-01-01", "2026-01-02", "2026-01-02"],
+         "hostname": ["old", "n1", "n2"], "cpus": 8, "memory_bytes": 32 * 2**30, "gpus": "H100"}
+    )  # fmt: skip
+    about = _about(
+        **_matrix([0.1, 0.2], 3, [0.5] * 6),
+        stages=_stages("succeeded", "succeeded", "skipped"),
+        environment=environment,
+    )
+    assert list(asked(about)) == [
+        "Classify things.",
+        "Varied: train.rate (2 values), 3 seeds.",
+        "2 of 3 stages succeeded.",
+        "On 2 nodes: H100, 16 CPUs, 64.0 GiB.",
+    ]
+    plain = _about(measures=_measures(ours=0.9, majority=0.5))
+    assert list(asked(plain)) == [
+        "Classify things.", "1 of 1 stage succeeded.",
+    ]  # fmt: skip
+    several = _about(measures=_measures(ours=0.9, theirs=0.8, majority=0.5))
+    assert "Compared: method (2 values)." in list(asked(several))
+
+
+def test_what_came_out_is_the_best_against_the_baseline() -> None:
+    (tiles,) = came_out(_about(measures=_measures(ours=0.9, majority=0.5)))
+    (tile,) = tiles.tiles
+    assert (tile.label, tile.value, tile.note) == (
+        "accuracy", "0.9", "ours; 0.4 above majority (0.5)",
+    )  # fmt: skip
+    _, sentence = came_out(_about(measures=_measures(ours=0.4, majority=0.5)))
+    assert sentence == "ours is not better than the baseline majority in accuracy."
+
+
+def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
+    own = pd.DataFrame({"run_id": "r", "name": ["a", "b"], "value": [1.0, 3.0]})
+    (tiles,) = came_out(_about(squares=own))
+    assert [(tile.label, tile.value) for tile in tiles.tiles] == [("value", "1 to 3")]
+    assert came_out(_about()) == ["No table has a number."]
+
+
+def test_a_training_shows_its_best_held_out_value_and_its_end() -> None:
+    (tile,) = training_tiles(_about(steps=_steps([5.0, 3.0, 3.57, 3.81])))
+    assert (tile.label, tile.value, tile.note, tile.tone) == (
+        "held-out loss", "3", "train, best at step 20; 3.81 at the end", "warn",
+    )  # fmt: skip
+    (tile,) = training_tiles(_about(steps=_steps([0.3, 0.5, 0.8], "eval_accuracy")))
+    assert (tile.value, tile.note) == ("0.8", "train, at the end")
+    trials = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
+                           "loss_final": [1.5]})  # fmt: skip
+    (tile,) = training_tiles(_about(trials=trials))
+    assert (tile.label, tile.value) == ("training loss", "1.5")
+
+
+def test_one_run_has_no_interval() -> None:
+    about = _about(measures=_measures(ours=0.9, majority=0.5))
+    assert list(certainty(about)) == ["One run, no interval: repeat with --matrix runs=5."]
+    assert _advice(about) == [
+        "Find out what is chance: repeat with five seeds.",
+        "raypipe run x.yaml data.n=2 --matrix runs=5",
+    ]
+    without_seed = _about("n: 3\n", measures=_measures(ours=0.9, majority=0.5))
+    assert list(certainty(without_seed)) == ["One run, no interval: nothing is known about chance."]
+    assert _advice(without_seed) == ["Nothing stands out in the tables."]
+
+
+def test_seeds_that_decide() -> None:
+    about = _about(**_matrix([0.1, 0.2], 3, [0.80, 0.81, 0.82, 0.60, 0.61, 0.62]))
+    assert list(certainty(about)) == [
+        "Means of 3 repetitions; ± is Student's 95 % confidence interval.",
+        "The interval of accuracy excludes the baseline majority.",
+    ]
+    assert _advice(about) == ["Nothing stands out in the tables."]
+
+
+def test_seeds_that_do_not_decide() -> None:
+    about = _about(**_matrix([0.1, 0.2], 2, [0.05, 0.4, 0.1, 0.3]))
+    assert list(certainty(about)) == [
+        "Means of 2 repetitions; ± is Student's 95 % confidence interval.",
+        "The interval of accuracy includes the baseline majority: the difference may be chance.",
+        "It includes the second best, ours, rate=0.2 (0.2): which is better cannot be told.",
+    ]
+    assert _advice(about) == [
+        "2 repetitions cannot tell the best by accuracy: take 6.",
+        f"{COMMAND} --matrix runs=6",
+    ]
+
+
+def test_a_failure_names_the_command_that_shows_it() -> None:
+    failures = pd.DataFrame({"stage": ["stage1", "stage0"], "unit": ["a unit", "b"], "attempt": 1,
+                             "kind": "error", "message": "no"})  # fmt: skip
+    about = _about(stages=_stages("succeeded", "failed"), failures=failures)
+    assert _advice(about) == [
+        "1 stage failed. Read the error, then continue:",
+        f"raypipe logs 'my run' 'a unit'\n{COMMAND}",
+    ]
+    assert _advice(_about(stages=_stages("succeeded", "interrupted"))) == [
+        "1 stage not done. Continue:", COMMAND,
+    ]  # fmt: skip
+
+
+def test_an_end_worse_than_the_best_names_the_monitor() -> None:
+    curve = [5.0, 4.0, 3.6, 3.57, 3.6, 3.7, 3.81]
+    found = _advice(_about(steps=_steps(curve)))
+    assert found[:2] == [
+        "train: the held-out loss was best at step 40 (3.57) and is worse at the end (3.81). Keep "
+        "the best model and stop early:",
+        "raypipe run x.yaml data.n=2 "
+        "'train.training.monitor={metric: loss, mode: min, patience: 3}'",
+    ]
+    higher = _advice(_about(steps=_steps([0.1, 0.5, 0.8, 0.7, 0.6], "eval_accuracy")))
+    assert "{metric: accuracy, mode: max, patience: 3}" in higher[1]
+    monitored = CONFIGURATION.replace("null", "{metric: loss}")
+    assert not any("monitor" in text for text in _advice(_about(monitored, steps=_steps(curve))))
+
+
+def test_noise_is_no_worse_end() -> None:
+    trials = [
+        _steps(list(1 + 0.05 * np.random.default_rng(seed).normal(size=40)), trial=f"t{seed}")
+        for seed in range(200)
+    ]
+    found = _about(steps=pd.concat(trials)).evaluations
+    assert len(found) == 200
+    assert sum(each.ends_worse for each in found) <= 6
+    assert np.mean([noise(each.values) for each in found]) == pytest.approx(0.05, rel=0.1)
+    assert noise(np.linspace(0, 1, 20)) == pytest.approx(0, abs=1e-12)
+
+
+def test_a_curve_that_still_improves_asks_for_more_steps() -> None:
+    found = _advice(_about(steps=_steps([5.0, 4.0, 3.0, 2.0, 1.0])))
+    assert found[:2] == [
+        "train: the held-out loss still improves at the end. Train longer:",
+        "raypipe run x.yaml data.n=2 train.training.steps=200",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "side", "value", "wider"),
+    [
+        ([0.2, 0.3, 0.9], "highest", "1", "[0.01, 0.1, 1, 10]"),
+        ([0.9, 0.3, 0.2], "lowest", "0.01", "[0.001, 0.01, 0.1, 1]"),
+    ],
+)
+def test_a_best_point_at_the_edge_of_an_axis_asks_for_more(scores, side, value, wider) -> None:
+    about = _about(**_matrix([0.01, 0.1, 1.0], 1, scores))
+    assert _advice(about)[:2] == [
+        f"accuracy is best at the {side} train.rate that was tried, {value}. Try further values:",
+        f"{COMMAND} --matrix 'train.rate={wider}'",
+    ]
+
+
+def test_a_best_point_within_an_axis_does_not() -> None:
+    about = _about(**_matrix([0.01, 0.1, 1.0], 1, [0.2, 0.9, 0.3]))
+    assert not any("further values" in text for text in _advice(about))
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "further"),
+    [(0.1, 1.0, 10), (0.1, 0.01, 0.001), (4, 8, 16), (4, 2, 1), (10, 12, 14), (5, 4, 3),
+     (2, 1, 1), (-1, 0, 1), (0, -5, -10)],
+)  # fmt: skip
+def test_an_axis_goes_on_as_its_values_do(inner: float, outer: float, further: float) -> None:
+    assert beyond(inner, outer) == pytest.approx(further)
+
+
+def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> None:
+    steps = _steps([5.0, 3.0, 3.5, 4.0]).assign(eval_f1=[0.1, 0.2, 0.3, 0.4])
+    trials = pd.DataFrame(
+        {"trial_id": ["train"], "stage": "train", "status": "succeeded", "steps": 40,
+         "eval_loss": 4.0, "eval_f1": 0.4}
+    )  # fmt: skip
+    about = _about(steps=steps, trials=trials)
+    section = training_section(about)
+    texts = [part for part in section.parts if isinstance(part, str)]
+    assert texts == [
+        "train: the held-out loss was best at step 20 (3) and is worse at the end (4). "
+        "train.training.monitor keeps the model of the best step."
+    ]
+    view = section.parts[-1]
+    assert view.visible_columns == [
+        "trial_id", "status", "steps", "eval_loss", "best_loss", "eval_f1",
+    ]  # fmt: skip
+    assert list(view.rows["best_loss"]) == ["3 at step 20"]
+    names = [part.name for part in section.parts if hasattr(part, "figure")]
+    assert names[:2] == ["eval_loss-train", "eval_f1-train"]
+    ring = next(
+        line
+        for line in section.parts[2].figure.axes[0].lines
+        if line.get_label() == "_best"
+    )  # fmt: skip
+    assert ring.get_xydata().tolist() == [[20.0, 3.0]]
+
+
+def test_the_page_repeats_the_run() -> None:
+    environment = pd.DataFrame(
+        {"hostname": ["n1"], "git_commit": "abc123", "git_dirty": True, "python": "3.11.7",
+         "torch": "2.13.0", "cpus": 8, "memory_bytes": 2**30, "started_at": "2026-01-01"}
+    )  # fmt: skip
+    files = report_files(
+        {"stages": _stages("succeeded"), "environment": environment}, [], "toy", {}, COMMAND,
+        CONFIGURATION,
+    )  # fmt: skip
+    page = Page(files["index.html"].decode())
+    words = page.words
+    assert "git checkout abc123 raypipe run config.yaml --run-dir repeated" in words
+    assert "Files differed from this commit" in words
+    assert "Environment: python 3.11.7, torch 2.13.0; 8 CPUs, 1.0 GiB." in words
+    assert "Seeds: train.training.seed = 0." in words
+    (link,) = (attrs for attrs in page.all("a") if "download" in attrs)
+    assert link["download"] == "config.yaml"
+    assert str(link["href"]).startswith("data:text/plain;charset=utf-8,train%3A%20%7B")
+
+
+def test_the_first_section_of_a_page_is_the_summary_and_tables_have_sections() -> None:
+    tables = {"stages": _stages("succeeded"), "measures": _measures(ours=0.9, majority=0.5)}
+    declared = Declarations("", (MEASURES,), (), frozenset({"stages"}))
+    page = Page(report_files(tables, [], "toy", {}, declared=declared)["index.html"].decode())
+    assert page.headings[:2] == ["summary", "measures"]
+    for text in ("What was asked", "What came out", "How certain", "0.4 above majority (0.5)"):
+        assert text in page.words

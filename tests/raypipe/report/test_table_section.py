@@ -1,0 +1,259 @@
+"""The section of any table: numbers that are those of pandas, for any rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from raypipe.report.headlines import headlines, tile
+from raypipe.report.html import render
+from raypipe.report.plots import Plot
+from raypipe.report.sections import Code, Fold, Section, TableView, Tiles
+from raypipe.report.table_section import table_section
+from raypipe.report.table_shape import means, plain, point_label, shape_of
+from raypipe.storage.tables import Column, Table
+from tests.raypipe.report.page_reader import HOSTILE, Page
+
+SCORES = Table(
+    "scores",
+    "a fit",
+    (
+        Column("C", "real", "Inverse strength."),
+        Column("kernel", "text", "Kernel."),
+        Column("seed", "integer", "Seed."),
+        Column("accuracy", "real", "Share of right answers.", better="higher"),
+        Column("fit_s", "real", "Time.", "s", "lower"),
+    ),
+)
+METHODS = Table(
+    "measures",
+    "a method",
+    (
+        Column("method", "text", "Method."),
+        Column("loss", "real", "Loss.", better="lower"),
+    ),
+    axes=("method",),
+    baselines=("constant", "random"),
+)
+
+
+def _grid() -> pd.DataFrame:
+    draw = np.random.default_rng(0)
+    rows = [
+        {"C": c, "kernel": kernel, "seed": seed, "accuracy": c / 20 + draw.normal(0.3, 0.01),
+         "fit_s": draw.uniform(1, 2)}
+        for c in (0.1, 1.0, 10.0)
+        for kernel in ("rbf", "linear")
+        for seed in range(5)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def _all(parts: object, kind: type) -> list:
+    found = []
+    for part in parts:  # type: ignore[attr-defined]
+        found += [part] if isinstance(part, kind) else []
+        found += _all(part.parts, kind) if isinstance(part, Fold) else []
+    return found
+
+
+def _page(section: Section) -> Page:
+    return Page(render("x", None, {}, [section])["index.html"].decode())
+
+
+def test_axes_and_repetitions_are_found_in_the_rows() -> None:
+    shape = shape_of(SCORES, plain(_grid()))
+    assert set(shape.axes) == {"C", "kernel"}
+    assert shape.seeds == ("seed",)
+    assert [column.name for column in shape.numbers] == ["accuracy", "fit_s"]
+
+
+def test_given_axes_and_seed_are_taken() -> None:
+    rows = _grid().rename(columns={"seed": "fold"})
+    shape = shape_of(SCORES, plain(rows), ["C", "kernel"], "fold")
+    assert (shape.axes, shape.seeds) == (("C", "kernel"), ("fold",))
+    assert "fold" not in {column.name for column in shape.numbers}
+
+
+def test_the_headline_is_the_best_mean_of_pandas_with_students_interval() -> None:
+    rows = plain(_grid())
+    best, _ = headlines(SCORES, rows, shape_of(SCORES, rows))
+    table = rows.groupby(["C", "kernel"])["accuracy"].agg(["mean", "sem"])
+    (c, kernel), row = table["mean"].idxmax(), table.loc[table["mean"].idxmax()]
+    assert best.values == {"C": c, "kernel": kernel} or best.values == {"kernel": kernel, "C": c}
+    assert best.mean == pytest.approx(row["mean"])
+    assert best.half == pytest.approx(scipy.stats.t.ppf(0.975, 4) * row["sem"])
+    assert best.runs == 5
+    assert best.runner_up_mean == pytest.approx(table["mean"].nlargest(2).iloc[1])
+
+
+def test_two_axes_give_a_heat_map_of_the_means() -> None:
+    section = table_section(SCORES, _grid(), ["C", "kernel"], "seed")
+    plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
+    grid = np.asarray(plot.figure.axes[0].get_images()[0].get_array())
+    expected = _grid().pivot_table(index="C", columns="kernel", values="accuracy")
+    assert_allclose(grid, expected[["rbf", "linear"]].to_numpy())
+
+
+def test_a_numeric_axis_gives_a_curve_with_the_best_point_marked() -> None:
+    rows = _grid().query("kernel == 'rbf'")
+    section = table_section(SCORES, rows, ["C"], "seed")
+    plot = next(plot for plot in _all(section.parts, Plot) if "accuracy" in plot.name)
+    axes = plot.figure.axes[0]
+    expected = rows.groupby("C")["accuracy"].mean()
+    assert_allclose(axes.lines[0].get_xdata(), expected.index)
+    assert_allclose(axes.lines[0].get_ydata(), expected)
+    (ring,) = (line for line in axes.lines if line.get_label() == "_best")
+    assert_allclose(ring.get_xydata(), [[10.0, expected.max()]])
+
+
+def test_an_axis_of_names_gives_a_dot_for_each() -> None:
+    rows = pd.DataFrame({"method": ["ours", "theirs", "random"], "loss": [1.0, 2.0, 3.0]})
+    (plot,) = _all(table_section(METHODS, rows).parts, Plot)
+    axes = plot.figure.axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["ours", "theirs", "random"]
+    assert [float(line.get_xdata()[0]) for line in axes.lines] == [1.0, 2.0, 3.0]
+    assert "Lower is better. Gray: baselines." in plot.caption
+
+
+@pytest.mark.parametrize(
+    ("losses", "note", "tone"),
+    [
+        ([1.0, 3.0, 2.5], "ours; 1.5 below random (2.5)", "good"),
+        ([3.0, 2.0, 2.5], "ours; 1 above constant (2)", "warn"),
+        ([2.0, 2.0, 2.5], "ours; the same as constant", "warn"),
+    ],
+)
+def test_a_headline_tells_the_distance_to_the_strongest_baseline(losses, note, tone) -> None:
+    rows = pd.DataFrame({"method": ["ours", "constant", "random"], "loss": losses})
+    (best,) = headlines(METHODS, rows, shape_of(METHODS, rows))
+    assert (tile(best).note, tile(best).tone) == (note, tone)
+    assert best.gain == pytest.approx(min(losses[1:]) - losses[0])
+
+
+def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
+    table = Table(
+        "measures", "", METHODS.columns, axes=("method",), groups=("corpus",),
+        headline={"level": "all"},
+    )  # fmt: skip
+    rows = pd.DataFrame(
+        {"method": ["a", "b"] * 4, "corpus": ["x", "x", "y", "y"] * 2,
+         "level": ["all"] * 4 + ["1"] * 4, "loss": [1.0, 2, 30, 20, 0, 0, 0, 0]}
+    )  # fmt: skip
+    found = headlines(table, rows, shape_of(table, rows))
+    assert [(best.group, best.point, best.mean) for best in found] == [
+        ("x", "a", 1.0),
+        ("y", "b", 20.0),
+    ]
+
+
+def test_long_tables_show_their_first_rows_and_their_number() -> None:
+    rows = pd.DataFrame({"n": np.arange(100_000), "value": np.sin(np.arange(100_000))})
+    section = table_section(Table("waves", "a sample"), rows)
+    (view,) = _all(section.parts, TableView)
+    assert list(view.rows["n"]) == list(range(50))
+    (fold,) = (part for part in section.parts if isinstance(part, Fold))
+    assert fold.title == f"First 50 of {100_000:,} rows".replace(",", "\u202f")
+    assert any(plot.title == "Distribution of value" for plot in _all(section.parts, Plot))
+
+
+def test_long_texts_are_shown_in_full_and_cut_in_the_table() -> None:
+    text = "A long text. " * 30
+    section = table_section(Table("samples", "a sample"), pd.DataFrame({"text": [text], "n": 3}))
+    assert [code.text for code in _all(section.parts, Code)] == [text]
+    assert not _all(section.parts, Tiles)
+    (view,) = _all(section.parts, TableView)
+    assert view.rows["text"].iloc[0] == text[:120] + "…"
+
+
+def test_one_row_and_no_rows() -> None:
+    one = table_section(Table("results", ""), pd.DataFrame({"score": [0.5]}))
+    assert [tile.value for tile in _all(one.parts, Tiles)[0].tiles] == ["0.5"]
+    assert list(table_section(METHODS, pd.DataFrame({"loss": []})).parts) == []
+
+
+CELLS = {
+    "numbers": st.one_of(st.floats(), st.integers(-(10**6), 10**6), st.none()),
+    "constant": st.just(7),
+    "flags": st.booleans(),
+    "few": st.sampled_from(["a", "b", None]),
+    "texts": st.one_of(st.text(max_size=300), st.just(HOSTILE), st.none()),
+    "mixed": st.one_of(st.text(max_size=3), st.integers(-9, 9), st.booleans(), st.lists(st.none())),
+    "real": st.floats(-10, 10),
+}
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> pd.DataFrame:
+    count = draw(st.integers(1, 30))
+    kinds = draw(st.lists(st.sampled_from(sorted(CELLS)), min_size=1, max_size=8))
+    return pd.DataFrame(
+        {
+            f"{kind}_{place}{draw(st.sampled_from(['', '_s', '_bytes']))}": draw(
+                st.lists(CELLS[kind], min_size=count, max_size=count)
+            )
+            for place, kind in enumerate(kinds)
+        }
+    )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(frames(), st.booleans())
+def test_any_rows_give_a_page(rows: pd.DataFrame, declared: bool) -> None:
+    columns = tuple(Column(name, "real", "m", better="lower") for name in rows.columns[:2])
+    section = table_section(Table("any", "a row", columns if declared else ()), rows)
+    page = _page(section)
+    assert page.only_own_script
+    assert f"{len(rows)} row" in page.words or "One row" in page.words
+    (view,) = _all(section.parts, TableView)
+    assert len(view.rows) == min(50, len(rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.one_of(st.floats(-1e6, 1e6), st.none())),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_means_are_those_of_pandas(values: list[tuple[int, int, float | None]]) -> None:
+    rows = pd.DataFrame(values, columns=["x", "seed", "y"]).astype({"y": float})
+    found = means(rows, ["x"], "y", ["seed"])
+    known = rows.dropna(subset="y").groupby(["x", "seed"])["y"].mean()
+    expected = known.groupby(level="x").agg(["mean", "sem", "count"])
+    got = pd.DataFrame({"mean": found.mean, "half": found.half, "count": found.runs})
+    got = got.set_index(found.points["x"]).sort_index()
+    assert_allclose(got["mean"], expected["mean"], rtol=1e-9, atol=1e-6)
+    assert_allclose(got["count"], expected["count"])
+    quantiles = scipy.stats.t.ppf(0.975, expected["count"].where(expected["count"] > 1) - 1)
+    assert_allclose(got["half"], quantiles * expected["sem"], rtol=1e-6, atol=1e-6)
+
+
+def test_sixty_columns_and_repeated_names() -> None:
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(40, 60)))
+    rows.columns = [f"c{place % 50}" for place in range(60)]
+    page = _page(table_section(Table("wide", "a row"), rows))
+    assert "c49" in page.words
+
+
+def test_points_are_named_for_readers() -> None:
+    assert point_label({"method": "ours", "train.training.learning_rate": 0.01}) == (
+        "ours, learning_rate=0.01"
+    )
+    assert point_label({"a.size": "4", "b.size": True}) == "a.size=4, b.size=true"
+
+
+def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
+    rows = pd.DataFrame({"n": np.arange(50_000.0), "value": np.arange(50_000.0) ** 2})
+    section = table_section(Table("waves", "a sample"), rows, ["n"])
+    (plot,) = _all(section.parts, Plot)
+    x, y = plot.figure.axes[0].lines[0].get_data()
+    assert len(x) == 1000
+    assert_allclose(y, rows["value"].to_numpy().reshape(1000, 50).mean(1))
+    assert "50\u202f000 points, averaged over neighbors." in plot.caption
