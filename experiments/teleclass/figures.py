@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, set_log, strokes, style
 from raypipe.report.sections import Section
 
+_SIZES = "class_sizes"
 METHODS = {
     "nearest_name": "nearest class name",
     "tfidf": "TF-IDF similarity",
@@ -29,7 +30,9 @@ MEASURES = {
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section of the report, with all plots."""
-    return [Section("Classification", figures(tables), covers=("measures", "classes"))]
+    drawn = figures(tables)
+    covers = ["measures", *("classes" for plot in drawn if plot.name == _SIZES)]
+    return [Section("Classification", drawn, covers=covers)]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
@@ -114,4 +117,4 @@ def _sizes(classes: pd.DataFrame) -> Plot:
         "A dot is a class, ancestors of labels counted. Above the line a class gets more documents "
         "than it has; at the bottom it is starved, and documents are written for it."
     )
-    return Plot("class_sizes", "Documents a class", caption, canvas)
+    return Plot(_SIZES, "Documents a class", caption, canvas)
