@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
-from raypipe.config.matrix import value_text
+from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
 from raypipe.errors import UnitError
 from raypipe.functions.arguments import axis, calls, check_signature, count
 from raypipe.functions.call import Expected, call
-from raypipe.functions.report import sections
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.identity import canonical_json, fingerprint
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -21,7 +20,6 @@ from raypipe.storage.tables import Column, Table
 
 if TYPE_CHECKING:
     from raypipe.pipeline.context import StageContext
-    from raypipe.report.sections import Section
 
 #: the stage, and its table
 CALLS = "calls"
@@ -102,20 +100,13 @@ def function_experiment(
         settings: the settings, from which tables and report follow; None before they are known.
 
     """
-    settings = settings or FunctionSettings()
-    table = _table(settings)
     return Experiment(
         name=reference.removeprefix("__main__:").replace(":", "."),
         version=1,
         settings=FunctionSettings,
         stages=partial(_stages, reference, function),
-        report=partial(_report, table, settings),
-        tables=(table,),
+        tables=(_table(settings or FunctionSettings()),),
     )
-
-
-def _report(table: Table, settings: FunctionSettings, tables: Mapping[str, Any]) -> list[Section]:
-    return sections(table, tables, tuple(settings.arguments))
 
 
 def _table(settings: FunctionSettings) -> Table:
@@ -125,7 +116,8 @@ def _table(settings: FunctionSettings) -> Table:
     about = "Returned by the function."
     returned = (Column(name, "real", about, better=each) for name, each in better)  # type: ignore[arg-type]
     row = "a call of the function; further columns are its arguments and what it returned"
-    return Table(CALLS, row, (_WRITTEN[0], *returned, *_WRITTEN[1:]), open=True)
+    axes = tuple(name for name in settings.arguments if name != SEED)
+    return Table(CALLS, row, (_WRITTEN[0], *returned, *_WRITTEN[1:]), open=True, axes=axes)
 
 
 def _reserved() -> tuple[str, ...]:
