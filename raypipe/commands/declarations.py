@@ -41,7 +41,8 @@ def sentence(experiment: Experiment) -> str:
 
     An experiment whose stages raypipe itself makes has none.
     """
-    module = getattr(experiment.stages, "__module__", "")
+    stages = inspect.unwrap(getattr(experiment.stages, "func", experiment.stages))  # of a partial
+    module = getattr(stages, "__module__", "")
     if module.partition(".")[0] == "raypipe" or module not in sys.modules:
         return ""
     text = inspect.getdoc(sys.modules[module]) or ""
