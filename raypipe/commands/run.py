@@ -165,7 +165,7 @@ def execute(request: Request) -> Ended:
                     failed = run_stages((), session, growing.growth(ledger))
             if ledger.rows("stages"):
                 experiment = configuration.experiment
-                build(run_dir, name, experiment.report, again, declared=of_report(experiment))
+                build(run_dir, name, experiment.report, again, None, of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
