@@ -1,8 +1,12 @@
-"""Errors that users see, and kinds of failures; any other exception is a bug."""
+"""Errors that users see, kinds of failures, and where in the user's code they were raised."""
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 FailureKind = Literal[
@@ -17,7 +21,13 @@ FailureKind = Literal[
 #: failures of machines: the same work may succeed on a retry
 TRANSIENT: frozenset[FailureKind] = frozenset({"worker_died", "node_lost", "host_out_of_memory"})
 
-_LONGEST = 10_000
+#: characters of a message, and of a traceback
+_LONGEST, _LONGEST_TRACE = 10_000, 50_000
+_RAYPIPE = f"{Path(__file__).parent}/"
+_PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+_INSTALLED = ("site-packages", "dist-packages")
+#: packages between raypipe and the user's code
+_MACHINERY = frozenset({"python", "raypipe", "ray", "torch", "threadpoolctl.py"})
 
 
 class ConfigError(ValueError):
@@ -38,20 +48,42 @@ class BatchLimit:
     size: int
 
 
+@dataclass(frozen=True)
+class Trace:
+    """The traceback of an exception, and the last frame of the user's code in it.
+
+    ``frame`` is ``file:line in function``; it is empty if no frame is known.
+    """
+
+    text: str = ""
+    frame: str = ""
+
+
 class UnitError(RuntimeError):
     """A unit of work ended without a result; ``kind`` becomes ``failures.kind``."""
 
     def __init__(
-        self, unit: str, kind: FailureKind, message: str, limit: BatchLimit | None = None
+        self,
+        unit: str,
+        kind: FailureKind,
+        message: str,
+        limit: BatchLimit | None = None,
+        trace: Trace | None = None,
     ) -> None:
         super().__init__(f"{unit}: {kind}: {message}")
         self.unit = unit
         self.kind = kind
         self.message = message
         self.limit = limit
+        self.trace = trace
 
     def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
-        return type(self), (self.unit, self.kind, self.message, self.limit)
+        return type(self), (self.unit, self.kind, self.message, self.limit, self.trace)
+
+    @property
+    def status(self) -> str:
+        """The status of the unit."""
+        return "out_of_memory" if self.kind == "out_of_memory" else "failed"
 
 
 class PreemptionError(UnitError):
@@ -64,3 +96,68 @@ class PreemptionError(UnitError):
 
     def __reduce__(self) -> tuple[type[UnitError], tuple[Any, ...]]:
         return type(self), (self.unit, self.step)
+
+
+def message_of(error: BaseException) -> str:
+    """Return ``Type: text`` of an exception with its notes, even if its ``__str__`` raises."""
+    shown = traceback.TracebackException(type(error), error, None, lookup_lines=False)
+    return shortened("".join(shown.format_exception_only()).strip(), _LONGEST)
+
+
+def trace_of(error: BaseException) -> Trace:
+    """Return the traceback of an exception and of its causes.
+
+    The frames of raypipe, Ray and torch above the user's code are left out. The user's code is what
+    is not installed, or, without such a frame, the package that raypipe called.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    frame = ""
+    for each in _chain(shown):
+        own = _own_frames(each.stack)
+        if own and not frame:
+            last = each.stack[own[-1]]
+            frame = f"{last.filename}:{last.lineno} in {last.name}"
+        if own:
+            each.stack[:] = each.stack[own[0] :]
+    if not frame and shown.stack:
+        last = shown.stack[-1]
+        frame = f"{last.filename}:{last.lineno} in {last.name}"
+    return Trace(shortened("".join(shown.format()).rstrip(), _LONGEST_TRACE), frame)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text without its middle if it is longer than ``most`` characters."""
+    if len(text) <= most:
+        return text
+    tail = most // 2
+    left_out = len(text) - most
+    return f"{text[: most - tail]}\n... {left_out} characters left out ...\n{text[-tail:]}"
+
+
+def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """Yield an exception, its causes, and the members of groups."""
+    waiting: list[traceback.TracebackException | None] = [shown]
+    while waiting:
+        if (each := waiting.pop()) is not None:
+            yield each
+            context = None if each.__suppress_context__ else each.__context__
+            waiting += [*reversed(getattr(each, "exceptions", None) or ()), context, each.__cause__]
+
+
+def _own_frames(stack: traceback.StackSummary) -> list[int]:
+    """Return the positions of the frames of the user's code."""
+    packages = [_package(frame.filename) for frame in stack]
+    users = None in packages
+    called = next((each for each in packages if each not in _MACHINERY), None)
+    return [n for n, each in enumerate(packages) if each == (None if users else called)]
+
+
+def _package(file: str) -> str | None:
+    """Return the installed package that a file belongs to; None for the user's own code."""
+    parts = Path(file).parts
+    for place in _INSTALLED:
+        if place in parts[:-1]:
+            return parts[parts.index(place) + 1]
+    if file.startswith(_RAYPIPE):
+        return "raypipe"
+    return "python" if file.startswith(("<frozen", *_PYTHON)) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -65,6 +66,15 @@ Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory 
 def with_matrix(overrides: list[str] | None, matrix: list[str] | None) -> list[str]:
     """Return the overrides together with those of ``--matrix``."""
     return [*(overrides or []), *(f"matrix.{text}" for text in matrix or [])]
+
+
+def show_start() -> None:
+    """Show on a terminal that the command has started, until its first line takes the place.
+
+    The imports that follow take a second or more. The text is shorter than any first line.
+    """
+    if sys.stdout.isatty():
+        print("raypipe: loading", end="\r", flush=True)
 
 
 def show(frame: Any) -> None:

@@ -17,6 +17,7 @@ from raypipe.cli.arguments import (
     TimeLimit,
     Yes,
     show,
+    show_start,
     with_matrix,
 )
 from raypipe.errors import ConfigError
@@ -99,13 +100,23 @@ def run(
             help="Refuse to continue a run whose experiment's source code changed.",
         ),
     ] = False,
+    local: Annotated[
+        bool,
+        typer.Option(
+            "--local",
+            help="Run everything in this one process, without Ray, so that breakpoint() and pdb "
+            "work; the results are the same.",
+        ),
+    ] = False,
 ) -> None:
     """Run an experiment; finished work is kept and never repeated."""
+    show_start()
     from raypipe.commands import run as command
     from raypipe.commands.request import Request
 
     given = with_matrix(overrides, matrix), run_dir, profile, only or [], address
     further: dict[str, Any] = {"strict_code": strict_code, "yes": yes, "time_budget": time_budget}
+    further["local"] = local
     raise typer.Exit(command.run(Request("run", config, *given, **further)))
 
 
@@ -154,6 +165,7 @@ def sweep(
     ] = None,
 ) -> None:
     """Measure the points of the section `sweep` and recommend one for this machine."""
+    show_start()
     from raypipe.commands import sweep as command
     from raypipe.commands.request import Request
 
@@ -176,6 +188,7 @@ def fit(
     The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned
     of the memory is kept for later sweeps and fits on the same card.
     """
+    show_start()
     import pandas as pd
 
     from raypipe.commands import fit as command

@@ -36,3 +36,20 @@ def report(
     from raypipe.commands import report as command
 
     typer.echo(command.report(run_dir, variant))
+
+
+@app.command()
+def logs(
+    run_dir: Existing,
+    unit: Annotated[
+        str | None,
+        typer.Argument(metavar="[UNIT]", help="A unit, task or trial, as the list shows it."),
+    ] = None,
+) -> None:
+    """Print what a unit printed and why it failed; without UNIT, list all logs and failures."""
+    from raypipe.commands import logs as command
+
+    if unit is None:
+        show(command.listing(run_dir))
+    else:
+        typer.echo(command.text(run_dir, unit))

@@ -39,6 +39,13 @@ def start(stack: ExitStack, modules: Mapping[str, str] | None = None) -> Launche
     return launcher
 
 
+def local() -> Launcher:
+    """Return the launcher that runs everything in this process."""
+    from raypipe.launch.inline import InlineLauncher
+
+    return InlineLauncher()
+
+
 def hardware_of(launcher: Launcher | None) -> Sequence[Hardware]:
     """Return the hardware of a cluster's nodes; without a cluster, of this machine."""
     return launcher.on_every_node(hardware.detect) if launcher else [hardware.detect()]

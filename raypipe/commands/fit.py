@@ -35,6 +35,7 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         display = stack.enter_context(Display())
         announce(display, configuration, nodes)
         if launcher is None:
+            display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
             modules = configuration.source().modules if request.keep_cluster else None
             launcher = cluster.start(stack, modules)
         trackers = stack.enter_context(open_trackers((), run_dir, "fit", name, {}))

@@ -52,6 +52,7 @@ class Request:
     document: Document | None = None
     options: Sequence[str] = ()
     keep_cluster: bool = False
+    local: bool = False
 
     def again(self, run_dir: RunDirectory) -> str:
         """Return the command that continues in a run directory, without secrets.
@@ -78,6 +79,8 @@ class Request:
             parts += ["--only", name]
         if self.address is not None:
             parts += ["--address", self.address]
+        if self.local:
+            parts.append("--local")
         if self.strict_code:
             parts.append("--strict-code")
         if self.yes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import (
     check_size,
     check_training,
+    left_out_locally,
     matrix_or_sweep,
     selected,
     stored_stages,
@@ -75,18 +77,18 @@ def execute(request: Request) -> Ended:
     budget = TimeBudget(request.time_budget)
     document = request.document or read(request.path)
     faults.from_environment()
+    if request.local and request.address is not None:
+        raise ConfigError("--local runs without a cluster, and --address names one; give only one")
     cache_directory()  # report a wrong name before anything starts
-    from raypipe.report.build import build
-
     with ExitStack() as stack:
-        launcher = cluster.attach(request.address, stack)
+        launcher = None if request.local else cluster.attach(request.address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration = resolve(document, request.overrides, request.profile, nodes)
         configuration, left_out = matrix_or_sweep(configuration, request.only)
         graph = selected(configuration, request.only, nodes, confirmed=request.yes)
         growing = graph.growing
         check_training(configuration, graph, nodes)
-        if launcher is None:  # a cluster may grow; this machine does not
+        if launcher is None and not request.local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
         run_dir = _run_directory(request.run_dir, configuration)
         fresh = not run_dir.exists(run_dir.ledger)
@@ -109,7 +111,7 @@ def execute(request: Request) -> Ended:
             return Ended(0, run_dir)
         del stored  # the writer reads it again, and it may be large
         check = stack.enter_context(writing(run_dir, lambda text: print(text, flush=True)))
-        display = stack.enter_context(Display())
+        display = stack.enter_context(Display(live=not request.local))
         again = request.again(run_dir)
         command_id = secrets.token_hex(4)
         try:
@@ -129,7 +131,11 @@ def execute(request: Request) -> Ended:
                 display.say(f"matrix: {graph.points} points, {len(stages)} stages")
             if left_out:
                 display.say(left_out)
-            if launcher is None:
+            if request.local:
+                display.say(_local_text(left_out_locally(configuration, graph)))
+                launcher = cluster.local()
+            elif launcher is None:
+                display.prepare(f"starting Ray on {nodes[0].cpus} CPUs")
                 modules = code.source.modules if request.keep_cluster else None
                 launcher = cluster.start(stack, modules)
             _record_environment(ledger, launcher, again, command_id)
@@ -155,7 +161,7 @@ def execute(request: Request) -> Ended:
                 declared(configuration.experiment),
                 command_id,
                 code.fingerprint,
-                Durations(nodes),
+                None if request.local else Durations(nodes),
                 store,
             )
             with budget.watched(launcher, display.say):
@@ -164,6 +170,8 @@ def execute(request: Request) -> Ended:
                 else:
                     failed = run_stages((), session, growing.growth(ledger))
             if ledger.rows("stages"):
+                from raypipe.report.build import build  # matplotlib is slow to import
+
                 experiment = configuration.experiment
                 build(run_dir, name, experiment.report, again, None, of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
@@ -176,11 +184,17 @@ def execute(request: Request) -> Ended:
         except UnitError as error:
             failed = str(error)
         if failed:
-            display.say(f"failed: {failed}\ncontinue with: {again}")
+            logs = shlex.join(["raypipe", "logs", run_dir.shown])
+            display.say(f"logs: {logs}\nfailed: {failed}\ncontinue with: {again}")
             return Ended(1, run_dir, failed)
         print_recommendation(request, configuration, ledger)
         display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
         return Ended(0, run_dir)
+
+
+def _local_text(left_out: Sequence[str]) -> str:
+    text = "local: one process without Ray, one task at a time; a crash ends the command"
+    return f"{text}\nlocal: not followed: {'; '.join(left_out)}" if left_out else text
 
 
 def _run_directory(location: str | None, configuration: Configuration) -> RunDirectory:

@@ -127,6 +127,21 @@ def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> No
                 _refuse(where, [Obstacle(dotted, asked, reason, advice)])
 
 
+def left_out_locally(configuration: Configuration, graph: Graph) -> list[str]:
+    """Return the settings that a run in one process does not follow, each with what it does."""
+    found = {}
+    for _, name, section in _sections(configuration, graph):
+        if isinstance(section, TrainStageSettings):
+            if (workers := section.scaling.workers) not in (1, "auto"):
+                found[f"{name}.scaling.workers"] = f"{workers}: 1, with the same effective batch"
+            if (processes := section.loader.workers) not in (None, 0, "auto"):
+                found[f"{name}.loader.workers"] = f"{processes}: 0"
+    sweep = configuration.settings.sweep
+    if sweep is not None and sweep.scheduler not in (None, "pbt"):
+        found["sweep.scheduler"] = f"{sweep.scheduler}: no trial is ended early"
+    return [f"{key} = {text}" for key, text in found.items()]
+
+
 def misfits(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> str:
     """Return why this machine cannot run the graph; empty if it can."""
     try:

@@ -191,7 +191,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
     if failures:
         first = failures[0]
         more = f" ({len(failures)} of {total} calls failed)" if len(failures) > 1 else ""
-        raise UnitError(first.key, first.kind or "error", f"{first.error}{more}")
+        kind = first.kind or "error"
+        raise UnitError(first.key, kind, f"{first.error}{more}", trace=first.trace)
 
 
 def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:

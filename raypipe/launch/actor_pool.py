@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -13,7 +13,7 @@ from raypipe.errors import FailureKind
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import is_node_gone
-from raypipe.launch.pool import RayPool
+from raypipe.launch.pool import RayPool, left_output
 from raypipe.launch.process import TaskProcess
 from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -96,12 +96,13 @@ class ActorPool(RayPool):
         try:
             result: TaskResult = ray.get(reference)
         except RayTaskError as error:
-            result = self._failed(call, "error", str(error))
+            result = self._rejected(call, error)
         except (OutOfMemoryError, RayActorError) as error:
             ray.kill(process.actor)  # Ray may only have lost contact with it
             if isinstance(error, RayActorError) and (overdue := self._overdue(call)):
-                return overdue
-            return self._failed(call, _kind(error, ray.get(process.node)), str(error))
+                return replace(overdue, output=left_output(call.key, call.attempt))
+            failed = self._failed(call, _kind(error, ray.get(process.node)), str(error))
+            return replace(failed, output=left_output(call.key, call.attempt))
         if result.error is not None and self._options.gpus:
             # some CUDA errors break the rest of the process
             ray.kill(process.actor)

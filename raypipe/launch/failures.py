@@ -7,7 +7,7 @@ import time
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import FailureKind, UnitError
+from raypipe.errors import FailureKind, UnitError, message_of
 from raypipe.launch.capacity import living_nodes
 from raypipe.training.oom import failure_kind, unit_error
 
@@ -41,15 +41,15 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
 )
 
 
-def worker_failure(unit: str, error: Exception) -> UnitError:
+def worker_failure(unit: str, error: BaseException) -> UnitError:
     """Return an exception of this worker as a UnitError; call it in the worker."""
     failure = unit_error(unit, error)
     if failure is error:  # already classified
         return failure
-    if failure.kind == "error" and any(sign in str(error) for sign in _LOST_PEER):
+    if failure.kind == "error" and any(sign in failure.message for sign in _LOST_PEER):
         # Ray ends the group, and with it this sleep, once it knows which worker died
         time.sleep(_NODE_VERDICT_S)
-        failure = UnitError(unit, "worker_died", str(error))
+        failure = UnitError(unit, "worker_died", failure.message)
     return failure
 
 
@@ -69,7 +69,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
     while seen is not None:
         kind: FailureKind | None = None
         if isinstance(seen, UnitError):
-            return UnitError(unit, seen.kind, seen.message, seen.limit)
+            return UnitError(unit, seen.kind, seen.message, seen.limit, seen.trace)
         if isinstance(seen, ray.exceptions.OutOfMemoryError):
             kind = "host_out_of_memory"
         elif isinstance(seen, _NODE_GONE) or type(seen).__name__ == _PREEMPTED:
@@ -82,7 +82,7 @@ def _classify(unit: str, error: BaseException) -> UnitError:
             return UnitError(unit, kind, str(seen))
         causes = (getattr(seen, name, None) for name in _CAUSES)
         seen = next((cause for cause in causes if cause is not None), None)
-    return UnitError(unit, failure_kind(error), str(error))
+    return UnitError(unit, failure_kind(error), message_of(error))
 
 
 def is_node_gone(nodes: set[str]) -> bool:

@@ -22,7 +22,7 @@ from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import group_failure, worker_failure
 from raypipe.launch.job_mailbox import JobMailbox
-from raypipe.launch.worker import compute_with, log_to_file
+from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob, Worker
 
@@ -181,8 +181,8 @@ def _worker(config: dict[Any, Any]) -> None:
     while (submitted := ray.get(mailbox.next.remote(done))) is not None:
         done, pickled = submitted
         job = cloudpickle.loads(pickled)
-        log_to_file(job, rank)
-        outcome = _train(done, job, mailbox)
+        with logged(job, rank):
+            outcome = _train(done, job, mailbox)
         if rank == 0:
             ray.get(mailbox.finish.remote(outcome))
 
@@ -216,7 +216,8 @@ def _train(name: str, job: TrainingJob, mailbox: Any) -> dict[str, Any]:
         outcome = train(job, worker, post, ending)
         ray.get(posted)
     except Exception as error:
-        logging.getLogger(__name__).exception("%s failed", job.trial_id)
+        if worker.rank:  # a consequence of another one's error, perhaps, which is recorded alone
+            logging.getLogger(__name__).exception("%s failed", job.trial_id)
         raise worker_failure(job.trial_id, error) from error
     finally:
         over.set()

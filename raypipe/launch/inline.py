@@ -1,34 +1,46 @@
-"""Inline launcher: all work in this process, without Ray, for tests and debugging."""
+"""Inline launcher: all work in this process, without Ray, for debugging and tests.
+
+A debugger works everywhere, since standard input and output are the terminal's. Unlike on Ray, one
+task runs at a time, nothing is restarted in a fresh process, and a crash ends the command.
+"""
 
 from __future__ import annotations
 
 import math
+import signal
+import sys
 import threading
+from bdb import BdbQuit
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from raypipe.errors import UnitError
+from raypipe.errors import UnitError, trace_of
 from raypipe.launch.task import run_task
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
-from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep.settings import SweepSettings
-from raypipe.training.ending import Ending
-from raypipe.training.job import Report, TrainingJob, Worker
-from raypipe.training.loop import train
-from raypipe.training.oom import unit_error
+
+if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
+    from raypipe.storage.run_directory import RunDirectory
+    from raypipe.sweep.settings import SweepSettings
+    from raypipe.training.ending import Ending
+    from raypipe.training.job import Report, TrainingJob
 
 
 class InlineLauncher:
-    """Launcher that runs everything in the calling thread, on the CPU, with one worker."""
+    """Launcher that runs everything in the calling thread, with one worker per training.
+
+    A training for several workers runs in one with the same effective batch. A task that exceeds
+    its time limit is ended at its next Python instruction; the time in a debugger does not count.
+    """
 
     concurrent = False
 
     def __init__(self) -> None:
         self._interrupted = threading.Event()
-        self._ending = Ending()
+        self._winds_down = False
+        self._ending: Ending | None = None
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call the function here."""
@@ -43,15 +55,31 @@ class InlineLauncher:
         seconds: float = math.inf,
     ) -> dict[str, Any]:
         """Run a training job in this process. Raises UnitError."""
+        import torch
+
+        from raypipe.training.ending import Ending
+        from raypipe.training.job import Worker
+        from raypipe.training.loop import train
+        from raypipe.training.oom import unit_error
+
         del rank, seconds
         started()
-        if job.settings.scaling.fewest_workers != 1:
-            raise ValueError(f"{job.trial_id}: in-process training supports one worker")
+        scaling = job.settings.scaling
+        on_gpu = scaling.gpus_per_worker and torch.cuda.is_available()
+        worker = Worker(0, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+        if not job.measured:  # a debugger cannot be used in the loader's processes
+            job = replace(job, settings=job.settings.with_loader_workers(0))
+        before = torch.get_num_threads()
+        torch.set_num_threads(scaling.threads or before)
+        self._ending = Ending(wanted=self._winds_down)
         try:
-            worker = Worker(0, torch.device("cpu"))
             outcome = train(job, worker, self._unless_interrupted(report), self._ending)
-        except Exception as error:
+        except BdbQuit:
+            raise
+        except (Exception, SystemExit) as error:
             raise unit_error(job.trial_id, error) from error
+        finally:
+            torch.set_num_threads(before)
         if "ended_at" in outcome:
             raise KeyboardInterrupt
         return outcome
@@ -80,14 +108,14 @@ class InlineLauncher:
         rank: float = 0.0,
         seconds: float = math.inf,
     ) -> Iterator[TaskPool]:
-        """Open a pool that runs each task in ``finished``, without a time limit."""
-        del options, say, rank, seconds
-        yield _InlinePool(self._is_ending)
+        """Open a pool that runs each task in ``finished``."""
+        del say, rank, seconds
+        yield _InlinePool(options, self._is_ending)
 
     @property
     def ending_s(self) -> float:
         """The seconds that the end of the running training would take."""
-        return self._ending.seconds
+        return self._ending.seconds if self._ending is not None else 0.0
 
     @property
     def is_at_rest(self) -> bool:
@@ -96,14 +124,16 @@ class InlineLauncher:
 
     def wind_down(self) -> None:
         """Raise KeyboardInterrupt at the next task, or after the next step and a checkpoint."""
-        self._ending.wanted = True
+        self._winds_down = True
+        if self._ending is not None:
+            self._ending.wanted = True
 
     def interrupt(self) -> None:
         """Raise KeyboardInterrupt at the next task or logged step."""
         self._interrupted.set()
 
     def _is_ending(self) -> bool:
-        return self._ending.wanted or self._interrupted.is_set()
+        return self._winds_down or self._interrupted.is_set()
 
     def close(self) -> None:
         """Do nothing: nothing was started."""
@@ -117,12 +147,42 @@ class InlineLauncher:
         return pass_on
 
 
+class _Overdue(BaseException):
+    """Raised in a task at its time limit; the user's code does not catch it by mistake."""
+
+
+@contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise _Overdue in the body after some seconds; a debugger starts the time anew.
+
+    Only the main thread can be interrupted; in another one there is no limit.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    limit = seconds
+
+    def end(number: int, frame: object) -> None:
+        del number, frame
+        if sys.gettrace() is None:
+            raise _Overdue
+        signal.setitimer(signal.ITIMER_REAL, limit)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class _InlinePool:
     capacity = 1.0
 
-    def __init__(self, is_ending: Callable[[], bool]) -> None:
-        self._is_ending = is_ending
-        self._waiting: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = []
+    def __init__(self, options: PoolOptions, is_ending: Callable[[], bool]) -> None:
+        self._options, self._is_ending = options, is_ending
+        self._waiting: deque[tuple[str, int, float, Callable[..., Any], tuple[Any, ...]]] = deque()
 
     @property
     def has_room(self) -> bool:
@@ -134,13 +194,21 @@ class _InlinePool:
     def submit(
         self, key: str, function: Callable[..., Any], *arguments: Any, cpus: float | None = None
     ) -> None:
-        del cpus
-        self._waiting.append((key, function, arguments))
+        self._waiting.append((key, 1, cpus or self._options.cpus, function, arguments))
 
     def finished(self) -> list[TaskResult]:
         if self._is_ending():
             raise KeyboardInterrupt
         if not self._waiting:
             return []
-        key, function, arguments = self._waiting.pop(0)
-        return [run_task(key, 1, 1, None, function, *arguments)]
+        key, attempt, cpus, function, arguments = self._waiting.popleft()
+        limit = self._options.time_limit_s
+        try:
+            with _time_limit(limit):
+                return [run_task(key, attempt, max(1, int(cpus)), None, function, *arguments)]
+        except _Overdue as error:
+            again = attempt < self._options.attempts
+            if again:
+                self._waiting.appendleft((key, attempt + 1, cpus, function, arguments))
+            message, where = f"took longer than its limit of {limit:g} s", trace_of(error)
+            return [TaskResult(key, None, message, "timeout", attempt, retried=again, trace=where)]

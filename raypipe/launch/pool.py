@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +18,9 @@ from ray.exceptions import (
     TaskCancelledError,
     WorkerCrashedError,
 )
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raypipe.errors import TRANSIENT, ConfigError, FailureKind
+from raypipe.errors import TRANSIENT, ConfigError, FailureKind, Trace
 from raypipe.launch import fault_environment
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import (
@@ -29,7 +32,7 @@ from raypipe.launch.capacity import (
     may_grow,
     room,
 )
-from raypipe.launch.task import run_task
+from raypipe.launch.output import run_captured, take_output
 from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 
@@ -38,6 +41,11 @@ _AHEAD = 1.25
 _POLL_S = 0.5
 # seconds between capacity measurements: nodes come and go
 _MEASURE_S = 2.0
+# seconds to look for the output of a dead worker on other nodes
+_SEARCH_S = 10.0
+_CRASHED = "the worker process died: a signal ended it, or code outside of Python crashed"
+# colors in Ray's messages
+_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 # seconds between looks at what other stages leave, which are slow compared with a submission
 _LOOK_S = 0.05
 
@@ -94,6 +102,21 @@ def claim_of_tasks(options: PoolOptions) -> Claim:
     if not options.gpus:
         return Claim(each, pool=True)
     return Claim(each, most=options.most_tasks or room(options.cpus, options.gpus))
+
+
+def left_output(key: str, attempt: int) -> str:
+    """Return what a task printed whose process died; empty if nothing is found."""
+    text, nodes = take_output(key, attempt), living_nodes()
+    if text or len(nodes) <= 1:
+        return text
+    look = ray.remote(num_cpus=0, max_retries=0)(take_output)
+    pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    calls = [look.options(scheduling_strategy=node).remote(key, attempt) for node in pinned]
+    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_SEARCH_S)
+    for call in ready:
+        with suppress(ray.exceptions.RayError):  # its node was lost
+            text = text or ray.get(call)
+    return text
 
 
 def _custom(
@@ -237,13 +260,13 @@ class RayPool:
     def _task(self, cpus: float) -> Any:
         if cpus not in self._tasks:
             custom = {self._custom: cpus} if self._custom else None
-            self._tasks[cpus] = ray.remote(run_task).options(
+            self._tasks[cpus] = ray.remote(run_captured).options(
                 num_cpus=cpus, resources=custom, **self._ray_options
             )
         return self._tasks[cpus]
 
     def _start_next(self, remote: Any) -> Any:
-        """Start the oldest queued call as a Ray task or an actor call of ``run_task``."""
+        """Start the oldest queued call as a Ray task or an actor call of ``run_captured``."""
         call = replace(self._waiting.popleft(), started=time.monotonic())
         reference = remote.remote(
             call.key,
@@ -270,14 +293,26 @@ class RayPool:
         try:
             result: TaskResult = ray.get(reference)
         except OutOfMemoryError as error:
-            return self._failed(call, "host_out_of_memory", str(error))
+            return self._died(call, "host_out_of_memory", str(error))
         except NodeDiedError as error:
             return self._failed(call, "node_lost", str(error))
-        except WorkerCrashedError as error:
-            return self._overdue(call) or self._failed(call, "worker_died", str(error))
+        except WorkerCrashedError:
+            return self._died(call, "worker_died", _CRASHED)
         except (RayTaskError, TaskCancelledError) as error:
-            return self._failed(call, "error", str(error))
+            return self._rejected(call, error)
         return result
+
+    def _died(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
+        """Return the result of an attempt whose process died, perhaps at its time limit."""
+        failed = self._overdue(call) if kind != "host_out_of_memory" else None
+        failed = failed or self._failed(call, kind, message)
+        return replace(failed, output=left_output(call.key, call.attempt))
+
+    def _rejected(self, call: Call, error: Exception) -> TaskResult:
+        """Return the result of an attempt that Ray failed, such as a value it cannot send."""
+        text = _ESCAPES.sub("", str(error)).strip()
+        failed = self._failed(call, "error", text.rpartition("\n")[2])
+        return replace(failed, trace=Trace(text))
 
     def _overdue(self, call: Call) -> TaskResult | None:
         """Return a timeout result if a dead attempt had reached its time limit, else None."""

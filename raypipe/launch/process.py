@@ -6,7 +6,7 @@ from typing import Any
 
 import ray
 
-from raypipe.launch.task import run_task
+from raypipe.launch.output import run_captured
 from raypipe.pipeline.launcher import TaskResult
 
 
@@ -18,5 +18,5 @@ class TaskProcess:
         return str(ray.get_runtime_context().get_node_id())
 
     def run(self, *arguments: Any) -> TaskResult:
-        """Run a task with ``run_task``."""
-        return run_task(*arguments)
+        """Run a task and capture its output."""
+        return run_captured(*arguments)

@@ -7,7 +7,6 @@ synchronize and watch it. On two cores they take about 15 s to start; a single w
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from contextlib import suppress
@@ -22,7 +21,7 @@ from raypipe.launch import fault_environment
 from raypipe.launch.admission import Admission
 from raypipe.launch.failures import worker_failure
 from raypipe.launch.job_mailbox import JobMailbox, Progress
-from raypipe.launch.worker import compute_with, log_to_file
+from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob, Worker
 
@@ -114,13 +113,12 @@ class _Trainer(JobMailbox):
         try:
             job: TrainingJob = cloudpickle.loads(pickled)
             unit = job.trial_id
-            log_to_file(job, rank=0)
             compute_with(self._threads)
             on_gpu = job.settings.scaling.gpus_per_worker and torch.cuda.is_available()
             device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-            outcome = train(job, Worker(0, device), report, ending)
-        except Exception as error:
-            logging.getLogger(__name__).exception("%s failed", unit)
+            with logged(job, rank=0):
+                outcome = train(job, Worker(0, device), report, ending)
+        except (Exception, SystemExit) as error:
             failure = worker_failure(unit, error)
             asyncio.run_coroutine_threadsafe(self.settle(failure), loop).result()
         else:

@@ -6,16 +6,19 @@ import faulthandler
 import os
 import socket
 import time
-import traceback
+from bdb import BdbQuit
 from collections.abc import Callable
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
 from raypipe import faults
-from raypipe.errors import FailureKind, UnitError
+from raypipe.errors import FailureKind, Trace, UnitError, message_of, trace_of
 from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
+
+#: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
+_TERMINATED = "ray_terminate_msg"
 
 
 def run_task(
@@ -49,15 +52,20 @@ def _run(
     arguments: tuple[Any, ...],
 ) -> TaskResult:
     kind: FailureKind | None
-    value, message, kind = None, None, None
+    trace: Trace | None
+    value, message, kind, trace = None, None, None, None
     at, clock, cpu = now(), time.perf_counter(), time.process_time()
     try:
         with threadpool_limits(limits=threads):
             value = function(*arguments)
     except UnitError as error:
-        message, kind = error.message, error.kind
-    except Exception as error:  # a user's function may raise anything: it is recorded
-        message = "".join(traceback.format_exception_only(error)).strip()
+        message, kind, trace = error.message, error.kind, error.trace
+    except BdbQuit:  # the user ended the debugger, and with it the command
+        raise
+    except (Exception, SystemExit) as error:  # a user's function may raise anything
+        if hasattr(error, _TERMINATED):
+            raise
+        message, trace = message_of(error), trace_of(error)
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
     return TaskResult(
         key,
@@ -69,4 +77,5 @@ def _run(
         cpu_s=time.process_time() - cpu,
         started_at=at,
         worker=f"{socket.gethostname()}:{os.getpid()}",
+        trace=trace,
     )

@@ -107,7 +107,8 @@ def follow(
         if progress.outcome is not None:
             return progress.outcome
         if (failure := progress.failure) is not None:
-            raise UnitError(job.trial_id, failure.kind, failure.message, failure.limit)
+            message, limit = failure.message, failure.limit
+            raise UnitError(job.trial_id, failure.kind, message, limit, failure.trace)
         end = end or ends(progress)
 
 

@@ -33,6 +33,7 @@ from raypipe.launch.capacity import (
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup
 from raypipe.launch.train import follow
+from raypipe.launch.worker import logged
 from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory
@@ -303,7 +304,8 @@ def _train(config: dict[str, Any]) -> None:
         else:
             torch.set_num_threads(config["threads"])
             device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
-            outcome = train(job, Worker(0, device), report)
+            with logged(job, rank=0):
+                outcome = train(job, Worker(0, device), report)
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome

@@ -7,22 +7,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raypipe.errors import UnitError
-from raypipe.hardware import bytes_text
-from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
+from raypipe.errors import Trace, UnitError
+from raypipe.pipeline.continuation import records
 from raypipe.pipeline.experiment import Stage, Unit
-from raypipe.pipeline.identity import fingerprint
-from raypipe.pipeline.progress import training_note
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
 from raypipe.pipeline.stage_units import StageUnits
-from raypipe.provenance import ago, now
-from raypipe.redaction import without_credentials
+from raypipe.pipeline.unit_logs import UnitLogs, failure_row
+from raypipe.pipeline.unit_training import job_of, train
+from raypipe.provenance import ago
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
@@ -30,7 +27,6 @@ from raypipe.storage.run_directory import RunDirectory
 if TYPE_CHECKING:
     from raypipe.pipeline.launcher import PoolOptions, TaskPool, TaskResult
     from raypipe.pipeline.scheduler import Outcomes
-    from raypipe.training.batching import BatchPlan
     from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
@@ -55,7 +51,7 @@ class StageContext:
     ) -> None:
         self.stage = stage
         self._created = time.monotonic()
-        self._trainings = trainings
+        self.trainings = trainings
         self.session = session
         self.rank, self.seconds = rank, seconds
         self.device = "cpu"
@@ -141,19 +137,34 @@ class StageContext:
         """Record that units are finished, durably together with rows, all or nothing."""
         self.ledger.put_tables({**rows, **records(self, units, "succeeded")})
 
-    def fail(self, unit: str, attempt: int, kind: str, message: str, outcome: str = "") -> None:
-        """Record a failed attempt."""
-        row = {
-            "stage": self.stage.name,
-            "unit": unit,
-            "attempt": attempt,
-            "kind": kind,
-            "message": without_credentials(message),
-            "outcome": outcome,
-            "at": now(),
-        }
+    def fail(
+        self,
+        unit: str,
+        attempt: int,
+        kind: str,
+        message: str,
+        outcome: str = "",
+        trace: Trace | None = None,
+        output: str = "",
+        *,
+        shown: bool = True,
+    ) -> None:
+        """Record a failed attempt, write its log, and show it unless others like it were shown.
+
+        ``trace`` is that of an exception, ``output`` what the attempt printed. ``shown`` is False
+        if the failure is an expected result.
+        """
+        about = unit, attempt, kind, message, outcome, trace
+        row = {**failure_row(*about), "stage": self.stage.name, "log": self.logs.file(unit)}
         key = f"{self.stage.name}/{unit}/{self.ledger.count('failures')}"
         self.ledger.put("failures", {key: row})
+        self.logs.failed(unit, attempt, kind, message, outcome, trace, output, shown=shown)
+
+    @cached_property
+    def logs(self) -> UnitLogs:
+        """The logs of the stage's units, which show failures to the user."""
+        say = self.session.display.say
+        return UnitLogs(self.run_dir, self.stage.name, self.stage.key, say)
 
     def say(self, text: str) -> None:
         """Show a line to the user."""
@@ -184,8 +195,10 @@ class StageContext:
                 self.cpu_s += result.cpu_s
                 if result.error is not None:
                     outcome = "again" if result.retried else "gave up"
-                    kind = result.kind or "error"
-                    self.fail(result.key, result.attempt, kind, result.error, outcome)
+                    about = result.error, outcome, result.trace, result.output
+                    self.fail(result.key, result.attempt, result.kind or "error", *about)
+                elif result.output:
+                    self.logs.printed(result.key, result.attempt, result.output)
             if final := [result for result in results if not result.retried]:
                 return final
         return []
@@ -237,7 +250,8 @@ class StageContext:
                 else:
                     broken = broken or result
         if broken is not None:
-            raise UnitError(broken.key, broken.kind or "error", broken.error or "")
+            kind, message = broken.kind or "error", broken.error or ""
+            raise UnitError(broken.key, kind, message, trace=broken.trace)
 
     def outcomes(
         self,
@@ -294,107 +308,11 @@ class StageContext:
             UnitError: the last attempt failed; the trial and its failures are recorded.
 
         """
-        from raypipe.training.checkpoint import CheckpointStore
-        from raypipe.training.recovery import check_state, train_to_the_end
-        from raypipe.training.task import ExternalTask
-
-        job = self.job(unit, task, settings)
-        goes_on = is_continued(self.ledger.get("units", unit.key), unit)
-        job = replace(job, initial=initial, continues=goes_on)
-        if goes_on:  # its model will replace the other's
-            check_state(job)
-            self.ledger.put_tables(records(self, [unit], CONTINUED))
-        resumed = self.run_dir.list(self.run_dir.checkpoints(unit.key))
-        self.resumed = bool(resumed)
-        trial = 0 if resumed else min(settings.memory_trial, job.steps)
-
-        def started() -> None:
-            if self.began is None:
-                self.began = now(), time.monotonic()
-                self.begin(job.steps)
-                if job.settings.scaling.gpus_per_worker:
-                    self.say(_workers_text(job.plan, self.device))
-
-        def report(row: dict[str, Any] | str) -> None:
-            if isinstance(row, str):
-                self.say(row)
-                return
-            self.session.trackers.log(job.trial_id, row)
-            self.advance(job.task.done(row, job.settings.training), training_note(row))
-
-        def remark(row: dict[str, Any] | str) -> None:
-            if isinstance(row, str):
-                self.say(row)
-
-        def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-            self.fail(unit.key, job.attempt, error.kind, error.message, outcome)
-            self.record_trial(job, status_of(error), {})
-            self.say(f"attempt {job.attempt}: {error.kind}: {first_line(error.message)}; {outcome}")
-
-        def launch(job: TrainingJob) -> dict[str, Any]:
-            receive = remark if job.measured else report
-            expected = math.inf if job.measured else self.seconds
-            return self.session.launcher.train(job, receive, self.rank, started, expected)
-
-        if trial:
-            asked = replace(job, measured=True, until=trial)
-            tried, outcome = train_to_the_end(asked, launch, on_failure)
-            peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
-            self.say(
-                f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
-                f"accumulation {tried.plan.accumulation}, {bytes_text(peak)} at most"
-            )
-            job = replace(tried, measured=False, until=None)
-        job, outcome = train_to_the_end(job, launch, on_failure)
-        self.leased = outcome.pop("leased", None)
-        self.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
-        self.record_trial(job, "succeeded", outcome)
-        self.finish(unit)
-        if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
-            CheckpointStore(self.run_dir, unit.key).prune(int(keep))
+        train(self, unit, task, settings, initial)
 
     def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
         """Return the training job of a unit on the available devices."""
-        from raypipe.training.batching import BatchPlan
-        from raypipe.training.job import TrainingJob
-
-        training = settings.training
-        if training.micro_batch is None or training.accumulation is None:
-            raise ValueError(f"{unit.key}: the batch sizes were not resolved")
-        plan = BatchPlan(
-            training.micro_batch,
-            training.accumulation,
-            training.effective_batch or training.micro_batch * training.accumulation,
-            settings.scaling.most_workers,
-        )
-        gpus = [gpu.name for node in self.session.nodes for gpu in node.gpus]
-        settings = settings.with_gpus(len(gpus))
-        if settings.scaling.workers == "auto":
-            settings = settings.with_workers(self._workers(settings, plan.effective_batch))
-            plan = plan.for_workers(settings.scaling.most_workers)
-        self.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
-        steps = self.session.tables["steps"]
-        trial_id = self.run_dir.trial_id(unit.key)
-        identity = fingerprint([unit.fingerprint, plain(unit.extents)])
-        return TrainingJob(
-            trial_id,
-            self.session.run_id,
-            task,
-            task.placed(settings),
-            plan,
-            self.run_dir,
-            steps,
-            identity=identity,
-        )
-
-    def _workers(self, settings: TrainStageSettings, effective_batch: int) -> int:
-        """Return the number of workers of ``scaling.workers: auto``."""
-        from raypipe.training.requirements import automatic_workers
-
-        if not self.session.launcher.concurrent:  # in this process
-            return 1
-        nodes = self.session.nodes
-        return automatic_workers(settings, effective_batch, nodes, self._trainings())
+        return job_of(self, unit, task, settings)
 
     def record_trial(self, job: TrainingJob, status: str, outcome: Mapping[str, Any]) -> None:
         """Record the trial's row, as its last attempt left it."""
@@ -403,19 +321,3 @@ class StageContext:
         row = trial_row(job, self.stage.name, status, self.device, outcome)
         self.ledger.put("trials", {job.trial_id: row})
         self.session.trackers.end(job.trial_id, row)
-
-
-def status_of(error: UnitError) -> str:
-    """Return the status of a unit that ended with this error."""
-    return "out_of_memory" if error.kind == "out_of_memory" else "failed"
-
-
-def _workers_text(plan: BatchPlan, device: str) -> str:
-    workers = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
-    split = f"{plan.micro_batch} x {plan.accumulation} x {plan.workers}"
-    return f"{workers}, effective batch {plan.effective_batch} of at most {split}"
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a text, cut to what fits on a line of the display."""
-    return text.strip().partition("\n")[0][:200]

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from raypipe.errors import FailureKind, UnitError
+from raypipe.errors import FailureKind, Trace, UnitError
 
 if TYPE_CHECKING:  # CPU tasks import this module, and torch takes seconds to import
     from raypipe.storage.run_directory import RunDirectory
@@ -22,7 +22,8 @@ class TaskResult:
     """Outcome of a CPU task: a value, or an error with its kind.
 
     ``cpu_s`` is the CPU time of its process over all threads. ``started_at`` is the start, UTC in
-    ISO 8601, by the clock of its node.
+    ISO 8601, by the clock of its node. ``trace`` is that of an exception. ``output`` is what the
+    task printed, also if its worker died; long output lacks its middle.
     """
 
     key: str
@@ -35,6 +36,8 @@ class TaskResult:
     started_at: str | None = None
     worker: str = ""
     retried: bool = False
+    trace: Trace | None = None
+    output: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 import psutil
 import pynvml
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +32,7 @@ _REFRESHES_PER_S = 4
 #: seconds between looks at the machine, and the forecast's largest share of the time
 _LOOK_S, _SHARE = 2.0, 50
 _BAR, _MOST_NAMED = 12, 4
-_FEWEST_COLUMNS_FOR_BARS, _FEWEST_COLUMNS_FOR_NOTES = 72, 60
+_FEWEST_COLUMNS_FOR_BARS, _FEWEST_COLUMNS_FOR_NOTES = 100, 60
 #: columns that a line needs apart from the stage's name
 _OTHER_COLUMNS = 62
 
@@ -45,20 +46,43 @@ class _Line:
     printed: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Note:
+    """A note whose last parts, which two spaces separate, are left out where it is too long."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts = self.text.split("  ")
+        while len(parts) > 1 and len("  ".join(parts)) > options.max_width:
+            parts.pop()
+        yield Text("  ".join(parts), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(1, options.max_width)
+
+
 class Display:
     """Progress of the run and of each running stage, with elapsed and remaining time.
 
     Without a terminal there are no escape codes: one plain line per event, one every ten seconds
     while a stage advances, and one every 30 s for the whole run. May be used by several threads.
+
+    Args:
+        live: whether a terminal gets the live display. Otherwise it is left to others, such as a
+            debugger, and the lines of the whole run are left out.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, live: bool = True) -> None:
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._is_live = self.console.is_terminal
+        self._is_live = live and self.console.is_terminal
+        self._ticks = live and not self._is_live
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
         self._ended: set[str] = set()
         self._forecast: Forecast | None = None
+        self._phase = ""
         self._began = time.monotonic()
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -76,7 +100,7 @@ class Display:
     def __enter__(self) -> Display:
         if self._is_live:
             self._live.start()
-        else:
+        elif self._ticks:
             self._ticker.start()
         return self
 
@@ -93,6 +117,12 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line above the live display, with credentials redacted."""
         self.console.print(without_credentials(text), markup=False)
+
+    def prepare(self, text: str) -> None:
+        """Show what the command does before its stages start, such as starting Ray."""
+        self._phase = text
+        if not self._is_live:
+            self.say(f"{text} ...")
 
     def expect(self, forecast: Forecast, ended: Iterable[str] = ()) -> None:
         """Show the whole run from now on; it may be called again when stages were added."""
@@ -157,7 +187,8 @@ class Display:
         with self._lock:
             forecast, lines, ended = self._forecast, dict(self._lines), set(self._ended)
         if forecast is None:
-            return []
+            elapsed = f"{clock_text(now - self._began)} elapsed"
+            return [f"{self._phase} ...", elapsed] if self._phase else []
         if now >= self._left_until:
             running = {key: line.progress for key, line in lines.items()}
             self._left = remaining_text(forecast.of_run(running, ended, now))
@@ -200,7 +231,7 @@ class Display:
         for key, line in begun[:room]:
             progress = line.progress
             bar = ProgressBar(progress.total or 1, progress.done, width=_BAR)
-            cells = [
+            cells: list[RenderableType] = [
                 Text(_cut(key, widest)),
                 *([bar if progress.total else Text()] if bars else []),
             ]
@@ -208,7 +239,7 @@ class Display:
                 Text(_count(progress)),
                 Text(clock_text(now - progress.began)),
                 Text(self._of_stage(key, progress, now) or "unknown" * bool(progress.total)),
-                Text(line.note if notes else ""),
+                _Note(line.note if notes else ""),
             ]
             table.add_row(*cells)
         parts = self._of_run()
@@ -282,10 +313,3 @@ def machine_use() -> str:
         return f"GPU {'/'.join(shown)} %"
     finally:
         pynvml.nvmlShutdown()
-
-
-def training_note(row: Mapping[str, Any]) -> str:
-    """Return the loss and the speed of a logged step, as far as they are known."""
-    loss, speed = row.get("loss"), row.get("samples_per_s")
-    parts = [] if loss is None else [f"loss {loss:.4g}"]
-    return "  ".join(parts if speed is None else [*parts, f"{speed:.3g} samples/s"])

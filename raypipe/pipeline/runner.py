@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
+from bdb import BdbQuit
 from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Lock
 
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, UnitError, message_of, trace_of
 from raypipe.pipeline import sharing
-from raypipe.pipeline.context import StageContext, status_of
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.continuation import (
     BEGUN,
     IDENTITIES,
@@ -33,12 +33,9 @@ from raypipe.pipeline.scheduler import (
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import all_stored, is_done
 from raypipe.provenance import now
-from raypipe.redaction import shown_traceback
 from raypipe.storage import tables
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import variant_name
-
-log = logging.getLogger(__name__)
 
 #: time between two writings of the tables, in units of the time that one takes
 _SHARE = 20
@@ -220,7 +217,12 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
                 sharing.share(context)
             _remember(context, units, time.monotonic() - clock - context.waited_s)
     except UnitError as error:
-        status, message = status_of(error), str(error)
+        status, message = error.status, str(error)
+        if not context.logs.any_failed:  # the stage itself raised it
+            context.fail(error.unit, 1, error.kind, error.message, "gave up", error.trace)
+    except BdbQuit:  # the user ended the debugger
+        status = "interrupted"
+        raise KeyboardInterrupt from None
     except (KeyboardInterrupt, SystemExit):
         status = "interrupted"
         raise
@@ -228,14 +230,13 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
         if outcomes.is_interrupted:  # an effect of it: Ray may be gone after a second Ctrl-C
             status = "interrupted"
             raise KeyboardInterrupt from None
-        message = f"{type(error).__name__}: {error}"
-        trace = shown_traceback()
-        log.error("stage %s failed\n%s", stage.key, trace)  # noqa: TRY400
-        context.fail(stage.name, 1, "error", trace)
+        message = message_of(error)
+        context.fail(stage.name, 1, "error", message, "gave up", trace_of(error))
     finally:
         started_at, clock = context.began or (started_at, clock)
         seconds = time.monotonic() - clock
         _record_stage(session, stage, status, started_at, seconds, context)
+        context.logs.close()
         session.display.end(stage.key, status, seconds)
         writer.after_stage()
     return message

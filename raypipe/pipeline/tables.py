@@ -32,7 +32,10 @@ FAILURES = Table(
             "out_of_memory, host_out_of_memory, worker_died, node_lost, timeout, invalid_value or "
             "error.",
         ),
-        Column("message", "text", "The error, with its traceback where there is one."),
+        Column("message", "text", "The error in a few words."),
+        Column("frame", "text", "Last frame of the user's code: file:line in function."),
+        Column("traceback", "text", "Traceback from the user's code on; none if a worker died."),
+        Column("log", "text", "Its log in RUN_DIR/logs, with the output and the traceback."),
         Column("outcome", "text", "What happened next."),
         Column("at", "time", "When it was recorded."),
     ),

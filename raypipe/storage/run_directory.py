@@ -7,6 +7,7 @@ A run directory is a local path or a URI that pyarrow's file systems open (``s3:
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ BASE = "base"
 
 #: suffix of a file that ``RunDirectory.write`` has not completed
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
+#: bytes of the name of a log
+_LONGEST_NAME = 200
 #: seconds after which a process that survived its command writes no more
 _WRITING_S = 60
 
@@ -175,6 +178,13 @@ class RunDirectory:
         """The folder of the log files."""
         return self.path("logs")
 
+    def log(self, unit: str) -> str:
+        """Return the path of the log of a unit, task or trial, whatever its name has in it."""
+        name = "".join(c if c.isprintable() and c != "/" else "-" for c in unit).lstrip(".")
+        if len(name.encode()) > _LONGEST_NAME:
+            name = name[: _LONGEST_NAME // 8] + "-" + hashlib.sha256(unit.encode()).hexdigest()[:12]
+        return self.path("logs", f"{name or '-'}.log")
+
     @property
     def tracking(self) -> str:
         """The folder of the trackers' files."""
@@ -204,6 +214,11 @@ class RunDirectory:
         selector = arrow_fs.FileSelector(folder, allow_not_found=True)
         return sorted(info.base_name for info in self.fs.get_file_info(selector))
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of the files in a folder by name; empty if it is missing."""
+        selector = arrow_fs.FileSelector(folder, allow_not_found=True)
+        return {info.base_name: info.size or 0 for info in self.fs.get_file_info(selector)}
+
     def read(self, path: str) -> bytes:
         """Return the content of a file. Raises FileNotFoundError."""
         with self.fs.open_input_stream(path) as stream:
@@ -230,6 +245,15 @@ class RunDirectory:
             Path(temporary).unlink(missing_ok=True)
             raise
         sync_folder(folder)
+
+    def append(self, path: str, content: bytes) -> None:
+        """Append to a file, such as a log; neither durable nor, on an object store, atomic."""
+        if self.is_local:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("ab") as stream:
+                stream.write(content)
+        else:
+            self.write(path, (self.read(path) if self.exists(path) else b"") + content)
 
     def remove_unfinished(self) -> None:
         """Remove incomplete files that killed processes left."""

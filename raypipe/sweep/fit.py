@@ -10,9 +10,10 @@ from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.context import StageContext, first_line
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.session import Session
+from raypipe.pipeline.unit_logs import first_line
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes

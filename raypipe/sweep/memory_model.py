@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import nnls
 
 from raypipe.hardware import bytes_text
 
@@ -192,6 +191,8 @@ def _fitted(peaks: Mapping[int, int]) -> MemoryFit | None:
     """Fit a line by least squares of the relative errors, with coefficients of at least 0."""
     if len(peaks) < 2:
         return None
+    from scipy.optimize import nnls  # slow to import, and every run imports this module
+
     sizes, measured = np.array(sorted(peaks.items()), dtype=np.float64).T
     weights = 1 / (measured + _GRANULARITY)
     design = np.stack([np.ones_like(sizes), sizes / sizes.max()], axis=1)

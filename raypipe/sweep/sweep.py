@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import TRANSIENT, UnitError
-from raypipe.pipeline.context import StageContext, first_line, status_of
+from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.stage_units import is_done
+from raypipe.pipeline.unit_logs import first_line
 from raypipe.provenance import ago
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
@@ -177,14 +178,15 @@ class Sweep:
         if not finished:
             self.failed[trial_id] = outcome
         reason = {"reason": first_line(outcome.message)}
-        self._record(trial, job, status_of(outcome), reason, finished=finished)
+        self._record(trial, job, outcome.status, reason, finished=finished)
         self._say(trial, f"{outcome.kind}: {first_line(outcome.message)}")
 
     def _is_tried_again(self, trial: Trial, job: TrainingJob, error: UnitError) -> bool:
         """Record a failed attempt; return whether there is another one."""
         again = error.kind in TRANSIENT and job.attempt <= job.settings.max_restarts
-        outcome = "again" if again else "recorded"
-        self._context.fail(job.trial_id, job.attempt, error.kind, error.message, outcome)
+        about = error.message, "again" if again else "recorded", error.trace
+        shown = error.kind not in ("out_of_memory", "invalid_value")
+        self._context.fail(job.trial_id, job.attempt, error.kind, *about, shown=shown)
         if again:
             self._attempts[job.trial_id] = job.attempt + 1
             self._waiting.insert(0, trial)
@@ -217,7 +219,7 @@ class Sweep:
         self._repeating.discard(key)
         rounds.drop(key)
         if outcome.kind in ("out_of_memory", "invalid_value"):
-            self._put_round(rounds.row(key, status_of(outcome), {}), duration_s)
+            self._put_round(rounds.row(key, outcome.status, {}), duration_s)
         else:  # the next command measures it again
             self.failed[key] = outcome
         self._say(trial, f"round {rounds.number}: {outcome.kind}: {first_line(outcome.message)}")

@@ -295,6 +295,7 @@ class _Loop:
         self.update.load_scaler_state(checkpoint.scaler)
         if self.worker.rank == 0:
             self.history.restore(checkpoint.step)
+        self.report(f"continues from step {checkpoint.step} of {self.job.steps} (checkpoint)")
         return checkpoint.step
 
     def _batches(self, processes: int | None = None) -> Generator[Any, None, None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from raypipe.errors import BatchLimit, FailureKind, UnitError
+from raypipe.errors import BatchLimit, FailureKind, UnitError, message_of, trace_of
 
 # messages of CUDA's libraries that are not raised as torch.OutOfMemoryError
 _GPU_SIGNS = (
@@ -37,7 +37,7 @@ def failure_kind(error: BaseException) -> FailureKind:
     ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's. A
     non-finite loss is an ``invalid_value``. Everything else is an ``error``.
     """
-    text = str(error)
+    text = message_of(error)
     if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _GPU_SIGNS):
         return "out_of_memory"
     if isinstance(error, MemoryError) or any(sign in text for sign in _HOST_SIGNS):
@@ -66,7 +66,7 @@ def fitting(limit: BatchLimit) -> Iterator[None]:
         raise DoesNotFit(limit, str(error)) from error
 
 
-def unit_error(unit: str, error: Exception) -> UnitError:
+def unit_error(unit: str, error: BaseException) -> UnitError:
     """Return the failure of a unit in a form that can be sent between processes.
 
     The kind is sent along with the text, since the exception's type may not unpickle elsewhere.
@@ -74,7 +74,9 @@ def unit_error(unit: str, error: Exception) -> UnitError:
     if isinstance(error, UnitError):
         return error
     limit = error.limit if isinstance(error, DoesNotFit) else None
-    return UnitError(unit, failure_kind(error), str(error), limit)
+    kind = failure_kind(error)
+    message = message_of(error) if kind == "error" else str(error)
+    return UnitError(unit, kind, message, limit, trace_of(error))
 
 
 def gpu_peak_bytes(device: torch.device) -> int | None:

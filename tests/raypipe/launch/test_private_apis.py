@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private import worker as ray_worker
 from ray._private.state import state
+from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal import exceptions
@@ -18,6 +20,7 @@ from raypipe.errors import UnitError
 from raypipe.launch import QUIET, group
 from raypipe.launch.capacity import draining_nodes
 from raypipe.launch.failures import group_failure
+from raypipe.launch.task import run_task
 
 RAY = Path(ray.__file__).parent
 #: variables that raypipe reads or sets elsewhere than in QUIET
@@ -94,3 +97,12 @@ def test_nodes_that_will_be_lost_are_read_from_rays_state(
 
 def _nothing(config: dict[str, object]) -> None:
     del config
+
+
+def test_the_end_of_a_worker_is_not_the_task_s_exit() -> None:
+    def ended_by_ray() -> None:
+        raise_sys_exit_with_custom_error_message("The process receives a SIGTERM.")
+
+    with pytest.raises(SystemExit):
+        run_task("k", 1, 1, None, ended_by_ray)
+    assert run_task("k", 1, 1, None, sys.exit, 3).error == "SystemExit: 3"

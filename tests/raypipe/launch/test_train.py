@@ -189,14 +189,15 @@ def test_the_death_of_another_rank_is_no_error_of_rank_0(launcher, tmp_path):
 def test_an_error_in_the_task_comes_with_its_text(launcher, tmp_path):
     class Broken(Regression):
         def loss(self, model, batch, context):
+            print("before the error")
             raise ArithmeticError("this loss is broken")
 
     with pytest.raises(UnitError, match="this loss is broken") as caught:
         launcher.train(replace(job(tmp_path, 16, 1, 1), task=Broken()), ignore)
-    assert caught.value.kind == "error"
-    logged = (tmp_path / "logs" / "t-0.log").read_text()
-    assert "Traceback" in logged
-    assert 'raise ArithmeticError("this loss is broken")' in logged
+    assert (caught.value.kind, caught.value.trace.text.count('File "')) == ("error", 1)
+    assert 'raise ArithmeticError("this loss is broken")' in caught.value.trace.text
+    assert caught.value.trace.frame.endswith("in loss")
+    assert (tmp_path / "logs" / "t.log").read_text() == "before the error\n"
 
 
 def test_more_workers_than_the_cluster_holds_is_said_at_once(launcher, tmp_path):

@@ -161,7 +161,7 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* has room for 0").all()
     assert set(rows.loc[(1, True), "status"]) == {"out_of_memory"}
     assert rows.loc[(1, False, True), "status"] == "failed"
-    assert rows.loc[(1, False, True), "reason"] == "the machine went away"
+    assert rows.loc[(1, False, True), "reason"] == "ConnectionError: the machine went away"
     assert rows.loc[(1, False, False), "status"] == "succeeded"
     # one process ran out of memory, failed, and went on
     assert len(processes(tmp_path / "notes")) == 4

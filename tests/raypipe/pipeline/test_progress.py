@@ -93,9 +93,36 @@ def test_concurrent_stages_update_their_own_lines():
         shown(display, 80)
         time.sleep(0)
     lines = shown(display, 80)
-    assert all(line.split()[2] == "200/200" for line in lines[1:])
+    assert len(lines) == 9
+    assert all(line.split()[1] == "200/200" for line in lines[1:])
     display.end("s0", "succeeded", 1.0)
     assert len(shown(display, 80)) == len(lines) - 1
+
+
+def test_what_precedes_the_stages_is_shown():
+    display = Display()
+    display.prepare("starting Ray on 2 CPUs")
+    assert shown(display, 80) == ["starting Ray on 2 CPUs ... · 0:00 elapsed"]
+
+
+def test_a_note_loses_its_last_parts_first():
+    display = Display()
+    display.begin("train", 1000)
+    display.advance("train", 400, "loss 0.6874  eval mse 0.512  lr 0.0003  304 samples/s")
+    narrow, wide = shown(display, 80)[1], shown(display, 120)[1]
+    assert narrow.rstrip().endswith("loss 0.6874  eval mse 0.512  lr 0.0003")
+    assert wide.rstrip().endswith("304 samples/s")
+    assert "400/1000" in narrow
+
+
+def test_a_debugger_has_the_terminal_to_itself(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "_RUN_PERIOD_S", 0.01)
+    with Display(live=False) as display:
+        display.expect(Forecast(stages("a"), {}, 2))
+        display.start("a")
+        time.sleep(0.1)
+        display.say("a line")
+    assert capsys.readouterr().out == "a line\n"
 
 
 @pytest.mark.parametrize(

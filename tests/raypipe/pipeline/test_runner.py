@@ -216,14 +216,17 @@ def test_a_memory_trial_finds_what_fits_on_the_longest_samples(session, monkeypa
     """The run itself then begins with what fitted, and its rows are its own alone."""
     OPENED.clear()
     said: list[str] = []
-    monkeypatch.setattr(StageContext, "say", lambda context, text: said.append(text))
+    monkeypatch.setattr(Display, "say", lambda display, text: said.append(text.partition("\n")[0]))
     training = TrainingSettings(
         micro_batch=16, accumulation=1, effective_batch=16, steps=5, log_every=1, eval_every=5
     )
     settings = TrainStageSettings(training=training, memory_trial=2)
     run_stages([train_stage("train", settings, lambda s, _: Uneven())], session)
+    said = [line for line in said if "micro-batch" in line]
     assert said[1].endswith("again with micro-batch 4 x accumulation 4")
-    assert said[2].startswith("2 steps on the longest samples fit: micro-batch 4 x accumulation 4")
+    assert said[2].startswith(
+        "train: 2 steps on the longest samples fit: micro-batch 4 x accumulation 4"
+    )
     assert OPENED[0] == (0, [3, 17, 0, 1])
     steps = read_table(session.run_dir, "steps")
     assert list(steps["step"]) == [1, 2, 3, 4, 5]

@@ -1,0 +1,106 @@
+"""``raypipe logs``: what units and tasks printed, and why they failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from raypipe.config.validation import did_you_mean
+from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
+from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SUFFIX = ".log"
+
+
+def listing(run_dir: str) -> pd.DataFrame:
+    """Return a row per log, and per failed unit without one; also while the run goes on."""
+    import pandas as pd
+
+    run = _existing(run_dir)
+    ledger = Ledger(run, writable=False)
+    failures: dict[str, list[Row]] = {}
+    for row in ledger.rows("failures"):
+        failures.setdefault(_file(run, row), []).append(row)
+    sizes = run.sizes(run.logs)
+    rows = [
+        {
+            "unit": failed[-1]["unit"] if failed else name.removesuffix(_SUFFIX),
+            "status": _status(ledger, failed),
+            "failures": len(failed),
+            "kind": failed[-1]["kind"] if failed else "",
+            "bytes": sizes.get(name, 0),
+            "log": f"logs/{name}" if name in sizes else "",
+        }
+        for name in sorted({*sizes, *failures})
+        for failed in [failures.get(name, [])]
+    ]
+    return pd.DataFrame(rows, columns=["unit", "status", "failures", "kind", "bytes", "log"])
+
+
+def text(run_dir: str, unit: str) -> str:
+    """Return the log of a unit, task or trial by its name, the end of it, or its log's name.
+
+    Raises:
+        ConfigError: there is no such log, or more than one.
+
+    """
+    run = _existing(run_dir)
+    failures = Ledger(run, writable=False).rows("failures")
+    logs = [name.removesuffix(_SUFFIX) for name in run.list(run.logs)]
+    name = _chosen(run, unit, logs, failures)
+    if name in logs:
+        path = run.path("logs", f"{name}{_SUFFIX}")
+        return without_credentials(run.read(path).decode(errors="replace")).rstrip()
+    rows = [row for row in failures if _file(run, row) == f"{name}{_SUFFIX}"]
+    return "\n".join(f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
+
+
+def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
+    """Return the name of the log that a user means, without its suffix."""
+    known = [*logs, *(_file(run, row).removesuffix(_SUFFIX) for row in failures)]
+    known = list(dict.fromkeys(known))
+    asked = unit.removeprefix("logs/").removesuffix(_SUFFIX)
+    exact = run.log(asked).rpartition("/")[2].removesuffix(_SUFFIX)
+    named = [_file(run, row).removesuffix(_SUFFIX) for row in failures if row["unit"] == unit]
+    ends = [name for name in known if name.endswith(f"-{exact}")]
+    for found in ([exact] if exact in known else [], list(dict.fromkeys(named)), ends):
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"{unit}: names several logs: {', '.join(found[:10])}")
+    if not known:
+        raise ConfigError(f"{run.shown}: has no logs: no unit printed anything or failed")
+    raise ConfigError(
+        f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has none "
+        f"(`raypipe logs {run.shown}` lists them){did_you_mean(exact, known)}"
+    )
+
+
+def _status(ledger: Ledger, failed: Sequence[Row]) -> str:
+    """Return how the unit of a log ended, as far as its failures and the ledger say."""
+    if not failed:
+        return "printed"
+    key = variant_name(failed[-1]["unit"], failed[-1].get("variant", BASE))
+    unit = ledger.get("units", key) or {}
+    if unit.get("status") == "succeeded":
+        return "recovered"
+    return "failed" if failed[-1]["outcome"] == "gave up" else failed[-1]["outcome"]
+
+
+def _file(run: RunDirectory, failure: Row) -> str:
+    """Return the name of the log of a failure; earlier versions of raypipe did not record it."""
+    return str(failure.get("log") or run.log(failure["unit"]).rpartition("/")[2])
+
+
+def _existing(run_dir: str) -> RunDirectory:
+    """Return a run directory, which may not have tables yet. Raises ConfigError."""
+    run = RunDirectory.at(run_dir)
+    run.check()
+    if not run.exists(run.ledger):
+        raise ConfigError(f"{run.shown}: is not a run directory (it has no ledger/)")
+    return run

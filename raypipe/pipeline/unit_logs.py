@@ -1,0 +1,152 @@
+"""Logs of a stage's units and tasks: what they printed and why they failed; shown once each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+from raypipe.errors import Trace
+from raypipe.provenance import now
+from raypipe.redaction import without_credentials
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import RunDirectory
+
+#: logs per stage and command, and different failures that are shown
+_MOST_LOGS, _MOST_SHOWN = 1000, 10
+_LONGEST_LINE = 300
+_NUMBER = re.compile(r"\d+")
+
+
+class UnitLogs:
+    """Writes ``RUN_DIR/logs/<unit>.log`` for units that print or fail, and shows failures.
+
+    Failures of one kind, at one place and with one message apart from numbers, are shown once and
+    counted. Beyond 1,000 units per stage, no more logs are written: files are not for mass output.
+
+    Args:
+        run_dir: the run directory of the stage's variant.
+        stage: the stage's name, which the names of all its units' logs begin with.
+        key: the stage's name in the graph of all variants.
+        say: shows text to the user.
+
+    """
+
+    def __init__(
+        self, run_dir: RunDirectory, stage: str, key: str, say: Callable[[str], None]
+    ) -> None:
+        self._run_dir, self._stage, self._key, self._say = run_dir, stage, key, say
+        self._lock = Lock()
+        self._written: set[str] = set()
+        self._alike: Counter[tuple[str, ...]] = Counter()
+        self._shown: dict[tuple[str, ...], str] = {}
+        self._not_shown = 0
+
+    @property
+    def any_failed(self) -> bool:
+        """Whether a failure was recorded."""
+        return bool(self._alike)
+
+    def file(self, unit: str) -> str:
+        """Return the name of the log of a unit in the folder of logs."""
+        return self._run_dir.log(self._full(unit)).rpartition("/")[2]
+
+    def printed(self, unit: str, attempt: int, output: str) -> None:
+        """Write the output of a task that succeeded."""
+        self._write(unit, f"attempt {attempt}: succeeded", output)
+
+    def failed(
+        self,
+        unit: str,
+        attempt: int,
+        kind: str,
+        message: str,
+        outcome: str = "",
+        trace: Trace | None = None,
+        output: str = "",
+        *,
+        shown: bool = True,
+    ) -> None:
+        """Write a failed attempt with its output and traceback; show it if none was like it."""
+        text = trace.text if trace is not None and trace.text else message
+        title = f"attempt {attempt}: {kind}" + f"; {outcome}" * bool(outcome)
+        log = self._write(unit, title, output, text)
+        frame = trace.frame if trace is not None else ""
+        like = kind, frame, _NUMBER.sub("0", first_line(message)), outcome
+        with self._lock:
+            self._alike[like] += 1
+            if not shown or self._alike[like] > 1:
+                return
+            if len(self._shown) >= _MOST_SHOWN:
+                self._not_shown += 1
+                return
+            self._shown[like] = unit
+        lines = [f"{self._full(unit)}: attempt {attempt}: {kind}: {first_line(message)}"]
+        lines[0] += f"; {outcome}" * bool(outcome)
+        lines += [f"  at {_near(frame)}"] if frame else []
+        lines += [f"  log: {log}"] if log else []
+        self._say("\n".join(lines))
+
+    def close(self) -> None:
+        """Show how many failures were like those shown, or were not shown."""
+        with self._lock:
+            for like, unit in self._shown.items():
+                if more := self._alike[like] - 1:
+                    self._say(f"{self._full(unit)}: the same {like[0]} {more} more time(s)")
+            if self._not_shown:
+                self._say(
+                    f"{self._key}: {self._not_shown} more failures are in the table `failures`"
+                )
+            self._shown, self._not_shown = {}, 0
+
+    def _full(self, unit: str) -> str:
+        """Return the name of a unit in the whole run, which begins with its stage."""
+        if unit.partition("/")[0] == self._stage:
+            return self._run_dir.trial_id(unit)
+        return f"{self._key}/{unit}"
+
+    def _write(self, unit: str, title: str, *texts: str) -> str:
+        """Append texts to the log of a unit; return its name for the user, empty without one."""
+        name = self._full(unit)
+        path = self._run_dir.log(name)
+        with self._lock:
+            if path not in self._written and len(self._written) >= _MOST_LOGS:
+                return ""
+            self._written.add(path)
+        lines = [f"# {name}, {title}, {now()}", *(text.rstrip() for text in texts if text.strip())]
+        content = without_credentials("\n".join(lines) + "\n")
+        try:
+            self._run_dir.append(path, content.encode(errors="replace"))
+        except OSError:  # the ledger, which is on the same disk, reports it
+            return ""
+        return _near(f"{self._run_dir.shown}/logs/{self.file(unit)}")
+
+
+def failure_row(
+    unit: str, attempt: int, kind: str, message: str, outcome: str, trace: Trace | None
+) -> Row:
+    """Return the row of a failed attempt in the table ``failures``, without credentials."""
+    return {
+        "unit": unit,
+        "attempt": attempt,
+        "kind": kind,
+        "message": without_credentials(message),
+        "frame": without_credentials(trace.frame) if trace is not None else None,
+        "traceback": without_credentials(trace.text) if trace is not None else None,
+        "outcome": outcome,
+        "at": now(),
+    }
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a text, cut to what a few lines of a terminal hold."""
+    return text.strip().partition("\n")[0][:_LONGEST_LINE]
+
+
+def _near(path: str) -> str:
+    """Return a path relative to the current directory, if it lies below."""
+    here = f"{Path.cwd()}{os.sep}"
+    return path.removeprefix(here)

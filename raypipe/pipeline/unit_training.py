@@ -1,0 +1,144 @@
+"""Training of a unit: its job, its launch with restarts, and the record of the trial."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from raypipe.errors import UnitError
+from raypipe.hardware import bytes_text
+from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
+from raypipe.pipeline.identity import fingerprint
+from raypipe.pipeline.training_notes import held_out, last_step, training_note, workers_text
+from raypipe.provenance import now
+
+if TYPE_CHECKING:
+    from raypipe.pipeline.context import StageContext
+    from raypipe.pipeline.experiment import Unit
+    from raypipe.training.initial_weights import InitialWeights
+    from raypipe.training.job import TrainingJob
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
+
+
+def train(
+    context: StageContext,
+    unit: Unit,
+    task: TrainTask,
+    settings: TrainStageSettings,
+    initial: InitialWeights | None = None,
+) -> None:
+    """Train to completion and record the trial.
+
+    Raises:
+        UnitError: the last attempt failed; the trial and its failures are recorded.
+
+    """
+    from raypipe.training.checkpoint import CheckpointStore
+    from raypipe.training.recovery import check_state, train_to_the_end
+    from raypipe.training.task import ExternalTask
+
+    job = job_of(context, unit, task, settings)
+    goes_on = is_continued(context.ledger.get("units", unit.key), unit)
+    job = replace(job, initial=initial, continues=goes_on)
+    if goes_on:  # its model will replace the other's
+        check_state(job)
+        context.ledger.put_tables(records(context, [unit], CONTINUED))
+    resumed = context.run_dir.list(context.run_dir.checkpoints(unit.key))
+    context.resumed = bool(resumed)
+    trial = 0 if resumed else min(settings.memory_trial, job.steps)
+
+    measures: dict[str, float] = {}
+
+    def started() -> None:
+        if context.began is None:
+            context.began = now(), time.monotonic()
+            context.begin(job.steps, done=last_step(resumed))
+            if job.settings.scaling.gpus_per_worker:
+                context.say(workers_text(job.plan, context.device))
+
+    def show(row: dict[str, Any]) -> None:
+        context.session.trackers.log(job.trial_id, row)
+        measures.update(held_out(row, settings.training.monitor))
+        note = training_note(row, measures)
+        context.advance(job.task.done(row, job.settings.training), note)
+
+    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+        context.fail(unit.key, job.attempt, error.kind, error.message, outcome, error.trace)
+        context.record_trial(job, error.status, {})
+
+    def launch(job: TrainingJob) -> dict[str, Any]:
+        def report(row: dict[str, Any] | str) -> None:
+            if isinstance(row, str):
+                context.say(row)
+            elif not job.measured:
+                show(row)
+
+        expected = math.inf if job.measured else context.seconds
+        return context.session.launcher.train(job, report, context.rank, started, expected)
+
+    if trial:
+        asked = replace(job, measured=True, until=trial)
+        tried, outcome = train_to_the_end(asked, launch, on_failure)
+        peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
+        context.say(
+            f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
+            f"accumulation {tried.plan.accumulation}, {bytes_text(peak)} at most"
+        )
+        job = replace(tried, measured=False, until=None)
+    job, outcome = train_to_the_end(job, launch, on_failure)
+    context.leased = outcome.pop("leased", None)
+    context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
+    context.record_trial(job, "succeeded", outcome)
+    context.finish(unit)
+    if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
+        CheckpointStore(context.run_dir, unit.key).prune(int(keep))
+
+
+def job_of(
+    context: StageContext, unit: Unit, task: TrainTask, settings: TrainStageSettings
+) -> TrainingJob:
+    """Return the training job of a unit on the available devices."""
+    from raypipe.training.batching import BatchPlan
+    from raypipe.training.job import TrainingJob
+
+    training = settings.training
+    if training.micro_batch is None or training.accumulation is None:
+        raise ValueError(f"{unit.key}: the batch sizes were not resolved")
+    plan = BatchPlan(
+        training.micro_batch,
+        training.accumulation,
+        training.effective_batch or training.micro_batch * training.accumulation,
+        settings.scaling.most_workers,
+    )
+    gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
+    settings = settings.with_gpus(len(gpus))
+    if settings.scaling.workers == "auto":
+        settings = settings.with_workers(_workers(context, settings, plan.effective_batch))
+        plan = plan.for_workers(settings.scaling.most_workers)
+    context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
+    steps = context.session.tables["steps"]
+    trial_id = context.run_dir.trial_id(unit.key)
+    identity = fingerprint([unit.fingerprint, plain(unit.extents)])
+    return TrainingJob(
+        trial_id,
+        context.session.run_id,
+        task,
+        task.placed(settings),
+        plan,
+        context.run_dir,
+        steps,
+        identity=identity,
+    )
+
+
+def _workers(context: StageContext, settings: TrainStageSettings, effective_batch: int) -> int:
+    """Return the number of workers of ``scaling.workers: auto``."""
+    from raypipe.training.requirements import automatic_workers
+
+    if not context.session.launcher.concurrent:  # in this process
+        return 1
+    nodes = context.session.nodes
+    return automatic_workers(settings, effective_batch, nodes, context.trainings())

@@ -1,0 +1,92 @@
+"""Everything in this process: time limits, one worker for several, and the end of a debugger."""
+
+from __future__ import annotations
+
+import bdb
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from example_tasks import Regression, job
+
+from raypipe.errors import UnitError
+from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.training.settings import LoaderSettings
+from raypipe.training.weights import read_weights
+
+
+def ended(options: PoolOptions, function, *arguments) -> list[TaskResult]:
+    results: list[TaskResult] = []
+    with InlineLauncher().pool(options) as pool:
+        pool.submit("task", function, *arguments)
+        while done := pool.finished():
+            results += done
+    return results
+
+
+def test_a_task_ends_at_its_time_limit_and_is_tried_again():
+    attempts = ended(PoolOptions(time_limit_s=0.1, attempts=2), time.sleep, 30)
+    assert [(r.kind, r.retried, r.attempt) for r in attempts] == [
+        ("timeout", True, 1),
+        ("timeout", False, 2),
+    ]
+    assert attempts[0].error == "took longer than its limit of 0.1 s"
+    assert ended(PoolOptions(time_limit_s=30.0), pow, 2, 5)[0].value == 32
+
+
+def test_time_in_a_debugger_does_not_count():
+    def debugged() -> str:
+        sys.settrace(lambda frame, event, argument: None)
+        try:
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                time.sleep(0.01)
+        finally:
+            sys.settrace(None)
+        return "continued"
+
+    before = sys.gettrace()
+    try:
+        assert ended(PoolOptions(time_limit_s=0.1), debugged)[0].value == "continued"
+    finally:
+        sys.settrace(before)
+
+
+def quit_debugger() -> None:
+    raise bdb.BdbQuit
+
+
+def test_the_end_of_the_debugger_is_no_failure_of_the_task():
+    with pytest.raises(bdb.BdbQuit):
+        ended(PoolOptions(), quit_debugger)
+
+
+def test_several_workers_are_one_with_the_same_model(tmp_path: Path):
+    losses = []
+    for folder, plan in (("one", (8, 2, 16, 1)), ("two", (8, 1, 16, 2))):
+        asked = job(Regression(), tmp_path / folder, plan, loader=LoaderSettings(workers=1))
+        outcome = InlineLauncher().train(asked, lambda row: None)
+        assert outcome["workers"] == 1
+        losses.append(read_weights(asked.run_dir, asked.run_dir.model("fit"))[0])
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0)
+
+
+def test_an_error_of_a_training_has_its_place(tmp_path: Path):
+    failing = job(Regression(fail_at=2), tmp_path)
+    with pytest.raises(UnitError, match="the machine went away") as caught:
+        InlineLauncher().train(failing, lambda row: None)
+    assert caught.value.trace is not None
+    assert caught.value.trace.frame.endswith("in loss")
+    assert caught.value.trace.text.count('File "') == 1
+
+
+def test_a_resumed_training_says_from_which_step(tmp_path: Path):
+    whole = job(Regression(), tmp_path, checkpoint_every=3)
+    said: list[str] = []
+    InlineLauncher().train(replace(whole, until=3), lambda row: None)
+    InlineLauncher().train(whole, lambda row: said.append(row) if isinstance(row, str) else None)
+    assert said == ["continues from step 3 of 7 (checkpoint)"]

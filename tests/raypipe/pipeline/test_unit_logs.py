@@ -1,0 +1,106 @@
+"""Logs of units, and what the terminal shows of failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypipe.errors import Trace
+from raypipe.pipeline import unit_logs
+from raypipe.pipeline.unit_logs import UnitLogs
+from raypipe.storage.run_directory import RunDirectory
+
+TRACE = Trace("Traceback ...\nValueError: boom", "/home/me/code.py:7 in score")
+
+
+@pytest.fixture(params=["local", "remote"])
+def folder(request: pytest.FixtureRequest) -> RunDirectory:
+    return request.getfixturevalue("run" if request.param == "local" else "remote")
+
+
+def opened(folder: RunDirectory, **options) -> tuple[UnitLogs, list[str]]:
+    said: list[str] = []
+    return UnitLogs(folder, "lda", "lda", said.append), said
+
+
+def read(folder: RunDirectory, unit: str) -> str:
+    return folder.read(folder.log(unit)).decode()
+
+
+def test_a_failure_is_shown_with_its_place_and_its_log(folder):
+    logs, said = opened(folder)
+    logs.failed("lda/news/0", 1, "error", "ValueError: boom", "gave up", TRACE, "working\n")
+    logs.close()
+    unit, at, log = said[0].splitlines()
+    assert unit == "lda/news/0: attempt 1: error: ValueError: boom; gave up"
+    assert at == "  at /home/me/code.py:7 in score"
+    assert log.endswith("/logs/lda-news-0.log")
+    head, *rest = read(folder, "lda/news/0").splitlines()
+    assert head.startswith("# lda/news/0, attempt 1: error; gave up, 20")
+    assert rest == ["working", "Traceback ...", "ValueError: boom"]
+    assert len(said) == 1
+
+
+def test_attempts_follow_each_other_in_one_log(folder):
+    logs, _ = opened(folder)
+    logs.failed("lda/0", 1, "worker_died", "the worker process died", "again", None, "first")
+    opened(folder)[0].printed("lda/0", 2, "second\n")
+    lines = read(folder, "lda/0").splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "first",
+        "the worker process died",
+        "second",
+    ]
+
+
+def test_a_thousand_equal_failures_are_shown_once_with_a_count(run):
+    logs, said = opened(run)
+    for n in range(1000):
+        logs.failed(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE)
+    logs.close()
+    assert len(said) == 2
+    assert said[1] == "lda/0: the same error 999 more time(s)"
+
+
+def test_different_failures_are_shown_up_to_a_limit(run):
+    logs, said = opened(run)
+    for n in range(100):
+        trace = Trace("trace", f"code.py:{n} in score")
+        logs.failed(f"lda/{n}", 1, "error", "ValueError", "gave up", trace)
+    logs.failed("lda/100", 1, "out_of_memory", "as expected", shown=False)
+    logs.close()
+    assert len(said) == 11
+    assert said[-1] == "lda: 90 more failures are in the table `failures`"
+
+
+def test_the_number_of_logs_is_bounded(run, monkeypatch):
+    monkeypatch.setattr(unit_logs, "_MOST_LOGS", 3)
+    logs, said = opened(run)
+    for n in range(5):
+        logs.printed(f"lda/{n}", 1, "hello")
+    logs.failed("lda/4", 1, "error", "ValueError", "gave up", TRACE)
+    logs.printed("lda/0", 2, "again")
+    assert run.list(run.logs) == ["lda-0.log", "lda-1.log", "lda-2.log"]
+    assert "log:" not in said[0]
+
+
+def test_credentials_are_redacted(folder):
+    logs, _ = opened(folder)
+    logs.failed("lda/0", 1, "error", "no", "", Trace("at s3://key:secret@bucket/x"), "s3://a:b@c")
+    text = read(folder, "lda/0")
+    assert "secret" not in text
+    assert "a:b" not in text
+
+
+def test_a_task_without_its_stage_s_name_gets_it(run):
+    matrix = RunDirectory(run.location, "seed=1", (("lda", "seed=1"),))
+    said: list[str] = []
+    UnitLogs(matrix, "lda", "lda@seed=1", said.append).printed("7", 1, "hello")
+    assert run.list(run.logs) == ["lda@seed=1-7.log"]
+
+
+@pytest.mark.parametrize("unit", ["a/b" * 300, "..", ".", "", "tab\tnew\nline", "ümläut=ß" * 60])
+def test_every_name_of_a_unit_has_a_log(run, unit):
+    logs, _ = opened(run)
+    logs.printed(unit, 1, "hello")
+    assert "hello" in read(run, f"lda/{unit}")
+    assert len(run.list(run.logs)) == 1

@@ -1,0 +1,155 @@
+"""Tracebacks and messages of exceptions, whatever a user raises."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from raypipe.errors import Trace, UnitError, message_of, trace_of
+from raypipe.launch.task import run_task
+from raypipe.training.oom import unit_error
+
+HERE = str(Path(__file__))
+
+
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def caught(function, *arguments) -> Exception:
+    try:
+        function(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def inner(x):
+    return 1 / x
+
+
+def outer(x):
+    try:
+        inner(x)
+    except ZeroDivisionError as error:
+        raise ValueError("boom") from error
+
+
+def test_a_task_s_traceback_begins_and_ends_in_the_user_s_code():
+    result = run_task("k", 1, 1, None, inner, 0)
+    assert (result.error, result.kind) == ("ZeroDivisionError: division by zero", "error")
+    assert "raypipe/launch" not in result.trace.text
+    assert result.trace.text.startswith("Traceback (most recent call last):\n")
+    assert result.trace.text.endswith(
+        "return 1 / x\n           ~~^~~\nZeroDivisionError: division by zero"
+    )
+    file, _, where = result.trace.frame.partition(":")
+    assert file == HERE
+    assert where.endswith(" in inner")
+
+
+def test_causes_are_part_of_the_traceback():
+    trace = trace_of(caught(outer, 0))
+    assert trace.frame.endswith("in outer")
+    assert (
+        "ZeroDivisionError: division by zero\n\nThe above exception was the direct cause"
+        in trace.text
+    )
+    assert trace.text.endswith("ValueError: boom")
+
+
+def test_frames_below_the_user_s_code_stay_and_its_last_frame_is_named():
+    trace = trace_of(caught(json.loads, "{"))  # called here, by the user
+    assert trace.frame.startswith(f"{HERE}:")
+    assert "json/decoder.py" in trace.text
+
+
+def test_torch_and_raypipe_above_the_user_s_code_are_left_out():
+    class Model(nn.Module):
+        def forward(self, x):
+            raise KeyError("missing")
+
+    result = run_task("k", 1, 1, None, Model(), torch.ones(1))
+    assert result.error == "KeyError: 'missing'"
+    assert result.trace.frame.endswith("in forward")
+    assert "_call_impl" not in result.trace.text
+
+
+def test_without_own_code_the_called_package_is_the_user_s():
+    result = run_task("k", 1, 1, None, pow, 0, -1)
+    assert result.error.startswith("ZeroDivisionError")
+    assert result.trace.text.endswith(result.error)
+
+
+def test_an_exception_that_cannot_be_shown_or_pickled_is_recorded():
+    class LocalError(Exception):  # cannot be unpickled elsewhere
+        def __init__(self, one, two):
+            super().__init__(one)
+            self.lock = (lambda: two, torch.Generator())
+
+    def fail():
+        raise LocalError("one", 2)
+
+    def mute():
+        raise MuteError
+
+    for function, text in ((fail, "one"), (mute, "<exception str() failed>")):
+        result = run_task("k", 1, 1, None, function)
+        assert result.error.endswith(text)
+        assert pickle.loads(pickle.dumps(result)) == result
+        assert result.trace.frame.endswith(f"in {function.__name__}")
+    assert unit_error("u", caught(mute)).message.endswith("<exception str() failed>")
+
+
+def test_messages_and_tracebacks_are_bounded():
+    error = caught(lambda: outer("x" * 10**6) or None)
+    assert len(message_of(ValueError("y" * 10**6))) < 11_000
+    deep = caught(_recurse)
+    assert len(trace_of(deep).text) < 51_000
+    assert "in _recurse" in trace_of(deep).frame
+    assert trace_of(error).text
+
+
+def _recurse():
+    return _recurse()
+
+
+def test_groups_and_notes_are_shown():
+    def fail():
+        error = ExceptionGroup("several", [ValueError("first"), caught(inner, 0)])
+        error.add_note("at point 7")
+        raise error
+
+    error = caught(fail)
+    assert "at point 7" in message_of(error)
+    assert "ValueError: first" in trace_of(error).text
+    assert "ZeroDivisionError" in trace_of(error).text
+
+
+def test_leaving_python_is_an_error_of_the_task():
+    result = run_task("k", 1, 1, None, exit_with, 3)
+    assert (result.kind, result.error) == ("error", "SystemExit: 3")
+
+
+def exit_with(status):
+    raise SystemExit(status)
+
+
+def test_a_unit_error_keeps_its_trace_between_processes():
+    error = unit_error("u", caught(outer, 0))
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, UnitError)
+    assert isinstance(again.trace, Trace)
+    assert again.trace == error.trace
+    assert (again.kind, again.message) == ("error", "ValueError: boom")
+
+
+@pytest.mark.parametrize("error", [KeyError("k"), AssertionError(), ValueError("")])
+def test_a_message_names_the_type(error):
+    assert message_of(error).startswith(type(error).__name__)
