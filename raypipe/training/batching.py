@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from raypipe.errors import ConfigError
 
 KEYS = ("micro_batch", "accumulation", "effective_batch")
+#: samples per step if neither micro_batch nor effective_batch is given: the default of Keras, and of
+#: Bengio, Practical recommendations for gradient-based training of deep architectures (2012)
+DEFAULT_EFFECTIVE_BATCH = 32
 # if a level gives conflicting sizes, keep those that the result depends on
 _PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")
 
@@ -67,10 +70,11 @@ class BatchConflict(ConfigError):  # noqa: N818 - the name says that it is an er
 def resolve(levels: Sequence[Mapping[str, int]], workers: int, workers_level: int = 0) -> BatchPlan:
     """Return the batch plan from the sizes of each configuration level, highest level first.
 
-    Any two of the three sizes determine the third. If levels disagree, the higher one wins and
-    the conflicting lower value is dropped. Contradictory values within one level are an error.
-    If the micro-batch does not divide a worker's share, some of its micro-batches are
-    shorter.
+    Any two of the three sizes determine the third. A micro-batch alone takes one accumulation
+    step; without micro-batch and effective batch, a step has 32 samples. If levels disagree, the
+    higher one wins and the conflicting lower value is dropped. Contradictory values within one
+    level are an error. If the micro-batch does not divide a worker's share, some of its
+    micro-batches are shorter.
 
     Args:
         levels: the sizes given at each level.
@@ -117,9 +121,11 @@ def _consistent(sizes: Mapping[str, int], workers: int) -> bool:
 def _complete(sizes: Mapping[str, int], workers: int) -> BatchPlan:
     micro, accumulation = sizes.get("micro_batch"), sizes.get("accumulation")
     effective = sizes.get("effective_batch")
-    if effective is None:
-        micro, accumulation = micro or 1, accumulation or 1
+    if effective is None and micro is not None:
+        accumulation = accumulation or 1
         return BatchPlan(micro, accumulation, micro * accumulation * workers, workers)
+    if effective is None:
+        effective = max(DEFAULT_EFFECTIVE_BATCH, (accumulation or 1) * workers)
     most = -(-effective // workers)
     if micro is None:
         micro = -(-most // (accumulation or 1))

@@ -38,7 +38,9 @@ class TrainingSettings(Settings):
         None, description="Forward passes per worker per optimizer step (accumulation steps)."
     )
     effective_batch: PositiveInt | None = Field(
-        None, description="Samples per optimizer step, summed over all workers."
+        None,
+        description="Samples per optimizer step, summed over all workers; 32 if neither this nor "
+        "`micro_batch` is given.",
     )
     precision: Precision = Field(
         "fp32",

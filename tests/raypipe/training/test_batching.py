@@ -137,8 +137,11 @@ def test_a_plan_obeys_the_highest_level_that_says_something(
 @pytest.mark.parametrize(
     ("levels", "workers", "expected"),
     [
-        ([{}], 1, (1, 1, 1)),
-        ([{}], 3, (1, 1, 3)),
+        ([{}], 1, (32, 1, 32)),
+        ([{}], 3, (11, 1, 32)),
+        ([{}], 40, (1, 1, 40)),
+        ([{"accumulation": 4}], 1, (8, 4, 32)),
+        ([{"accumulation": 40}], 2, (1, 40, 80)),
         ([{"micro_batch": 16}], 1, (16, 1, 16)),
         ([{"accumulation": 4}, {"micro_batch": 16}], 2, (16, 4, 128)),
         ([{"effective_batch": 64}, {"micro_batch": 16}], 2, (16, 2, 64)),
