@@ -67,9 +67,21 @@ class Run:
         """
         from raypipe.commands.results import table
 
-        found = table(self.directory.location, name)
+        found: pd.DataFrame = table(self.directory, name).to_pandas()
         last = [column for column in _ADDED if column in found.columns]
         return found[[*found.columns.difference(last, sort=False), *last]]
+
+    def sql(self, query: str) -> pd.DataFrame:
+        """Return the result of a SQL query over all tables, in DuckDB (extra ``sql``).
+
+        Raises:
+            ConfigError: the query is wrong, or DuckDB is not installed.
+
+        """
+        from raypipe.storage.query import sql
+
+        found: pd.DataFrame = sql(self.directory, query).to_pandas()
+        return found
 
     @property
     def status(self) -> str:

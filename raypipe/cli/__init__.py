@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import platform
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
@@ -16,13 +18,40 @@ app = typer.Typer(
     name="raypipe",
     help="Run experiments in parallel on Ray: one experiment, one YAML, every result in Parquet.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 for commands in (experiments, machine, runs):
     app.add_typer(commands.app)
 app.add_typer(store.app, name="store")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from raypipe.provenance import package_version
+
+        versions = [
+            f"raypipe {package_version('raypipe-runner') or 'unknown'}",
+            f"Python {platform.python_version()}",
+            *(f"{name} {package_version(name) or 'missing'}" for name in ("torch", "ray")),
+        ]
+        typer.echo(", ".join(versions))
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the versions of raypipe, Python, torch and Ray.",
+        ),
+    ] = False,
+) -> None:
+    del version
 
 
 class _Interrupted(KeyboardInterrupt):
@@ -54,7 +83,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        app(_spread_stages(sys.argv[1:]))
+        app(_spread_stages(sys.argv[1:]), prog_name="raypipe")
     except ConfigError as error:
         print(f"raypipe: {without_credentials(str(error))}", file=sys.stderr)
         sys.exit(2)

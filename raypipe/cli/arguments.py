@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from raypipe.cli import completion
 from raypipe.redaction import without_credentials
 
 Config = Annotated[
@@ -15,6 +16,7 @@ Config = Annotated[
         metavar="CONFIG",
         help="The YAML file of the experiment, or the name of one that comes with raypipe "
         "(`raypipe run --list`).",
+        autocompletion=completion.configurations,
     ),
 ]
 Overrides = Annotated[
@@ -23,13 +25,15 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...",
         help="Override any key by its dotted path, e.g. lda.runs=2 "
         "train_small.training.precision=bf16 'lda.datasets=[20news,agnews]'.",
+        autocompletion=completion.keys,
     ),
 ]
 RunDir = Annotated[
     str | None,
     typer.Option(
         help="Where results go; the same directory again continues that run. "
-        "A path or a URI (s3://...). [default: runs/<experiment>/<timestamp>-<id>]"
+        "A path or a URI (s3://...). [default: runs/<experiment>/<timestamp>-<id>]",
+        autocompletion=completion.run_directories,
     ),
 ]
 Profile = Annotated[
@@ -40,7 +44,11 @@ Address = Annotated[
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="STAGE...", help="Run these stages and what they need."),
+    typer.Option(
+        metavar="STAGE...",
+        help="Run these stages and what they need.",
+        autocompletion=completion.stages,
+    ),
 ]
 Matrix = Annotated[
     list[str] | None,
@@ -60,7 +68,14 @@ TimeLimit = Annotated[
         "90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.",
     ),
 ]
-Existing = Annotated[str, typer.Argument(metavar="RUN_DIR", help="The directory of a run.")]
+Existing = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_DIR",
+        help="The directory of a run.",
+        autocompletion=completion.run_directories,
+    ),
+]
 
 
 def with_matrix(overrides: list[str] | None, matrix: list[str] | None) -> list[str]:
@@ -77,7 +92,7 @@ def show_start() -> None:
         print("raypipe: loading", end="\r", flush=True)
 
 
-def show(frame: Any) -> None:
+def print_frame(frame: Any) -> None:
     """Print a whole table on the terminal."""
     text = frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)"
     typer.echo(without_credentials(text))

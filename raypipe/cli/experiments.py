@@ -16,7 +16,7 @@ from raypipe.cli.arguments import (
     RunDir,
     TimeLimit,
     Yes,
-    show,
+    print_frame,
     show_start,
     with_matrix,
 )
@@ -196,7 +196,7 @@ def fit(
 
     request = Request("fit", config, overrides or [], None, profile, address=address)
     rows = pd.DataFrame(command.fit(request, stage))
-    show(rows.drop(columns="failed").convert_dtypes())
+    print_frame(rows.drop(columns="failed").convert_dtypes())
     raise typer.Exit(int(rows["failed"].any()))
 
 
@@ -214,7 +214,7 @@ def plan(
     from raypipe.commands.request import Request
 
     given = with_matrix(overrides, matrix), run_dir, profile
-    show(command.plan(Request("plan", config, *given, yes=yes)))
+    print_frame(command.plan(Request("plan", config, *given, yes=yes)))
 
 
 @app.command("config")

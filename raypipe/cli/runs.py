@@ -1,27 +1,88 @@
-"""Commands on a run directory: results and report."""
+"""Commands on run directories: results, report, ls, show, compare and watch."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
-from raypipe.cli.arguments import Existing, show
+from raypipe.cli.arguments import Existing, print_frame
+from raypipe.cli.completion import run_directories, tables
+from raypipe.errors import ConfigError
 
 app = typer.Typer()
 
+_RESULTS_EXAMPLES = """\b
+Examples:
+  raypipe results RUN_DIR trials --columns trial_id,loss_final,samples_per_s --sort -loss_final
+  raypipe results RUN_DIR steps --csv > steps.csv
+  raypipe results RUN_DIR --sql 'select optimizer, avg(best_perplexity) from studies group by 1'
+"""
 
-@app.command()
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(epilog=_RESULTS_EXAMPLES)
 def results(
     run_dir: Existing,
     table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="e.g. studies, trials, failures.")
+        str | None,
+        typer.Argument(
+            metavar="[TABLE]", help="e.g. studies, trials, failures.", autocompletion=tables
+        ),
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Show these columns, in this order.")
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[-]NAME,...", help="Sort by these columns; `-` before a name: largest first."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=0, help="Rows at most; 0 for all. [default: 100 on a terminal, else all]"),
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option(metavar="QUERY", help="Query all tables of the run by SQL (DuckDB) instead."),
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV: all rows and columns.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON list of objects: all rows and columns.")
+    ] = False,
 ) -> None:
-    """Print a results table; without TABLE, list the tables."""
+    """Print a results table as wide as the terminal; without TABLE, list the tables."""
     from raypipe.commands import results as command
+    from raypipe.commands.table_view import MOST_ROWS, terminal_width, view
 
-    show(command.table(run_dir, table))
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json: give one of them")
+    if sql is not None and table is not None:
+        raise ConfigError("--sql: the query names its tables; leave TABLE out")
+    run = command.existing(run_dir)
+    if sql is not None:
+        from raypipe.storage.query import sql as run_query
+
+        whole = run_query(run, sql)
+    else:
+        whole = command.table(run, table)
+    rows = command.chosen(whole, columns, sort, limit or None)
+    if as_csv or as_json:
+        _write(command.to_csv(rows) if as_csv else command.to_json(rows))
+        return
+    width = terminal_width()
+    shown = rows
+    if limit is None and sys.stdout.isatty():
+        shown = rows.slice(0, MOST_ROWS)
+    typer.echo(view(shown, width, whole=columns is not None or sql is not None or table is None))
+    if len(shown) < len(rows):
+        typer.echo(f"{len(shown):,} of {len(rows):,} rows; --limit 0 shows all")
 
 
 @app.command()
@@ -50,6 +111,85 @@ def logs(
     from raypipe.commands import logs as command
 
     if unit is None:
-        show(command.listing(run_dir))
+        print_frame(command.listing(run_dir))
     else:
         typer.echo(command.text(run_dir, unit))
+
+
+@app.command()
+def ls(
+    directory: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[DIR]",
+            help="A folder or URI with run directories in it, at any depth. "
+            "[default: RAYPIPE_RUNS, else runs]",
+            autocompletion=run_directories,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, the newest first: status, age, time, stages and key result."""
+    from raypipe.commands import ls as command
+    from raypipe.commands.request import RUNS
+    from raypipe.commands.table_view import terminal_width
+
+    location = directory or os.environ.get(RUNS) or "runs"
+    found = command.runs(location)
+    if as_json:
+        typer.echo(json.dumps(command.as_json(found), indent=1))
+    else:
+        typer.echo(command.table(found, location, terminal_width()))
+
+
+@app.command()
+def show(run_dir: Existing) -> None:
+    """Show what happened in a run: code, hardware, time, stages, results and failures."""
+    from raypipe.commands import show as command
+    from raypipe.commands.run_summary import opened
+    from raypipe.commands.table_view import terminal_width
+
+    typer.echo(command.show(opened(run_dir), terminal_width()))
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="Two run directories or more; the others are compared with the first.",
+            autocompletion=run_directories,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Show what differs between runs: configuration, environment and results."""
+    from raypipe.commands import compare as command
+    from raypipe.commands.run_summary import opened
+    from raypipe.commands.table_view import terminal_width
+
+    if len(run_dirs) < 2:
+        raise ConfigError("compare: give two run directories or more")
+    found = command.compare([opened(each) for each in run_dirs])
+    if as_json:
+        typer.echo(json.dumps(command.as_json(found), indent=1))
+    else:
+        typer.echo(command.text(found, terminal_width()))
+
+
+@app.command()
+def watch(run_dir: Existing) -> None:
+    """Follow a run that goes on elsewhere, until it ends; Ctrl-C ends only the watching.
+
+    The exit status is the run's: 0, 1 if it failed, 130 if it was interrupted.
+    """
+    from raypipe.commands import watch as command
+    from raypipe.commands.run_summary import opened
+
+    raise typer.Exit(command.watch(opened(run_dir)))
+
+
+def _write(parts: Iterable[str]) -> None:
+    for part in parts:
+        sys.stdout.write(part)

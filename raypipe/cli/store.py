@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from raypipe.cli.arguments import show
+from raypipe.cli.arguments import print_frame
 
 Store = Annotated[
     str | None,
@@ -23,7 +23,7 @@ def store_ls(location: Store = None) -> None:
     """List the entries: stage, who computed it, where, when, and its size."""
     from raypipe.commands import store as command
 
-    show(command.entries(location))
+    print_frame(command.entries(location))
 
 
 @app.command("verify")

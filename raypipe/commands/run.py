@@ -41,6 +41,7 @@ from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
+from raypipe.pipeline.status_writer import StatusWriter, first_status, key_result
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger
@@ -114,6 +115,7 @@ def execute(request: Request) -> Ended:
         display = stack.enter_context(Display(live=not request.local))
         again = request.again(run_dir)
         command_id = secrets.token_hex(4)
+        status: StatusWriter | None = None
         try:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
@@ -124,6 +126,11 @@ def execute(request: Request) -> Ended:
             ledger.put("runs", {_SHOWN: {"all": False}})
             code.record(ledger)
             record_matrix(ledger, configuration, graph)
+            run_id, name = _run_id(ledger, configuration), configuration.experiment.name
+            begun = first_status(
+                run_dir, name, run_id, again, configuration.profile, code.fingerprint
+            )
+            status = stack.enter_context(StatusWriter(run_dir, begun, display.snapshot, check))
             announce(display, configuration, nodes)
             if growing is not None:
                 display.say(growing.text())
@@ -139,7 +146,6 @@ def execute(request: Request) -> Ended:
                 modules = code.source.modules if request.keep_cluster else None
                 launcher = cluster.start(stack, modules)
             _record_environment(ledger, launcher, again, command_id)
-            run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             trackers = stack.enter_context(
                 open_trackers(
                     configuration.settings.tracking,
@@ -175,9 +181,12 @@ def execute(request: Request) -> Ended:
                 experiment = configuration.experiment
                 build(run_dir, name, experiment.report, again, None, of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
+            status.key_result = key_result(ledger, configuration.experiment.tables, session.tables)
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
+            if status is not None:
+                status.end("interrupted", why)
             return Ended(130, run_dir, why)
         except (OSError, LostLeaseError) as error:
             failed = f"the run directory cannot be written: {error}"
@@ -186,10 +195,12 @@ def execute(request: Request) -> Ended:
         if failed:
             logs = shlex.join(["raypipe", "logs", run_dir.shown])
             display.say(f"logs: {logs}\nfailed: {failed}\ncontinue with: {again}")
-            return Ended(1, run_dir, failed)
-        print_recommendation(request, configuration, ledger)
-        display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
-        return Ended(0, run_dir)
+        else:
+            print_recommendation(request, configuration, ledger)
+            display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")
+        if status is not None:
+            status.end("failed" if failed else "succeeded", failed or "")
+        return Ended(int(bool(failed)), run_dir, failed or "")
 
 
 def _local_text(left_out: Sequence[str]) -> str:

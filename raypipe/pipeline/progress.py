@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -32,6 +33,8 @@ _REFRESHES_PER_S = 4
 #: seconds between looks at the machine, and the forecast's largest share of the time
 _LOOK_S, _SHARE = 2.0, 50
 _BAR, _MOST_NAMED = 12, 4
+#: lines and stages of a snapshot, and the characters of a line
+_MOST_SAID, _MOST_SHOWN, _LONGEST = 50, 50, 500
 _FEWEST_COLUMNS_FOR_BARS, _FEWEST_COLUMNS_FOR_NOTES = 100, 60
 #: columns that a line needs apart from the stage's name
 _OTHER_COLUMNS = 62
@@ -84,6 +87,7 @@ class Display:
         self._forecast: Forecast | None = None
         self._phase = ""
         self._began = time.monotonic()
+        self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
         self._closed = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
         # texts that take long to make, each with the time until which it holds
@@ -116,6 +120,43 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print a line above the live display, with credentials redacted."""
+        text = without_credentials(text)
+        with self._lock:
+            number = self._said[-1][0] + 1 if self._said else 1
+            self._said.append((number, text[:_LONGEST]))
+        self._print(text)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return what is shown, for those who look at the run from elsewhere.
+
+        These are fields of :class:`~raypipe.storage.run_status.RunStatus`.
+        """
+        parts = self._of_run()
+        now = time.monotonic()
+        with self._lock:
+            lines, said, ended = dict(self._lines), tuple(self._said), len(self._ended)
+            stages = self._forecast.stages if self._forecast is not None else 0
+        running = [
+            {
+                "stage": key,
+                "done": line.progress.done,
+                "total": line.progress.total,
+                "seconds": round(now - line.progress.began, 1),
+                "note": without_credentials(line.note),
+            }
+            for key, line in list(lines.items())[:_MOST_SHOWN]
+        ]
+        left, use = parts[2:] if len(parts) == 4 else ("", "")
+        return {
+            "stages": stages,
+            "ended": ended,
+            "left": left,
+            "use": use,
+            "running": tuple(running),
+            "messages": said,
+        }
+
+    def _print(self, text: str) -> None:
         self.console.print(without_credentials(text), markup=False)
 
     def prepare(self, text: str) -> None:
@@ -156,7 +197,7 @@ class Display:
         if prints:
             rest = self._of_stage(stage, progress, now)
             rest += " left" if rest[:1].isdigit() else ""
-            self.say("  ".join(filter(None, (f"{stage}: {_count(progress)}", note, rest))))
+            self._print("  ".join(filter(None, (f"{stage}: {_count(progress)}", note, rest))))
 
     def end(self, stage: str, status: str, seconds: float) -> None:
         """Show that a stage ended."""
@@ -179,7 +220,7 @@ class Display:
                 shown = [f"{key} {_count(line.progress)}".rstrip() for key, line in lines.items()]
                 more = f" and {len(shown) - _MOST_NAMED} more" * (len(shown) > _MOST_NAMED)
                 parts.append(f"running: {', '.join(shown[:_MOST_NAMED]) or 'nothing'}{more}")
-                self.say("run: " + ", ".join(parts))
+                self._print("run: " + ", ".join(parts))
 
     def _of_run(self) -> list[str]:
         """Return the parts of the line of the whole run; empty before it is known."""

@@ -6,6 +6,7 @@ an object store it is a lease: an object that its holder renews, and that expire
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
+from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
 from raypipe.storage.object_store import ConditionalObject, ConflictError
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from obstore import UpdateVersion
 
 log = logging.getLogger(__name__)
+
+#: seconds in which a reader that looks at a lock has released it
+_GLANCE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,36 @@ def writing(
         lease.release()
 
 
+def is_held(run: RunDirectory, pace: Pace = Pace()) -> bool:
+    """Whether a command writes the run directory, at a glance.
+
+    In an object store it is whether the lease was renewed lately, by this machine's clock and that
+    of the store: good enough to show, not to write.
+
+    Raises:
+        OSError: the store does not respond.
+
+    """
+    if not run.is_local:
+        info = run.fs.get_file_info(run.lock)
+        if info.type != arrow_fs.FileType.File or not info.size:
+            return False
+        return bool(time.time() - info.mtime_ns / 1e9 < pace.expiry_s)
+    try:
+        descriptor = os.open(run.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no such locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class LostLeaseError(RuntimeError):
     """Another command has taken the run directory over.
 
@@ -99,10 +134,11 @@ class LostLeaseError(RuntimeError):
 @contextmanager
 def _file_lock(run: RunDirectory) -> Iterator[None]:
     # no soft lock where flock is missing: it would outlive a process that was killed
-    lock = FileLock(run.lock, blocking=False, fallback_to_soft=False)
+    # it waits for an instant, since a glance of `is_held` may hold it
+    lock = FileLock(run.lock, timeout=_GLANCE_S, fallback_to_soft=False)
     try:
         make_folder(run.path())
-        held = lock.acquire()
+        held = lock.acquire(poll_interval=_GLANCE_S / 10)
     except Timeout as error:
         raise _taken(run, "another raypipe command") from error
     except OSError as error:

@@ -89,6 +89,15 @@ class RunDirectory:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         return cls.at(f"{runs.rstrip('/')}/{experiment}/{stamp}-{secrets.token_hex(2)}")
 
+    def inside(self, name: str) -> RunDirectory:
+        """Return the folder ``name`` inside as a run directory; it shares the open file system."""
+        base, separator, query = (
+            self.location.partition("?") if "://" in self.location else (self.location, "", "")
+        )
+        found = RunDirectory(f"{base}/{name}{separator}{query}")
+        found.__dict__["_opened"] = (self.fs, self.path(name))
+        return found
+
     @cached_property
     def _opened(self) -> tuple[arrow_fs.FileSystem, str]:
         if "://" not in self.location:
@@ -128,6 +137,11 @@ class RunDirectory:
     def config(self) -> str:
         """The resolved configuration of the newest command."""
         return self.path("config.yaml")
+
+    @property
+    def status(self) -> str:
+        """The report of the newest command, for those who look at the run from elsewhere."""
+        return self.path("status.json")
 
     @property
     def ledger(self) -> str:
@@ -224,8 +238,11 @@ class RunDirectory:
         with self.fs.open_input_stream(path) as stream:
             return bytes(stream.read())
 
-    def write(self, path: str, content: bytes) -> None:
-        """Write a file durably and atomically: readers see the old content or the new."""
+    def write(self, path: str, content: bytes, *, durable: bool = True) -> None:
+        """Write a file atomically: readers see the old content or the new.
+
+        A durable one is also there after a power failure.
+        """
         folder = path.rpartition("/")[0]
         if not self.is_local:
             # an object becomes visible once it is complete
@@ -239,12 +256,14 @@ class RunDirectory:
             with Path(temporary).open("wb") as stream:
                 stream.write(content)
                 stream.flush()
-                os.fsync(stream.fileno())
+                if durable:
+                    os.fsync(stream.fileno())
             Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        sync_folder(folder)
+        if durable:
+            sync_folder(folder)
 
     def append(self, path: str, content: bytes) -> None:
         """Append to a file, such as a log; neither durable nor, on an object store, atomic."""

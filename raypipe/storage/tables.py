@@ -23,6 +23,8 @@ from raypipe.storage import parquet
 from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
+#: metadata of a Parquet column, so that a run directory can be read without its experiment
+_BETTER = b"better"
 _TYPES = {
     "text": pa.string(),
     "integer": pa.int64(),
@@ -215,6 +217,45 @@ def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({RUN_ID.name: []})
 
 
+def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
+    """Return a whole table with the types of its columns; empty if it was not written yet.
+
+    The metadata of a column has ``better``, where the table declares it.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    folder = run_dir.table(table)
+    names = [name for name in run_dir.list(folder) if name.endswith(".parquet")]
+    if not names:
+        return pa.table({RUN_ID.name: pa.array([], pa.string())})
+    parts = [_read_file(f"{folder}/{name}", run_dir) for name in names]
+    with _reading(f"{folder}/{names[0]}"):
+        return pa.concat_tables(parts, promote_options="permissive")
+
+
+def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
+    """Return :func:`better` of a table, without reading its rows.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    folder = run_dir.table(table)
+    name = next((name for name in run_dir.list(folder) if name.endswith(".parquet")), None)
+    if name is None:
+        return {}
+    with _reading(f"{folder}/{name}"), run_dir.fs.open_input_file(f"{folder}/{name}") as file:
+        return better(pq.read_schema(file))
+
+
+def better(schema: pa.Schema) -> dict[str, str]:
+    """Return the columns that measure something, with ``lower`` or ``higher`` each."""
+    found = ((field.name, (field.metadata or {}).get(_BETTER)) for field in schema)
+    return {name: value.decode() for name, value in found if value in (b"lower", b"higher")}
+
+
 def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
     """Return every table of a run directory, by name."""
     return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
@@ -245,6 +286,7 @@ def _reading(path: str) -> Iterator[None]:
 
 def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
     arrays = {}
+    measures = {column.name: column.better for column in table.all_columns if column.better}
     for column in table.all_columns:
         if column is RUN_ID:
             arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
@@ -262,7 +304,11 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
         added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
         names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    return pa.table(arrays)
+    fields = [
+        pa.field(name, array.type, metadata={_BETTER: measures[name]} if name in measures else None)
+        for name, array in arrays.items()
+    ]
+    return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
 
 def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from raypipe.errors import ConfigError
 
 KEYS = ("micro_batch", "accumulation", "effective_batch")
-#: samples per step if neither micro_batch nor effective_batch is given: the default of Keras, and of
-#: Bengio, Practical recommendations for gradient-based training of deep architectures (2012)
+#: samples per step if neither micro_batch nor effective_batch is given, as in Keras, and in Bengio,
+#: Practical recommendations for gradient-based training of deep architectures (2012)
 DEFAULT_EFFECTIVE_BATCH = 32
 # if a level gives conflicting sizes, keep those that the result depends on
 _PRECEDENCE = ("effective_batch", "micro_batch", "accumulation")

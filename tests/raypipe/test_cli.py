@@ -290,7 +290,7 @@ def test_interrupted_while_it_imports_has_the_status_of_an_interrupt(tmp_path, s
     """Modules import what makes dataclasses, and those are made by ``exec``."""
     (tmp_path / "early.py").write_text(
         "import signal; from raypipe import cli\n"
-        f"cli.app = lambda words: exec('signal.raise_signal({int(sent)})')\n"
+        f"cli.app = lambda words, **more: exec('signal.raise_signal({int(sent)})')\n"
         "cli.main()"
     )
     words = [sys.executable, "-m", "early"]

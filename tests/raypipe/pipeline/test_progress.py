@@ -65,8 +65,8 @@ def test_without_a_terminal_the_run_has_a_line_now_and_then(monkeypatch, capsys)
     monkeypatch.setattr(progress, "_RUN_PERIOD_S", 0.01)
     said = threading.Event()
     with Display() as display:
-        say = display.say
-        monkeypatch.setattr(display, "say", lambda text: (say(text), said.set()))
+        show = display._print
+        monkeypatch.setattr(display, "_print", lambda text: (show(text), said.set()))
         display.expect(Forecast(stages("a", "b"), {"b": Estimate(200, 150, 400, 0, 0)}, 2))
         display.settle("a")
         display.start("b")

@@ -79,6 +79,35 @@ def test_a_run_that_ended_early_gives_its_lease_back_and_continues(
     assert list(values(uri)["value"]) == [1.0, number**2, 4.0]
 
 
+def test_runs_in_a_bucket_are_found_shown_and_watched(work, server, uri, capsys):
+    place, _, query = uri.partition("?")
+    first = f"{place}/toy/1?{query}"
+    assert raypipe("run", "toy.yaml", "--run-dir", first) == 0
+    assert raypipe("run", "toy.yaml", "squares.numbers=[7]", "--run-dir", uri_of(first, "2")) == 1
+    capsys.readouterr()
+    assert raypipe("ls", uri) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["status", "failed", "succeeded"]
+    assert lines[2].split()[0] == first
+    assert raypipe("show", first) == 0
+    assert "succeeded, 2 of 2 stages" in capsys.readouterr().out
+    assert raypipe("watch", uri_of(first, "2")) == 1
+    assert "seven is one too many" in capsys.readouterr().out
+    assert raypipe("results", first, "--sql", "select sum(value) s from evaluations", "--csv") == 0
+    assert capsys.readouterr().out == "s\n14.0\n"
+    run = RunDirectory.at(first)
+    assert not lock.is_held(run)
+    with lock.writing(run, print, FAST):
+        assert lock.is_held(run)
+    assert not lock.is_held(run)
+
+
+def uri_of(uri: str, name: str) -> str:
+    """The run directory beside another one."""
+    place, _, query = uri.partition("?")
+    return f"{place.rpartition('/')[0]}/{name}?{query}"
+
+
 def test_a_second_command_is_refused(work, uri, capsys):
     with lock.writing(RunDirectory.at(uri), print, FAST):
         assert raypipe("run", "toy.yaml", "--run-dir", uri) == 2

@@ -1,0 +1,146 @@
+"""Summary of a run directory: what became of its newest command, without its ledger.
+
+Run directories of raypipe 0.2 have no status; their table ``stages`` stands for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from raypipe.config.yaml_text import load_yaml
+from raypipe.errors import ConfigError
+from raypipe.storage import run_status, tables
+from raypipe.storage.lock import is_held
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import RunStatus
+
+#: names of which each tells a run directory from another folder
+MARKS = frozenset({"status.json", "ledger", "config.yaml"})
+KILLED = "its process ended without a word: killed, or the machine is gone"
+
+#: statuses of stages, the worst first
+_WORST = ("failed", "out_of_memory", "interrupted", "skipped", "succeeded")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What became of a run.
+
+    Attributes:
+        run: the run directory.
+        experiment: its experiment; empty if unknown.
+        status: running, succeeded, failed, interrupted, or incomplete if no stage has ended.
+        message: why it ended, if that is known.
+        started_at: the start of the newest command.
+        duration_s: seconds of all commands.
+        ended, stages: stages that have ended, and how many there are.
+        result: the result that stands for the run, in words.
+        details: what the newest command wrote; None of raypipe 0.2.
+
+    """
+
+    run: RunDirectory
+    experiment: str
+    status: str
+    message: str
+    started_at: datetime | None
+    duration_s: float | None
+    ended: int
+    stages: int
+    result: str
+    details: RunStatus | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of the run's command: 0, 1 or 130."""
+        return {"succeeded": 0, "interrupted": 130}.get(self.status, 1)
+
+
+def opened(location: str) -> RunDirectory:
+    """Return the run directory at a location. Raises ConfigError if there is none."""
+    run = RunDirectory.at(location)
+    run.check()
+    if not MARKS.intersection(run.list(run.path())):
+        raise ConfigError(
+            f"{run.shown}: is not a run directory (it has no status.json and no ledger/); "
+            "`raypipe ls` lists run directories"
+        )
+    return run
+
+
+def summary(run: RunDirectory) -> Summary:
+    """Return the summary of a run directory.
+
+    Raises:
+        OSError: it cannot be read.
+
+    """
+    found = run_status.read(run)
+    if found is None:
+        return _from_stages(run)
+    status, message, duration_s = found.status, found.message, found.duration_s
+    if status == "running":
+        if is_held(run):
+            written = datetime.fromisoformat(found.updated_at)
+            duration_s += max(0.0, (datetime.now(UTC) - written).total_seconds())
+        else:
+            # the command may have ended since the status was read
+            found = run_status.read(run) or found
+            status, message = found.status, found.message
+            if status == "running":
+                status, message = "interrupted", KILLED
+    return Summary(
+        run,
+        found.experiment,
+        status,
+        message,
+        datetime.fromisoformat(found.started_at),
+        duration_s,
+        found.ended,
+        found.stages,
+        found.key_result.text if found.key_result is not None else "",
+        found,
+    )
+
+
+def _from_stages(run: RunDirectory) -> Summary:
+    """Return a summary from the table of stages, which every run of raypipe 0.2 has."""
+    try:
+        stages = tables.read_arrow(run, "stages").to_pylist()
+    except ConfigError:
+        stages = []
+    experiment = _experiment(run)
+    statuses = [str(row.get("status")) for row in stages]
+    status = next((each for each in _WORST if each in statuses), "incomplete")
+    status = {"out_of_memory": "failed", "skipped": "failed"}.get(status, status)
+    if is_held(run):
+        status = "running"
+    starts = [row["started_at"] for row in stages if row.get("started_at") is not None]
+    ends = [
+        row["started_at"].timestamp() + (row.get("duration_s") or 0.0)
+        for row in stages
+        if row.get("started_at") is not None
+    ]
+    start = min(starts, default=None)
+    return Summary(
+        run,
+        experiment,
+        status,
+        "",
+        start,
+        None if start is None else max(ends) - start.timestamp(),
+        len(stages),
+        len(stages),
+        "",
+    )
+
+
+def _experiment(run: RunDirectory) -> str:
+    """Return the name of the experiment's module, without its packages."""
+    try:
+        found = load_yaml(run.read(run.config).decode(), "config.yaml")
+    except (OSError, ValueError):
+        return ""
+    name = found.get("experiment") if isinstance(found, dict) else None
+    return str(name).rpartition(".")[2] if isinstance(name, str) else ""

@@ -1,0 +1,431 @@
+"""Runs as a user finds, reads, compares and watches them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from raypipe.commands.ls import runs
+from raypipe.commands.results import chosen, to_csv, to_json
+from raypipe.commands.table_view import shorten, view
+from raypipe.commands.watch import watch
+from raypipe.storage.lock import is_held, writing
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import KeyResult, RunStatus
+from tests.raypipe.toy import TOY, raypipe
+
+MEASURED = TOY.replace(
+    'Experiment("toy", 1, Toy, stages)',
+    'Experiment("toy", 1, Toy, stages, tables=(Table("evaluations", "a number", (\n'
+    '    Column("dataset", "text", "Its name."),\n'
+    '    Column("value", "real", "Its power.", better="lower"))),))',
+).replace("from pydantic", "from raypipe.storage.tables import Column, Table\nfrom pydantic", 1)
+
+
+def status(**more: object) -> RunStatus:
+    at = datetime.now(UTC).isoformat()
+    common = {"experiment": "toy", "run_id": "toy-1", "command": "raypipe run toy.yaml"}
+    times = {"first_started_at": at, "started_at": at, "updated_at": at}
+    return RunStatus(**{**common, **times, "status": "running", **more})  # type: ignore[arg-type]
+
+
+def write(run: RunDirectory, found: RunStatus) -> None:
+    run.write(run.status, found.to_bytes())
+
+
+# results
+
+
+def test_a_wide_table_is_never_wrapped_and_says_what_it_leaves_out():
+    rows = pa.table(
+        {
+            "run_id": ["r"] * 3,
+            "name": ["a" * 90, "b", "c"],
+            "empty": pa.array([None] * 3, pa.string()),
+            "device": ["cpu"] * 3,
+            **{f"column_{i}": [1.5 * i, 2.0, 3.0] for i in range(30)},
+        }
+    )
+    for width in (40, 80, 133):
+        lines = view(rows, width).partition("\n\n")[0].splitlines()
+        assert len(lines) == 4
+        assert max(map(len, lines)) <= width
+        assert lines[0].startswith("name")
+        assert "…" in lines[1]
+    text = view(rows, 80)
+    assert "the same in all rows: device=cpu" in text
+    assert "empty: empty" in text
+    assert "column_29" in text.partition("too wide: ")[2]
+    assert "run_id" not in text
+    assert "a" * 90 in view(rows, None)
+
+
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=40), st.none() | st.floats(), st.integers(-99, 99)),
+        min_size=2,
+        max_size=8,
+    ),
+    st.integers(30, 120),
+)
+@settings(max_examples=60)
+def test_every_row_is_one_line_of_the_width(rows, width):
+    names, reals, whole = zip(*rows, strict=True)
+    table = pa.table({"name": pa.array(names, pa.string()), "real": reals, "whole": whole})
+    lines = view(table, width, whole=True).split("\n")
+    shown, notes = lines[: len(rows) + 1], lines[len(rows) + 1 :]
+    assert len(shown) == len(rows) + 1
+    assert all(cell_len(line) <= width and line.isprintable() for line in shown)
+    assert notes[:1] in ([], [""])
+
+
+@given(st.text(max_size=60), st.integers(3, 30))
+def test_a_shortened_text_keeps_both_ends(text, width):
+    short = shorten(text, width)
+    if short != text:
+        assert "…" in short
+        assert text.startswith(short.partition("…")[0])
+        assert text.endswith(short.rpartition("…")[2])
+
+
+def test_a_single_row_that_is_too_wide_has_a_line_per_column():
+    rows = pa.table({f"column_{i}": [i] for i in range(20)})
+    assert view(rows, 40).splitlines()[3].split() == ["column_3", "3"]
+
+
+def test_rows_are_chosen_sorted_and_limited():
+    rows = pa.table({"a": [1, 3, None, 2], "b": ["x", "y", "z", "y"]})
+    assert chosen(rows, sort="-a").column("a").to_pylist() == [3, 2, 1, None]
+    assert chosen(rows, "b", "b,-a", 2).to_pydict() == {"b": ["x", "y"]}
+    assert chosen(rows, "a", "b,-a", 2).to_pydict() == {"a": [1, 3]}
+
+
+def test_csv_and_json_are_whole_and_say_the_same():
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    rows = pa.table(
+        {
+            "text": ['a "quoted", one\n', None],
+            "number": [0.1 + 0.2, float("nan")],
+            "at": [at, None],
+            "uri": ["s3://key:secret@bucket/x", ""],
+        }
+    )
+    found = json.loads("".join(to_json(rows)))
+    assert found[0]["number"] == 0.1 + 0.2
+    assert found[1]["number"] is None
+    assert found[0]["at"] == at.isoformat()
+    read = list(csv.DictReader(io.StringIO("".join(to_csv(rows)))))
+    assert [row["text"] for row in read] == ['a "quoted", one\n', ""]
+    assert read[0]["number"] == repr(0.1 + 0.2)
+    assert "secret" not in "".join(to_csv(rows)) + "".join(to_json(rows))
+    assert json.loads("".join(to_json(rows.slice(0, 0)))) == []
+
+
+def test_results_of_a_run(work, capsys):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    capsys.readouterr()
+
+    def printed(*arguments: str) -> str:
+        assert raypipe("results", "out", *arguments) == 0
+        return capsys.readouterr().out
+
+    values = printed("evaluations", "--columns", "value", "--sort", "-value", "--limit", "2")
+    assert values.split() == ["value", "9", "4"]
+    assert len(json.loads(printed("evaluations", "--json"))) == 3
+    total = "select sum(value) as total, count(*) n from Evaluations, stages"
+    assert printed("--sql", total, "--csv") == "total,n\n28.0,6\n"
+    assert "evaluations" in printed("--sql", "show tables")
+    for arguments, message in (
+        (["evaluations", "--columns", "valu"], "did you mean value?"),
+        (["evaluations", "--sort", "-valu"], "did you mean value?"),
+        (["--sql", "select * from evaluation"], "tables of this run: "),
+        (["--sql", "select"], "SQL: "),
+        (["evaluations", "--sql", "select 1"], "leave TABLE out"),
+        (["evaluations", "--csv", "--json"], "give one of them"),
+    ):
+        assert raypipe("results", "out", *arguments) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_without_duckdb_sql_says_what_to_install(work, capsys, monkeypatch):
+    Path("out/results").mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    assert raypipe("results", "out", "--sql", "select 1") == 2
+    assert "pip install 'raypipe-runner[sql]'" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
+    from raypipe.storage.tables import Column, Table, write_table
+
+    run = RunDirectory.at(tmp_path / "out")
+    rows = [{"value": float(i)} for i in range(50_000)]
+    write_table(run, Table("many", "a row", (Column("value", "real", "A value."),)), rows, "r")
+    command = f"{sys.executable} -m raypipe results {tmp_path}/out many --csv | head -2"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "run_id,variant,command_id,value\nr,base,,0.0\n"
+    assert done.stderr == ""
+
+
+# ls, show, compare
+
+
+def test_runs_are_listed_shown_and_compared(work, capsys):
+    (work / "toy.py").write_text(MEASURED)
+    assert raypipe("run", "toy.yaml") == 0
+    assert raypipe("run", "toy.yaml", "squares.numbers=[2,7]", "squares.power=3") == 1
+    Path("runs/notes").mkdir()
+    capsys.readouterr()
+    assert raypipe("ls") == 0
+    head, failed, done = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "status", "started", "took", "stages", "result"]
+    assert failed.split()[1] == "failed"
+    assert "value 8 (squares/2)" in failed
+    assert done.split()[1] == "succeeded"
+    assert "2/2" in done
+    assert "value 1 (squares/1)" in done
+    first, second = done.split()[0], failed.split()[0]
+    assert first.startswith("runs/toy/")
+
+    assert raypipe("ls", "--json", "runs/toy") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["status"] for row in found] == ["failed", "succeeded"]
+    assert found[1]["result"]["value"] == 1.0
+    assert raypipe("ls", first) == 0
+    assert capsys.readouterr().out.count("\n") == 2
+
+    assert raypipe("show", second) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 13
+    assert "failed, 2 of 2 stages, squares: RuntimeError: seven is one too many" in shown
+    assert "evaluations.value (lower is better): 8 squares/2, 343 squares/7" in shown
+    assert "squares: error: RuntimeError: seven is one too many" in shown
+    assert f"--run-dir {work}/{second}\n" in shown.partition("continue ")[2]
+    assert f"{work}/{second}/report/index.html" in shown
+
+    assert raypipe("compare", first, second, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["configuration"]["squares.power"] == [2, 3]
+    numbers = {row["row"]: row["values"] for row in found["results"]}
+    assert numbers["squares/2"] == [4.0, 8.0]
+    assert numbers["squares/7"] == [None, 343.0]
+    assert found["environment"] == {}
+    assert raypipe("compare", first, second) == 0
+    assert "8 (+4, worse)" in capsys.readouterr().out
+    assert raypipe("compare", first, first) == 0
+    assert "nothing differs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ls", "nowhere"], "does not exist"),
+        (["show", "nowhere"], "is not a run directory"),
+        (["watch", "."], "is not a run directory"),
+        (["compare", "nowhere"], "give two run directories or more"),
+    ],
+)
+def test_what_is_no_run_is_a_mistake(work, capsys, arguments, message):
+    assert raypipe(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_without_a_status_is_known_by_its_stages(work, capsys):
+    assert raypipe("run", "toy.yaml", "squares.numbers=[7]", "--run-dir", "out") == 1
+    Path("out/status.json").unlink()
+    (found,) = runs("out")
+    assert (found.experiment, found.status, found.ended) == ("toy", "failed", 2)
+    assert found.started_at is not None
+    Path("out/status.json").write_text('{"status": 3}')
+    assert runs("out")[0].status == "failed"
+    assert raypipe("show", "out") == 0
+
+
+def test_the_age_and_the_state_of_many_runs(tmp_path):
+    now = datetime.now(UTC)
+    for number in range(20):
+        run = RunDirectory.at(tmp_path / f"runs/e{number % 3}/{number:02}")
+        at = (now - timedelta(hours=number)).isoformat()
+        write(run, status(status="succeeded", started_at=at, updated_at=at))
+    found = runs(str(tmp_path / "runs"))
+    assert [each.run.location[-2:] for each in found] == [f"{number:02}" for number in range(20)]
+    held = RunDirectory.at(tmp_path / "runs/e0/00")
+    write(held, status())
+    assert runs(held.location)[0].status == "interrupted"
+    with writing(held, print):
+        assert runs(held.location)[0].status == "running"
+
+
+def test_a_look_at_a_lock_takes_it_from_no_one(run):
+    with writing(run, print):
+        assert is_held(run)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            is_held(run)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        for _ in range(100):
+            with writing(run, print):
+                assert is_held(run)
+    finally:
+        over.set()
+        thread.join()
+    assert not is_held(run)
+
+
+# watch
+
+
+def followed(run: RunDirectory) -> tuple[int, str]:
+    output = io.StringIO()
+    found = watch(run, Console(file=output, width=100, highlight=False), period_s=0.01)
+    return found, output.getvalue()
+
+
+def test_a_run_is_followed_until_it_ends(run):
+    row = {"stage": "train", "done": 30, "total": 200, "seconds": 2.0, "note": "loss 0.5"}
+    first = status(stages=3, ended=1, running=(row,), messages=((1, "hello"),))
+    last = replace(
+        first,
+        status="succeeded",
+        ended=3,
+        running=(),
+        messages=((3, "train: succeeded"),),
+        key_result=KeyResult("measures", "accuracy", 0.93, "higher", "model"),
+    )
+    with writing(run, print):
+        write(run, first)
+        timer = threading.Timer(0.3, write, (run, last))
+        timer.start()
+        found, output = followed(run)
+        timer.join()
+    assert found == 0
+    lines = output.splitlines()
+    assert lines[0] == "hello"
+    assert lines[1].startswith("1 of 3 stages done, 0:0")
+    assert lines[1].endswith("train 30/200 loss 0.5")
+    assert lines[2:4] == ["(1 lines left out)", "train: succeeded"]
+    assert "accuracy 0.93 (model)" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"), [("failed", 1), ("interrupted", 130), ("succeeded", 0)]
+)
+def test_the_exit_status_is_that_of_the_run(run, ended, expected):
+    write(run, status(status=ended, message="why"))
+    found, output = followed(run)
+    assert found == expected
+    assert f"{ended} (why)" in output
+
+
+def test_a_killed_run_is_told_from_one_that_goes_on(run):
+    write(run, status())
+    found, output = followed(run)
+    assert found == 130
+    assert "its process ended without a word" in output
+
+
+def test_a_running_command_reports_its_progress(work, capsys, monkeypatch):
+    """What a command writes while it runs is what a watcher sees."""
+    seen: list[RunStatus] = []
+    build = "raypipe.report.build.build"
+
+    def look(run_dir: RunDirectory, *more: object) -> str:
+        (found,) = runs(run_dir.location)
+        assert found.status == "running"
+        assert found.details is not None
+        seen.append(found.details)
+        return ""
+
+    monkeypatch.setattr(build, look)
+    monkeypatch.setattr("raypipe.pipeline.status_writer._PERIOD_S", 0.01)
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert seen[0].stages == 2
+    assert seen[0].profile == "cpu"
+    ended = RunStatus.parse(Path("out/status.json").read_bytes())
+    assert ended is not None
+    assert (ended.status, ended.ended, ended.commands, ended.running) == ("succeeded", 2, 1, ())
+    assert ended.messages[-1][1].startswith("done: ")
+    assert raypipe("run", "toy.yaml", "squares.numbers=[1,2,3,8]", "--run-dir", "out") == 130
+    again = RunStatus.parse(Path("out/status.json").read_bytes())
+    assert again is not None
+    assert (again.status, again.commands) == ("interrupted", 2)
+    assert again.first_started_at == ended.first_started_at
+    assert again.duration_s >= ended.duration_s
+
+
+def test_a_status_that_cannot_be_written_ends_no_run(work, capsys, caplog, monkeypatch):
+    write_file = RunDirectory.write
+
+    def full(self: RunDirectory, path: str, content: bytes, **more: bool) -> None:
+        if path.endswith("status.json"):
+            raise OSError(28, "No space left on device")
+        write_file(self, path, content, **more)
+
+    monkeypatch.setattr(RunDirectory, "write", full)
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "the status was not written" in caplog.text
+    assert runs("out")[0].status == "succeeded"
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_status_or_none(content):
+    assert RunStatus.parse(content) is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(vars(status()))),
+        st.none() | st.text() | st.integers() | st.lists(st.integers()) | st.booleans(),
+    )
+)
+def test_any_values_are_a_status_or_none(values):
+    content = json.dumps({**json.loads(status().to_bytes()), **values}).encode()
+    found = RunStatus.parse(content)
+    assert found is None or isinstance(found.duration_s, float)
+
+
+# version and completion
+
+
+def test_the_version_names_what_results_depend_on(capsys):
+    assert raypipe("--version") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("raypipe ")
+    assert ", torch 2" in shown
+    assert ", ray 2" in shown
+
+
+def test_a_shell_completes_runs_tables_stages_and_keys(work, monkeypatch, capsys):
+    Path("runs/toy/1/ledger").mkdir(parents=True)
+    Path("runs/toy/1/results/evaluations").mkdir(parents=True)
+
+    def completed(words: str) -> list[str]:
+        environment = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        for name, value in {"_RAYPIPE_COMPLETE": "complete_bash", **environment}.items():
+            monkeypatch.setenv(name, value)
+        assert raypipe() == 0
+        return capsys.readouterr().out.split()
+
+    assert "runs/toy/1" in completed("raypipe show runs/t")
+    assert completed("raypipe results runs/toy/1 eva") == ["evaluations"]
+    assert completed("raypipe run to") == ["toy.yaml"]
+    assert completed("raypipe run toy.yaml squares.") == ["squares.numbers=", "squares.power="]
+    assert completed("raypipe run toy.yaml --only squ") == ["squares"]
