@@ -1,4 +1,4 @@
-"""Write the generated parts of the docs: tables of results and configuration keys.
+"""Write the generated parts of the docs: tables, configuration keys, commands and the API.
 
 Run as ``python -m docs.generate`` from the repository root; a test checks that it changes nothing.
 Generated parts lie between ``<!-- generated: NAME -->`` and ``<!-- end of NAME -->``.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from docs.command_reference import api_lines, command_lines
 from raypipe.commands.configuration import CommonSettings
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
@@ -39,6 +40,8 @@ def pages() -> dict[str, str]:
     return {
         "results.md": _replaced("results.md", "tables", _tables(experiments)),
         "configuration.md": _replaced("configuration.md", "keys", _keys(experiments)),
+        "reference/commands.md": _replaced("reference/commands.md", "commands", command_lines()),
+        "reference/api.md": _replaced("reference/api.md", "api", api_lines()),
     }
 
 

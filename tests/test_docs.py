@@ -15,7 +15,10 @@ from raypipe.pipeline.configuration import load_experiment
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-@pytest.mark.parametrize("page", ["results.md", "configuration.md"])
+PAGES = ("results.md", "configuration.md", "reference/commands.md", "reference/api.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_generated_parts_are_up_to_date(page: str) -> None:
     written = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     assert written == generate.pages()[page], "run `make docs`"

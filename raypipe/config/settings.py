@@ -19,10 +19,13 @@ class NotIdentity:
     """Marker: the field does not decide a stored result. Use :data:`Operational`."""
 
 
-#: A field that cannot change a result (loader, log interval, share of a CPU), that only selects
-#: which units exist (number of runs), or whose effect enters identities as a unit's literal (the
-#: fingerprint of the files below a path): ``workers: Operational[int] = Field(...)``.
 Operational = Annotated[T, NotIdentity()]
+"""Type of a settings field that is not part of identities: ``workers: Operational[int] = ...``.
+
+Such a field cannot change a result (loader, log interval, share of a CPU), only selects which units
+exist (number of runs), or has an effect that enters identities as a unit's literal (the fingerprint
+of the files below a path).
+"""
 
 
 @dataclass(frozen=True)
