@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from raypipe.pipeline.notebook import WIDTH, NotebookView, in_notebook
 from raypipe.pipeline.remaining import Forecast, Progress, Remaining, left
 from raypipe.redaction import without_credentials
 
@@ -69,7 +70,8 @@ class Display:
     """Progress of the run and of each running stage, with elapsed and remaining time.
 
     Without a terminal there are no escape codes: one plain line per event, one every ten seconds
-    while a stage advances, and one every 30 s for the whole run. May be used by several threads.
+    while a stage advances, and one every 30 s for the whole run. In a notebook the live display is
+    an output of the cell. May be used by several threads.
 
     Args:
         live: whether a terminal gets the live display. Otherwise it is left to others, such as a
@@ -78,8 +80,15 @@ class Display:
     """
 
     def __init__(self, *, live: bool = True) -> None:
-        self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self._is_live = live and self.console.is_terminal
+        notebook = live and in_notebook()
+        self.console = Console(
+            file=sys.stdout,
+            highlight=False,
+            soft_wrap=True,
+            width=WIDTH if notebook else None,
+            force_jupyter=False,
+        )
+        self._is_live = notebook or (live and self.console.is_terminal)
         self._ticks = live and not self._is_live
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
@@ -93,12 +102,16 @@ class Display:
         # texts that take long to make, each with the time until which it holds
         self._use, self._use_until = "", 0.0
         self._left, self._left_until = "", 0.0
-        self._live = Live(
-            console=self.console,
-            get_renderable=self._rendered,
-            refresh_per_second=_REFRESHES_PER_S,
-            transient=True,
-            auto_refresh=self._is_live,
+        self._live = (
+            NotebookView(self._rendered)
+            if notebook
+            else Live(
+                console=self.console,
+                get_renderable=self._rendered,
+                refresh_per_second=_REFRESHES_PER_S,
+                transient=True,
+                auto_refresh=self._is_live,
+            )
         )
 
     def __enter__(self) -> Display:
