@@ -121,6 +121,7 @@ def run(
     matrix: Mapping[str, Any] | None = None,
     address: str | None = None,
     time_budget: str | None = None,
+    local: bool = False,
 ) -> Run:
     """Run an experiment, or continue it: ``raypipe run``.
 
@@ -133,6 +134,7 @@ def run(
         matrix: lists of values by dotted key; every combination runs.
         address: a Ray cluster; by default one on this machine.
         time_budget: such as ``2h``; the run ends in order before it is over.
+        local: whether to run everything in this process, without Ray, where a debugger works.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -150,6 +152,7 @@ def run(
         only=only,
         address=address,
         time_budget=time_budget,
+        local=local,
     )
     return _run_of(_execute(request))
 
@@ -243,6 +246,7 @@ def map(
     run_dir: str | os.PathLike[str] | None = None,
     address: str | None = None,
     time_budget: str | None = None,
+    local: bool = False,
 ) -> Run:
     """Call a function for every combination of its arguments: ``raypipe map``.
 
@@ -264,6 +268,7 @@ def map(
         run_dir: where results go; the same directory again continues that run.
         address: a Ray cluster; by default one on this machine.
         time_budget: such as ``2h``.
+        local: whether to call it in this process, without Ray, where a debugger works.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -306,6 +311,7 @@ def map(
         time_budget=time_budget,
         document=document,
         keep_cluster=True,
+        local=local,
     )
     return _run_of(_execute(request))
 

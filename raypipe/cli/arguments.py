@@ -68,6 +68,14 @@ TimeLimit = Annotated[
         "90m, 3600s, or 1:30:00 as SLURM writes it. The same command continues.",
     ),
 ]
+Local = Annotated[
+    bool,
+    typer.Option(
+        "--local",
+        help="Run everything in this one process, without Ray, so that breakpoint() and pdb "
+        "work; the results are the same.",
+    ),
+]
 Existing = Annotated[
     str,
     typer.Argument(

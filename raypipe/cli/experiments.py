@@ -9,6 +9,7 @@ import typer
 from raypipe.cli.arguments import (
     Address,
     Config,
+    Local,
     Matrix,
     Only,
     Overrides,
@@ -100,14 +101,7 @@ def run(
             help="Refuse to continue a run whose experiment's source code changed.",
         ),
     ] = False,
-    local: Annotated[
-        bool,
-        typer.Option(
-            "--local",
-            help="Run everything in this one process, without Ray, so that breakpoint() and pdb "
-            "work; the results are the same.",
-        ),
-    ] = False,
+    local: Local = False,
 ) -> None:
     """Run an experiment; finished work is kept and never repeated."""
     show_start()
@@ -283,6 +277,7 @@ def map_command(
     run_dir: RunDir = None,
     address: Address = None,
     time_budget: TimeLimit = None,
+    local: Local = False,
 ) -> None:
     """Call a function for every combination of its arguments; each call becomes a row."""
     from raypipe.commands.map import map_function
@@ -298,6 +293,7 @@ def map_command(
         "version": version,
     }
     given: dict[str, Any] = {"run_dir": run_dir, "address": address, "time_budget": time_budget}
+    given["local"] = local
     raise typer.Exit(map_function(function, arguments or [], settings, **given).status)
 
 

@@ -201,3 +201,12 @@ def test_a_file_names_an_experiment_or_a_function(folder, name):
     (folder / "none.yaml").write_text("arguments: {x: 1}\n")
     assert "give one of the two" in raypipe("run", "both.yaml").output
     assert "`function: MODULE:FUNCTION`" in raypipe("run", "none.yaml").output
+
+
+def test_local_calls_continue_those_on_a_cluster(name):
+    assert raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r").status == 0
+    ended = raypipe("map", f"{name}:score", "x=[1,2,3]", "--run-dir", "r", "--local")
+    assert ended.status == 0, ended.output
+    assert "local: one process without Ray" in ended.output
+    assert "2 already stored" in ended.output
+    assert len(calls()) == 3
