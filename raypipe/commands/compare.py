@@ -23,7 +23,7 @@ from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
 
 #: columns of the environment that differ between any two runs
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
-#: columns of the blocks beside the runs
+#: columns of the blocks in addition to the runs
 _HEADINGS = frozenset({"key", "result", "row"})
 #: rows that are shown, and those of a table of which no number is declared to be better
 _MOST_ROWS, _MOST_UNDECLARED = 60, 100
@@ -58,7 +58,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between runs, and all measures that any of them has."""
+    """Differences between runs, and all measures that any of them has."""
 
     runs: tuple[Summary, ...]
     configuration: tuple[Difference, ...]

@@ -25,7 +25,7 @@ _WORST = ("failed", "out_of_memory", "interrupted", "skipped", "succeeded")
 
 @dataclass(frozen=True)
 class Summary:
-    """What became of a run.
+    """Outcome of a run.
 
     Attributes:
         run: the run directory.

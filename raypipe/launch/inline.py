@@ -153,7 +153,7 @@ class _Overdue(BaseException):
 
 @contextmanager
 def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise _Overdue in the body after some seconds; a debugger starts the time anew.
+    """Raise _Overdue in the body after some seconds; a debugger restarts the time.
 
     Only the main thread can be interrupted; in another one there is no limit.
     """

@@ -1,7 +1,7 @@
 """Progress display: live on a terminal, otherwise plain lines.
 
 The first line is the whole run: stages that ended, elapsed and remaining time, use of the machine.
-Below it each running stage has a line of its own.
+Below it each running stage has a separate line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the terminal shows of a training: its workers, its state, where it was resumed."""
+"""Progress of a training in words: its workers, its state, where it was resumed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Guard of a script's processes: ends all of them when asked, or when its starter is gone.
 
-It runs as a program of its own, since a worker that is killed cannot clean up. The standard input
+It is a separate program, since a worker that is killed cannot clean up. The standard input
 has a line of JSON (``argv``, ``cwd``, ``env``, ``stdout``, ``stderr``, ``grace_s``). Any further
 line, or its end, asks for the end of the script: SIGTERM to the script, and after ``grace_s``
 SIGKILL to all its processes. The standard output has a line with the script's ``pid``, and a line

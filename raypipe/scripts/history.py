@@ -78,7 +78,7 @@ class History:
         """Add records and return the rows that are new or differ.
 
         Args:
-            batch: the records; if they are from a file that began anew, rows from their first
+            batch: the records; if they are from a file that was restarted, rows from their first
                 step on are dropped.
             at: when they were written, in seconds; None if unknown.
 
@@ -97,7 +97,7 @@ class History:
                 self.summary |= values
                 continue
             number = int(step)
-            if batch.anew and not touched:
+            if batch.restarted and not touched:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}
             total = values.pop("samples", None)
             if total is None and counts_steps and self._effective_batch is not None:

@@ -21,14 +21,14 @@ _OVERLAP = 64
 
 
 class Batch(NamedTuple):
-    """Records that were read together; ``anew``: the file is another one, or began anew."""
+    """Records that were read together; ``restarted``: the file is another one, or was truncated."""
 
     records: list[Record]
-    anew: bool = False
+    restarted: bool = False
 
 
 class MetricsFile:
-    """Reader of the newest file of a pattern, which may appear late, grow, or begin anew.
+    """Reader of the newest file of a pattern, which may appear late, grow, or be truncated.
 
     JSON lines and CSV are read as they grow, up to the last whole line. A ``.json`` file is a list
     of records, or a document with one under ``log_history`` (``trainer_state.json`` of Hugging
@@ -73,10 +73,10 @@ class MetricsFile:
         had = self._path is not None
         self._path, self._state = path, state
         if path.suffix == ".json":
-            return _document(path, anew=had)
+            return _document(path, restarted=had)
         if other or not self._goes_on(path, stat.st_size):
             self._begin()
-            return Batch(list(self._lines(path, last=last)), anew=had)
+            return Batch(list(self._lines(path, last=last)), restarted=had)
         return Batch(list(self._lines(path, last=last)))
 
     def _begin(self) -> None:
@@ -151,7 +151,7 @@ def _float(value: float) -> float:
         return math.inf
 
 
-def _document(path: Path, *, anew: bool) -> Batch:
+def _document(path: Path, *, restarted: bool) -> Batch:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
         content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
@@ -161,7 +161,7 @@ def _document(path: Path, *, anew: bool) -> Batch:
         history = content.get("log_history")
         content = history if isinstance(history, list) else [content]
     found = content if isinstance(content, list) else []
-    return Batch([record for record in found if isinstance(record, dict)], anew)
+    return Batch([record for record in found if isinstance(record, dict)], restarted)
 
 
 def _changed_at(path: Path) -> tuple[int, str]:

@@ -41,7 +41,7 @@ class KeyResult:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What the newest command of a run directory does, or did.
+    """Status of the newest command of a run directory.
 
     Times are ISO 8601, UTC. ``status`` is running, succeeded, failed or interrupted; a killed
     command leaves ``running``. ``earlier_s`` are the seconds of earlier commands. ``running`` has a

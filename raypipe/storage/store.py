@@ -57,7 +57,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a stage computed: its name and provenance, and its parts.
+    """Results of a stage: its name and provenance, and its parts.
 
     ``about`` holds the experiment, the stage, and who computed it, where, when and from which code.
     """

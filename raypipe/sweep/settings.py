@@ -33,7 +33,7 @@ class RoundsSettings(Settings):
     """Repeated measurements of a sweep of kind=systems, until the best point is known."""
 
     most: PositiveInt = Field(
-        16, description="Most measurements of a point; with 1 no two points are told apart."
+        16, description="Most measurements of a point; with 1 no two points can be distinguished."
     )
     seconds: float | None = Field(
         None,

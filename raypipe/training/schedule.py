@@ -96,7 +96,7 @@ def check_phases(training: TrainingSettings, phases: Sequence[Phase], plan: Batc
     """
     if training.restarts and not any(phase.restarts for phase in phases):
         raise ValueError(
-            f"training.restarts = {list(training.restarts)}: this task has phases of its own, "
+            f"training.restarts = {list(training.restarts)}: this task has its own phases, "
             "which restart the schedule; leave it out"
         )
     for phase in phases:

@@ -1,4 +1,4 @@
-"""Metrics files as scripts write them: late, in parts, anew, in the formats of frameworks."""
+"""Metrics files as scripts write them: late, in parts, restarted, in the formats of frameworks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_any_cuts_give_the_same_records(
     for end in [*sorted(cuts), len(content)]:
         path.write_bytes(content[:end])  # another file of the same beginning
         batch = reader.read()
-        assert not batch.anew
+        assert not batch.restarted
         found += batch.records
     assert [numbers(record) for record in found] == [
         {"step": float(step), "loss": loss} for step, loss in rows
@@ -97,9 +97,9 @@ def test_any_cuts_give_the_same_records(
 def test_a_file_that_begins_anew_is_read_from_its_start(tmp_path: Path) -> None:
     path, reader = tmp_path / "m.jsonl", MetricsFile(tmp_path, "m.jsonl")
     path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert not reader.read().anew
+    assert not reader.read().restarted
     path.write_text('{"step": 2}\n{"step": 3}\n{"step": 4}\n')  # longer, with another beginning
-    assert reader.read() == Batch([{"step": 2}, {"step": 3}, {"step": 4}], anew=True)
+    assert reader.read() == Batch([{"step": 2}, {"step": 3}, {"step": 4}], restarted=True)
     path.write_text("")
     reader.read()
     path.write_text('{"step": 3}\n')
@@ -166,7 +166,7 @@ def test_rows_from_the_first_new_step_on_are_replaced(tmp_path: Path) -> None:
     rows.store()
     again = history(tmp_path)
     again.restore()
-    again.add(Batch([{"step": 4, "loss": 2}], anew=True), 2.0)
+    again.add(Batch([{"step": 4, "loss": 2}], restarted=True), 2.0)
     again.store()
     stored = read_rows(RunDirectory.at(tmp_path), "steps", "t")
     assert [(row["step"], row["loss"]) for row in stored] == [(1, 1), (2, 1), (3, 1), (4, 2)]

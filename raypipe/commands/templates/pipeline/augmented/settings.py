@@ -20,7 +20,7 @@ class ModelSettings(Settings):
 
 
 class AugmentedSettings(Settings):
-    """All sections; each stage reads its own and those that are no stage's, such as ``model``."""
+    """All sections; each stage reads its own and those of no stage, such as ``model``."""
 
     prepare: PrepareSettings = PrepareSettings()
     model: ModelSettings = ModelSettings()
