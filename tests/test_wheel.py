@@ -109,6 +109,7 @@ def test_only_imports_differ_from_the_repository(wheel: Path) -> None:
                 assert not any(alias.name.startswith("experiments") for alias in node.names)
 
 
+@pytest.mark.slow
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     archive = build("sdist", PROJECT, tmp_path / "sdist")
     with tarfile.open(archive) as packed:
@@ -136,6 +137,7 @@ def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
     assert list(empty.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_own_experiments_and_shipped_ones_can_be_used_side_by_side(
     installed: Path, empty: Path
 ) -> None:

@@ -10,6 +10,7 @@ from tests.chaos import disturbances
 from tests.chaos.rounds import run_rounds
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_disturbed_runs_end_as_an_undisturbed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

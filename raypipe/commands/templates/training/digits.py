@@ -17,7 +17,7 @@ def images(first, last):
 
 
 class Digits(TrainTask):
-    """Task of the training; raypipe handles devices, batches, precision, workers and checkpoints."""
+    """Task of the training; raypipe handles devices, batches, workers and checkpoints."""
 
     def __init__(self, width):
         self.width = width
