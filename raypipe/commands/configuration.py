@@ -19,6 +19,7 @@ from raypipe.config.overrides import parse_overrides
 from raypipe.config.profiles import CONDITIONS, profile_name
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.functions import reference
+from raypipe.functions.arguments import override_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration, load_experiment
@@ -92,6 +93,9 @@ def resolve(
     if others:
         print(f"experiment: {used}, not {', '.join(map(str, others))}", file=sys.stderr, flush=True)
     model = settings_model(experiment)
+    if document.function:
+        function = load_function(document)
+        overrides = [override_of(text, function, model.model_fields) for text in overrides]
     name = profile_name(document.profiles, profile, nodes)
     profile_values = document.profiles.get(name, {}).items()
     levels = [

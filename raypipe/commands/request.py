@@ -68,10 +68,7 @@ class Request:
     def words(self, run_dir: RunDirectory) -> list[str]:
         """Return the command, word by word."""
         path = self.path or run_dir.config
-        overrides = self.overrides
-        if self.command == "map":
-            overrides = [text.removeprefix("arguments.") for text in overrides]
-        parts = ["raypipe", self.command, path, *overrides, *self.options]
+        parts = ["raypipe", self.command, path, *self.overrides, *self.options]
         parts += ["--run-dir", run_dir.location]
         if self.profile != "auto":
             parts += ["--profile", self.profile]

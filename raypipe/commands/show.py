@@ -19,7 +19,7 @@ from raypipe.storage import tables
 from raypipe.storage.run_directory import BASE, RunDirectory
 
 #: results of a table, rows of each, failures and stages that are named
-_MOST_MEASURES, _MOST_ROWS, _MOST_FAILURES, _MOST_STAGES = 4, 6, 3, 8
+_MOST_MEASURES, _MOST_ROWS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
 #: lines to copy from, which are never shortened
 _WHOLE = ("run", "command", "continue", "follow", "report")
 _VERSIONS = ("raypipe", "torch", "ray")
@@ -82,6 +82,7 @@ def results(run: RunDirectory, found: Summary) -> Iterator[str]:
     key = found.details.key_result if found.details is not None else None
     if key is None:
         return
+    yield f"{key.table}.{key.text}"
     rows = tables.read_arrow(run, key.table)
     measures = tables.better(rows.schema) or {key.column: key.better}
     shown = 0
@@ -112,7 +113,7 @@ def _labels(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         field.name
         for field in table.schema
         if pa.types.is_string(field.type)
-        and field.name not in ("run_id", "command_id")
+        and field.name not in ("run_id", "command_id", "worker")
         and len({row[field.name] for row in rows}) > 1
     ]
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -107,6 +107,17 @@ def check_signature(
             f"{where}: no value for the argument{'s' * (len(missing) > 1)} {', '.join(missing)}; "
             f"give {missing[0]}=VALUE or {missing[0]}=[VALUE,...]"
         )
+
+
+def override_of(text: str, function: Callable[..., Any], settings: Container[str]) -> str:
+    """Return an override ``name=value`` as one of a key: of an argument, unless a setting has it.
+
+    An argument of the function comes before a setting of the same name.
+    """
+    first = text.partition("=")[0].partition(".")[0]
+    if first in settings and first not in (keywords(function) or ()):
+        return text
+    return f"arguments.{text}"
 
 
 def keywords(function: Callable[..., Any]) -> list[str] | None:

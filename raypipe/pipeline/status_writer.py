@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -143,8 +143,13 @@ def key_result(
 ) -> KeyResult | None:
     """Return the best value of the first declared measure that has one; None if there is none.
 
-    The experiment's own tables come first, then the trainings' metrics, then their loss.
+    The experiment's own tables come first, as the report reads them: a mean over repetitions. Then
+    come the trainings' metrics, then their loss.
     """
+    own = list(own)
+    for table in own:
+        if (found := _headline(table, ledger.rows(table.name))) is not None:
+            return found
     trials = tables.get("trials")
     candidates = [(table, column) for table in own for column in table.columns]
     if trials is not None:
@@ -160,6 +165,27 @@ def key_result(
             value = float(best[column.name])
             return KeyResult(table.name, column.name, value, column.better, label)
     return None
+
+
+def _headline(table: Table, rows: Sequence[Row]) -> KeyResult | None:
+    """Return the best point of a table; None if it declares no measure, or has several variants."""
+    if not rows or not any(column.better for column in table.columns):
+        return None
+    if any(row.get("variant", BASE) != BASE for row in rows):
+        return None
+    import pandas as pd  # with matplotlib, slow to import
+
+    from raypipe.report.headlines import headlines
+    from raypipe.report.table_shape import plain, shape_of
+
+    frame = plain(pd.DataFrame(rows))
+    found = headlines(table, frame, shape_of(table, frame))
+    if not found:
+        return None
+    best = found[0]
+    parts = [best.group, best.point, f"mean of {best.runs}" if best.runs > 1 else ""]
+    label = without_credentials(", ".join(filter(None, parts)))
+    return KeyResult(table.name, best.column.name, best.mean, best.column.better, label)
 
 
 def _is_number(value: Any) -> bool:

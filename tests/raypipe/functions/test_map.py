@@ -210,3 +210,11 @@ def test_local_calls_continue_those_on_a_cluster(name):
     assert "local: one process without Ray" in ended.output
     assert "2 already stored" in ended.output
     assert len(calls()) == 3
+
+
+def test_arguments_of_a_file_are_overridden_by_their_names(name):
+    ended = raypipe("run", "own.yaml", "x=[1]", "scale=3", "cpus=1", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert calls()[["x", "scale", "seed", "loss"]].values.tolist() == [[1, 3, 0, 12]]
+    refused = raypipe("run", "own.yaml", "scal=3")
+    assert "no argument 'scal'; did you mean scale?" in refused.output
