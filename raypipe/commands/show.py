@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
-from raypipe.commands.table_view import cell, shorten
+from raypipe.commands.table_view import cell, printable, shorten
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
@@ -36,7 +36,7 @@ def show(run: RunDirectory, width: int | None) -> str:
         found = summary(run)
     except OSError as error:
         raise ConfigError(f"{run.shown}: cannot be read: {error}") from error
-    lines = [*_lines(run, found)]
+    lines = [(name, printable(text)) for name, text in _lines(run, found)]
     widest = max(len(name) for name, _ in lines)
     room = None if width is None else max(20, width - widest - 2)
     return "\n".join(

@@ -123,7 +123,12 @@ def cell(value: Any) -> str:
     if isinstance(value, datetime):
         return value.strftime("%Y-%m-%d %H:%M:%S")
     text = without_credentials(str(value))
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """Return a text without control characters, which would act on a reader's terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _columns(rows: pa.Table, first: Sequence[str]) -> list[_Column]:

@@ -7,6 +7,7 @@ a report, not a record: nothing is computed from it, and a run without it is who
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -17,6 +18,9 @@ from raypipe.storage.run_directory import RunDirectory
 #: bytes above which a file is not one that raypipe wrote
 _LARGEST = 4 * 2**20
 _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+#: seconds above which a duration is not one, and years between which a time is one
+_LONGEST_S, _YEARS = 1e11, range(1970, 9000)
+_NUMBERS = ("done", "total", "seconds")
 
 
 @dataclass(frozen=True)
@@ -95,17 +99,17 @@ class RunStatus:
         """Return the status in plain values. Raises ValueError, TypeError, KeyError."""
         known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
         if (key := known.get("key_result")) is not None:
-            known["key_result"] = KeyResult(**key)
-        known["running"] = tuple(dict(row) for row in known.get("running", ()))
-        known["messages"] = tuple((int(n), str(t)) for n, t in known.get("messages", ()))
-        for each in fields(cls):
-            kinds = _KINDS.get(str(each.type))
-            if kinds and each.name in known and not isinstance(known[each.name], kinds):
-                raise TypeError(each.name)
-        status = cls(**known)
+            known["key_result"] = KeyResult(**_of_kinds(KeyResult, key))
+        known["running"] = tuple(_running(row) for row in known.get("running", ()))
+        known["messages"] = tuple((int(n), _shown(str(t))) for n, t in known.get("messages", ()))
+        status = cls(**_of_kinds(cls, known))
         for time in (status.first_started_at, status.started_at, status.updated_at):
-            if datetime.fromisoformat(time).tzinfo is None:
+            at = datetime.fromisoformat(time)
+            if at.tzinfo is None or at.year not in _YEARS:
                 raise ValueError(time)
+        for seconds in (status.earlier_s, status.period_s):
+            if not 0 <= seconds <= _LONGEST_S:
+                raise ValueError(seconds)
         return status
 
 
@@ -121,3 +125,27 @@ def read(run: RunDirectory) -> RunStatus | None:
     except FileNotFoundError:
         return None
     return RunStatus.parse(content) if len(content) <= _LARGEST else None
+
+
+def _of_kinds(kind: type[KeyResult | RunStatus], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values whose types are those of the fields; texts as a terminal may show them."""
+    plain = dict(values)
+    for each in fields(kind):
+        kinds = _KINDS.get(str(each.type))
+        if kinds and each.name in plain and not isinstance(plain[each.name], kinds):
+            raise TypeError(each.name)
+    return {name: _shown(v) if isinstance(v, str) else v for name, v in plain.items()}
+
+
+def _running(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a running stage. Raises ValueError, TypeError, KeyError."""
+    numbers = {name: row.get(name) or 0 for name in _NUMBERS}
+    for name, value in numbers.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(name)
+    return {"stage": _shown(str(row["stage"])), **numbers, "note": _shown(str(row.get("note", "")))}
+
+
+def _shown(text: str) -> str:
+    """Return a text without control characters, which would act on a reader's terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
