@@ -287,9 +287,10 @@ def map(
         reference.check(function, name, _ORIGIN)
         loaded = None if reference.is_importable(name) else function
     if loaded is not None:
+        from raypipe.functions.used import variables
         from raypipe.launch.pickling import obstacle
 
-        if reason := obstacle(loaded, reference.variables(loaded)):
+        if reason := obstacle(loaded, variables(loaded)):
             raise ConfigError(f"{_ORIGIN}: function = {name}: {reason}")
     values = {
         "arguments": {key: _plain(value) for key, value in (arguments or {}).items()},

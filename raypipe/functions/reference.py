@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.functions.used import Used
 from raypipe.pipeline.configuration import import_module
 from raypipe.pipeline.source import Source, source_of
 
@@ -85,7 +83,9 @@ def source(reference: str, function: Callable[..., Any]) -> Source:
     """Return the source of a function: of its module, or of itself and what it uses."""
     if is_importable(reference):
         return source_of(reference.partition(":")[0])
-    return Source({reference: _hash_of(function)})
+    used = Used()
+    used.add(function)
+    return Source({**used.modules(), reference: used.digest})
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -95,70 +95,3 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _is_own(value: Any, module: ModuleType) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__
-
-
-def _hash_of(function: Callable[..., Any]) -> str:
-    """Return the hash of a function's code, its defaults, and of the functions that it calls."""
-    digest = hashlib.sha256()
-    for part in _parts_of(function, set()):
-        digest.update(f"{part}\0".encode())
-    return digest.hexdigest()[:16]
-
-
-def _parts_of(function: Any, seen: set[int]) -> Iterator[str]:
-    function = inspect.unwrap(function)
-    while isinstance(function, functools.partial):
-        yield repr((function.args, sorted(function.keywords.items())))
-        function = function.func
-    code = getattr(function, "__code__", None)
-    if id(function) in seen or code is None:
-        return
-    seen.add(id(function))
-    yield from _code_parts(code)
-    yield repr((function.__defaults__, function.__kwdefaults__))
-    for name, value in sorted(variables(function).items()):
-        if inspect.isfunction(value) and not _is_installed(value.__module__):
-            yield name
-            yield from _parts_of(value, seen)
-        elif isinstance(value, str | bytes | int | float | tuple | type(None)):
-            yield f"{name} = {value!r}"
-
-
-def _code_parts(code: CodeType) -> Iterator[str]:
-    yield code.co_code.hex()
-    yield repr((code.co_names, code.co_varnames))
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code_parts(constant)
-        else:
-            yield repr(constant)
-
-
-def variables(function: Any) -> dict[str, Any]:
-    """Return the global variables and the enclosed ones that a function uses, by name."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return {}
-    enclosed = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    names = set(_names(code))
-    found = {name: value for name, value in function.__globals__.items() if name in names}
-    return found | {name: cell.cell_contents for name, cell in enclosed}
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
-def _is_installed(module: str) -> bool:
-    top = module.partition(".")[0]
-    if top in ("__main__", "__mp_main__"):
-        return False
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        return False
-    origin = (spec and spec.origin) or ""
-    return top in sys.stdlib_module_names or "site-packages" in origin or origin == "frozen"

@@ -140,6 +140,16 @@ fourth = rp.map(own.f, {"x": [1]})
 assert list(fourth.table("calls")["y"]) == [10], "workers import changed modules again"
 assert ray.get_runtime_context().get_node_id() != node
 
+node = ray.get_runtime_context().get_node_id()
+def through(x):
+    return own.f(x)
+assert list(rp.map(through, {"x": [1]}).table("calls")["y"]) == [10]
+assert ray.get_runtime_context().get_node_id() == node
+pathlib.Path("own.py").write_text("def f(x): return {'y': 100 * x}\\n")
+importlib.reload(own)
+fifth = rp.map(through, {"x": [1]})
+assert list(fifth.table("calls")["y"]) == [100], "so do modules that a function here uses"
+
 lock = threading.Lock()
 def locked(x):
     return {"y": lock.locked()}
@@ -151,6 +161,18 @@ else:
     raise AssertionError
 print("all is well")
 """
+
+
+def test_calls_with_other_values_of_a_variable_are_refused(inline):
+    def scaled(x):
+        return {"y": x * factors["here"]}
+
+    factors = {"here": 2}
+    rp.map(scaled, {"x": [1]}, run_dir="r")
+    rp.map(scaled, {"x": [1]}, run_dir="r")
+    factors["here"] = 3
+    with pytest.raises(rp.ConfigError, match="the code changed"):
+        rp.map(scaled, {"x": [1]}, run_dir="r")
 
 
 def test_a_program_calls_functions_of_its_own_on_one_ray(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from functools import partial
 
@@ -120,3 +121,58 @@ def test_a_closure_and_a_lambda_have_no_importable_reference():
     local = lambda x: x  # noqa: E731
     assert reference.of_function(local).startswith("__main__:")
     assert not reference.is_importable(reference.of_function(local))
+
+
+#: what a function of a script or notebook uses, before and after a change of its result
+CHANGES = {
+    "dict": ("C = {'rate': 1}", "C = {'rate': 2}", "C['rate']"),
+    "list": ("C = [1]", "C = [2]", "C[0]"),
+    "array": ("C = np.ones(2)", "C = np.zeros(2)", "C[0]"),
+    "frame": ("C = pd.DataFrame({'a': ['x']})", "C = pd.DataFrame({'a': ['y']})", "C.a[0]"),
+    "class": (
+        "class C:\n    def value(self): return 1",
+        "class C:\n    def value(self): return 2",
+        "C().value()",
+    ),
+    "object": ("C = Plain(); C.x = 1", "C = Plain(); C.x = 2", "C.x"),
+    "cached": (
+        "@functools.cache\ndef C(): return 1",
+        "@functools.cache\ndef C(): return 2",
+        "C()",
+    ),
+    "partial": (
+        "def g(x): return x\nC = functools.partial(g, 1)",
+        "def g(x): return -x\nC = functools.partial(g, 1)",
+        "C()",
+    ),
+    "helper": ("import MODULE_helper as C", "", "C.double(1)"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_change_of_what_a_function_uses_changes_its_source(kind, module, tmp_path, monkeypatch):
+    before, after, use = CHANGES[kind]
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def hashed(code: str) -> str:
+        head = "import functools\nimport numpy as np\nimport pandas as pd\nclass Plain: pass\n"
+        names = {"__name__": "__main__"}
+        exec(f"{head}{code.replace('MODULE', module)}\ndef f(): return {use}", names)
+        return source_of(names["f"])
+
+    first = hashed(before)
+    assert hashed(before) == first
+    if not after:
+        (tmp_path / f"{module}_helper.py").write_text("def double(x): return 3 * x\n")
+    assert hashed(after or before) != first
+
+
+def test_the_source_of_a_function_is_the_same_in_every_process():
+    code = (
+        "import logging\nfrom raypipe.functions import reference\nlog = logging.getLogger('x')\n"
+        "class A: pass\n"
+        "def f(x, a=A()): return log, x in {'alpha', 'beta', 'gamma', 'delta'}\n"
+        "print(reference.source('__main__:f', f).fingerprint)"
+    )
+    found = {subprocess.check_output([sys.executable, "-c", code]) for _ in range(3)}
+    assert len(found) == 1

@@ -1,0 +1,210 @@
+"""Hash of a function that no module holds: its code, and all that it uses."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from types import CodeType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+from raypipe.pipeline.source import source_of
+
+#: types whose text is their value
+_PLAIN = (
+    *(str, bytes, bytearray, int, float, complex, type(None), type(...), range, slice, Enum),
+    *(PurePath, date, time, timedelta, Decimal, Fraction, re.Pattern),
+)
+_NO_MODULES = ("__main__", "__mp_main__", "builtins")
+#: entries of a class that say nothing of its behavior
+_NOT_CODE = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__"})
+
+
+class Used:
+    """Hash over a function and everything that it uses, and the user's modules among that.
+
+    Functions and classes count by their code, arrays by their values, other objects by their type
+    and attributes, those of the standard library by their type alone. Nothing depends on addresses,
+    or on the order of sets. Installed packages count by their names.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._seen: dict[int, Any] = {}
+        self._modules: set[str] = set()
+
+    @property
+    def digest(self) -> str:
+        """The hash of what was added."""
+        return self._hash.hexdigest()[:16]
+
+    def modules(self) -> dict[str, str]:
+        """Return the hashes of the user's modules, and of those that they import."""
+        found: dict[str, str] = {}
+        for name in sorted(self._modules):
+            try:
+                found |= source_of(name).modules
+            except (ImportError, ValueError):  # made in memory
+                continue
+        return found
+
+    def add(self, value: Any) -> None:
+        """Add a value."""
+        if isinstance(value, _PLAIN):
+            self._put(type(value).__name__, repr(value))
+            return
+        if id(value) in self._seen:
+            self._put("again")
+            return
+        self._seen[id(value)] = value  # kept alive: the address is not used again
+        if isinstance(value, dict):
+            self._put("dict", str(len(value)))
+            self._add_all(each for item in value.items() for each in item)
+        elif isinstance(value, AbstractSet):
+            self._put("set", *sorted(map(_of_one, value)))
+        elif isinstance(value, list | tuple | deque):
+            self._put(type(value).__name__, str(len(value)))
+            self._add_all(value)
+        elif isinstance(value, ModuleType):
+            self._put("module", value.__name__)
+            self._note(value.__name__)
+        elif isinstance(value, functools.partial):
+            self._add_all(("partial", value.func, value.args, value.keywords))
+        elif isinstance(value, MethodType):
+            self._add_all(("method", value.__func__, value.__self__))
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif inspect.isfunction(value):
+            self._add_function(value)
+        elif inspect.isfunction(wrapped := inspect.unwrap(value)):  # such as lru_cache
+            self._add_all(("wrapped", wrapped))
+        elif isinstance(value, property | classmethod | staticmethod):
+            functions = (getattr(value, name, None) for name in ("__func__", "fget", "fset"))
+            self._add_all((type(value).__name__, *functions))
+        elif (array := _array(value)) is not None:
+            self._add_all(("array", type(value).__name__, *array))
+        else:
+            self._put("object", type(value).__module__, type(value).__qualname__)
+            if not _is_installed(type(value).__module__):
+                self.add(type(value))
+            if not _is_standard(type(value)):  # a logger, a file: their state is not a value
+                self.add(getattr(value, "__dict__", None))
+
+    def _put(self, *texts: str) -> None:
+        for text in texts:
+            content = text.encode(errors="surrogatepass")
+            self._hash.update(b"%d:%b" % (len(content), content))
+
+    def _add_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.add(value)
+
+    def _note(self, module: str | None) -> None:
+        if module is not None and module not in _NO_MODULES and not _is_installed(module):
+            self._modules.add(module)
+
+    def _add_class(self, value: type) -> None:
+        self._put("class", value.__module__, value.__qualname__)
+        if _is_installed(value.__module__):
+            return
+        self._note(value.__module__)
+        self._add_all(value.__bases__)
+        for name, each in sorted(vars(value).items()):
+            if name not in _NOT_CODE:
+                self._put(name)
+                self.add(each)
+
+    def _add_function(self, value: Any) -> None:
+        module = value.__module__
+        if module is not None and _is_installed(module):
+            self._put("function", module, value.__qualname__)
+            return
+        self._note(module)
+        self._add_code(value.__code__)
+        self._add_all((value.__defaults__, value.__kwdefaults__))
+        for name, used in sorted(variables(value).items()):
+            self._put(name)
+            self.add(used)
+
+    def _add_code(self, code: CodeType) -> None:
+        self._put("code", code.co_code.hex(), repr((code.co_names, code.co_varnames)))
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self._add_code(constant)
+            else:
+                self.add(constant)
+
+
+def variables(function: Any) -> dict[str, Any]:
+    """Return the global variables and the enclosed ones that a function uses, by name."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return {}
+    names = set(_names(code))
+    found = {name: value for name, value in function.__globals__.items() if name in names}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # assigned later
+            continue
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _of_one(value: Any) -> str:
+    one = Used()
+    one.add(value)
+    return one.digest
+
+
+def _array(value: Any) -> tuple[Any, ...] | None:
+    """Return what decides an array, a tensor or a data frame; None for something else."""
+    if not hasattr(value, "__array__") or not hasattr(value, "shape"):
+        return None
+    labels = [list(getattr(value, name, ())) for name in ("columns", "index")
+              if not callable(getattr(value, name, ()))]  # fmt: skip
+    try:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu()
+        plain = value.__array__()
+        content = plain.tolist() if plain.dtype.hasobject else plain.tobytes()
+    except Exception:  # of a package that is not known, such as one without this type of numbers
+        return None
+    return str(plain.dtype), tuple(plain.shape), content, labels
+
+
+def _is_standard(kind: type) -> bool:
+    """Whether a class is Python's own, and not one that only holds values."""
+    top = kind.__module__.partition(".")[0]
+    return top in sys.stdlib_module_names and top != "__main__" and kind is not SimpleNamespace
+
+
+def _is_installed(module: str) -> bool:
+    top = module.partition(".")[0]
+    if top in ("__main__", "__mp_main__"):
+        return False
+    if top == "raypipe" or top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return False
+    origin = (spec and spec.origin) or ""
+    return "site-packages" in origin or "dist-packages" in origin or origin == "frozen"
