@@ -306,7 +306,7 @@ def test_terminated_while_ray_starts_is_interrupted(work, capsys, monkeypatch, a
         if not after:
             signal.raise_signal(signal.SIGTERM)
 
-    def start(stack: object) -> RayLauncher:
+    def start(*_: object) -> RayLauncher:
         launcher = RayLauncher()
         signal.raise_signal(signal.SIGTERM)
         return launcher
