@@ -24,7 +24,7 @@ from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration, load_experiment
 from raypipe.pipeline.experiment import Experiment
-from raypipe.pipeline.source import Source, source_of
+from raypipe.pipeline.source import Source, current_source
 from raypipe.sweep.settings import SweepSettings
 from raypipe.tracking import TrackerName
 
@@ -141,8 +141,12 @@ def _named(document: Document) -> tuple[Experiment, Callable[[], Source]]:
         function = load_function(document)
         source = partial(reference.source, document.function, function)
         return function_experiment(document.function, function), source
-    experiment = load_experiment(document.experiment, document.origin)
-    return experiment, partial(source_of, document.experiment)
+    search_path.prefer()
+    try:
+        modules = current_source(document.experiment)
+    except (ImportError, ValueError):  # a name of no module, or of a package that raises
+        modules = Source({})
+    return load_experiment(document.experiment, document.origin), lambda: modules
 
 
 @cache

@@ -12,6 +12,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,6 +44,25 @@ def source_of(module: str) -> Source:
     """
     contents = {name: logical_source(file.read_bytes()) for name, file in files_of(module).items()}
     return Source({n: hashlib.sha256(each).hexdigest()[:16] for n, each in contents.items()})
+
+
+#: hashes of the modules of experiments when this process imported them
+_imported: dict[str, str] = {}
+
+
+def current_source(module: str) -> Source:
+    """Return the source of an experiment's module, which this process then imports as it is.
+
+    If a file changed since an earlier call, as in a notebook, all modules of the experiment are
+    removed from ``sys.modules``.
+    """
+    found = source_of(module)
+    if any(_imported.get(name, digest) != digest for name, digest in found.modules.items()):
+        for name in found.modules:
+            sys.modules.pop(importable(name), None)
+        invalidate_caches()
+    _imported.update(found.modules)
+    return found
 
 
 def files_of(module: str) -> dict[str, Path]:

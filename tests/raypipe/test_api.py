@@ -163,6 +163,19 @@ print("all is well")
 """
 
 
+def test_an_edited_experiment_is_imported_again(inline):
+    code = (
+        "from raypipe import Experiment, Settings, Stage\n"
+        "class Own(Settings): pass\n"
+        "def run(context): context.ledger.put('t', {'a': {'v': VALUE}})\n"
+        "EXPERIMENT = Experiment('edited', 1, Own, lambda _: [Stage('t', run)])\n"
+    )
+    for value in (1, 22):
+        (inline / "edited_experiment.py").write_text(code.replace("VALUE", str(value)))
+        run = rp.run({"experiment": "edited_experiment"}, run_dir=inline / f"r{value}")
+        assert list(run.table("t")["v"]) == [value]
+
+
 def test_calls_with_other_values_of_a_variable_are_refused(inline):
     def scaled(x):
         return {"y": x * factors["here"]}
