@@ -90,7 +90,7 @@ class ScriptRun:
         values = self._values(places, newest)
         argv = command.arguments(settings, values, resumes=newest is not None)
         metrics = self._metrics(places, values, resumes=newest is not None)
-        if not self._job.measured:
+        if not self._job.measured and newest is not None:  # else it begins at its first step
             self._history.restore()
         if metrics is not None:
             self._history.add(metrics.read(), None)

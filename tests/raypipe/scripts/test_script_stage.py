@@ -337,3 +337,15 @@ def test_fit_finds_the_largest_micro_batch(raypipe: Run, folder: Path) -> None:
     assert any(line.split()[1:4] == ["fp32", "5", "4"] for line in ended.output.splitlines()), (
         ended.output
     )
+
+
+def test_rows_of_an_attempt_without_a_checkpoint_do_not_stay(raypipe: Run, folder: Path) -> None:
+    given = {"command": "python train.py {micro_batch} {accumulation} {steps}", "metrics": "stdout"}
+    code = "import json, sys\nfor s in range(1, {}): print(json.dumps(dict(step=s, loss={})))\n"
+    (folder / "train.py").write_text(code.format(9, 9.0) + "sys.exit(3)\n")
+    assert raypipe("run", **given).status == 1
+    (folder / "train.py").write_text(code.format(4, 0.5))
+    assert raypipe("run", **given).status == 0
+    run = RunDirectory.at("run")
+    assert list(read_table(run, "steps")["loss"]) == [0.5] * 3
+    assert list(read_table(run, "trials")["loss_final"]) == [0.5]
