@@ -152,6 +152,8 @@ def _named(document: Document) -> tuple[Experiment, Callable[[], Source]]:
 @cache
 def settings_model(experiment: Experiment) -> type[BaseModel]:
     """Return the settings of an experiment together with the common sections."""
+    if experiment.settings is Settings:  # without sections
+        return CommonSettings
     return create_model(
         experiment.settings.__name__, __base__=(experiment.settings, CommonSettings)
     )

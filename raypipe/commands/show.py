@@ -80,7 +80,7 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
 def results(run: RunDirectory, found: Summary) -> Iterator[str]:
     """Yield a line for each measure of the table of the key result, the best row first."""
     key = found.details.key_result if found.details is not None else None
-    if key is None:
+    if key is None or key.table not in run.list(run.path("results")):
         return
     yield f"{key.table}.{key.text}"
     rows = tables.read_arrow(run, key.table)

@@ -157,7 +157,7 @@ def _name_of(arguments: Mapping[str, Any]) -> str:
     if len(name) <= _NAME_LENGTH and name.isprintable():
         return name or "once"
     printable = "".join(letter if letter.isprintable() else "_" for letter in name)
-    return f"{printable[:_NAME_LENGTH]}~{fingerprint(dict(arguments))[:8]}"
+    return f"{printable[:_NAME_LENGTH]}~{fingerprint(dict(arguments))[:16]}"
 
 
 def _run(function: Callable[..., Any], context: StageContext) -> None:

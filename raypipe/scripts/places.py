@@ -14,6 +14,8 @@ from raypipe.training.job import TrainingJob
 
 #: seconds between copies of new checkpoints to a remote run directory
 _COPY_S = 60.0
+#: name of the folder of checkpoints: this, and digits of the job's identity
+_PREFIX, _DIGITS = "identity-", 12
 
 
 class Places:
@@ -21,13 +23,17 @@ class Places:
 
     They are in the run directory if that is local, else temporary ones whose content is copied:
     checkpoints about every minute, everything at the end. Those of a measured trial are deleted.
+
+    Checkpoints lie in a folder for the job's identity: after an edit of the script, or with another
+    setting, it begins without those of the earlier one.
     """
 
     def __init__(self, job: TrainingJob) -> None:
         self._run, self._measured = job.run_dir, job.measured
         self._log_name = f"{job.trial_id.replace('/', '-')}.log"
         self._output = job.run_dir.artifact(job.trial_id)
-        self._checkpoints = job.run_dir.checkpoints(job.trial_id)
+        folder = job.run_dir.checkpoints(job.trial_id)
+        self._checkpoints = f"{folder}/{_PREFIX}{job.identity[:_DIGITS]}"
         self._stack = TemporaryDirectory(prefix="raypipe-script-")
         self._copied: dict[Path, tuple[int, int]] = {}
         self._seen: dict[Path, tuple[int, int]] = {}

@@ -55,7 +55,7 @@ class ScriptStageSettings(TrainStageSettings):
     files: Operational[tuple[str, ...] | None] = Field(
         None,
         description="Files and patterns (`src/**/*.py`) whose content decides the result; by "
-        "default the script that the command names.",
+        "default the script that the command names, and the modules next to it that it imports.",
     )
     resume: Operational[str] = Field(
         "--resume {checkpoint_dir}",

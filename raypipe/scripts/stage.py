@@ -9,6 +9,7 @@ from typing import Any
 
 from raypipe.config.validation import did_you_mean
 from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.source import files_from
 from raypipe.pipeline.stages import train_stage
 from raypipe.scripts import command, files
 from raypipe.scripts.settings import ScriptStageSettings
@@ -94,7 +95,9 @@ def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[s
             f"{name}.files: the command names no script below {directory}; list the files whose "
             "content decides the result ([] if there are none)"
         )
-    return (script,)
+    modules = files_from(directory / script, Path(script).stem).values()
+    near = (path.relative_to(directory) for path in modules if path.is_relative_to(directory))
+    return tuple(dict.fromkeys([script, *(path.as_posix() for path in near)]))
 
 
 def _used(

@@ -51,13 +51,12 @@ def train(
 ) -> dict[str, Any]:
     """Train to completion, from the newest checkpoint if there is one.
 
-    With several workers, the process group must be initialized and every worker must call this.
-    Rank 0 writes the checkpoints, the ``steps`` rows and, at the end, the model. If rank 0's
-    ``ending`` is wanted, all workers save a checkpoint after the same step and return.
+    With several workers, each one calls this after the process group was initialized. Rank 0 writes
+    checkpoints, ``steps`` and the model. If its ``ending`` is wanted, all save a checkpoint and end.
 
     Returns:
-        The columns of ``trials`` that the run itself determines; the step ``ended_at`` if it ended
-        early; the ``load`` of the node per core at the start if it is measured.
+        The columns of ``trials`` that it determines; ``ended_at``, the step of an early end; and if
+        it is measured ``load``, that of the node per core at the start.
 
     Raises:
         ValueError: the device or the task does not support a setting.
@@ -69,9 +68,8 @@ def train(
         return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
-    rank, attempt = worker.rank, job.attempt
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    with Telemetry(job.trial_id, worker.device, rank=rank, attempt=attempt) as sampler:
+    with Telemetry(job.trial_id, worker.device, rank=worker.rank, attempt=job.attempt) as sampler:
         loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
             outcome = loop.run()

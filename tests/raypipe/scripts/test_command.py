@@ -139,7 +139,8 @@ def test_an_early_end_lets_the_script_save(run: RunDirectory, tmp_path: Path) ->
     outcome = asked.task.run(asked, report, ending)
     assert outcome["ended_at"] == 3
     assert ending.seconds == 10.0
-    assert run.list(run.checkpoints("t")) == ["last"]
+    (folder,) = run.list(run.checkpoints("t"))
+    assert run.list(f"{run.checkpoints('t')}/{folder}") == ["last"]
 
 
 def test_folders_of_a_remote_run_directory(remote: RunDirectory, tmp_path: Path) -> None:
@@ -150,16 +151,18 @@ def test_folders_of_a_remote_run_directory(remote: RunDirectory, tmp_path: Path)
         (first.checkpoints / "last").write_text("1")
         first.log.write_text("one\n")
     assert not first.output.exists()
+    (kept,) = remote.list(remote.checkpoints("t"))
+    last = f"{remote.checkpoints('t')}/{kept}/last"
     with Places(asked) as second:
         assert second.newest_checkpoint == second.checkpoints / "last"
         assert (second.output / "deep/model").read_text() == "m"
         second.checkpoints.joinpath("last").write_text("22")
         second._next_copy = 0.0
         second.keep()  # seen for the first time: it may be incomplete
-        assert remote.read(f"{remote.checkpoints('t')}/last") == b"1"
+        assert remote.read(last) == b"1"
         second._next_copy = 0.0
         second.keep()
-        assert remote.read(f"{remote.checkpoints('t')}/last") == b"22"
+        assert remote.read(last) == b"22"
         with second.log.open("a") as log:
             log.write("two\n")
     assert remote.read(f"{remote.logs}/t.log") == b"one\ntwo\n"

@@ -349,3 +349,35 @@ def test_rows_of_an_attempt_without_a_checkpoint_do_not_stay(raypipe: Run, folde
     run = RunDirectory.at("run")
     assert list(read_table(run, "steps")["loss"]) == [0.5] * 3
     assert list(read_table(run, "trials")["loss_final"]) == [0.5]
+
+
+def test_an_edited_script_does_not_receive_the_checkpoint_of_the_earlier_one(
+    raypipe: Run, folder: Path
+) -> None:
+    command = "python train.py {micro_batch} {accumulation} {steps} {checkpoint_dir}"
+    code = (
+        "import json, pathlib, sys\n"
+        "saved = pathlib.Path(sys.argv[4], 'saved')\n"
+        "print(json.dumps(dict(step=3, loss=float(saved.exists()))))\n"
+        "saved.touch()\n"
+    )
+    given = {"command": command, "metrics": "stdout"}
+    (folder / "train.py").write_text(code + "sys.exit(3)\n")
+    assert raypipe("run", **given).status == 1
+    assert raypipe("run", **given).status == 1  # the same script sees its own
+    (folder / "train.py").write_text(code)
+    assert raypipe("run", **given).status == 0
+    assert list(read_table(RunDirectory.at("run"), "trials")["loss_final"]) == [0.0]
+
+
+def test_a_module_that_the_script_imports_is_part_of_its_identity(
+    raypipe: Run, folder: Path
+) -> None:
+    given = {"command": "python train.py {micro_batch} {accumulation} {steps}", "metrics": "stdout"}
+    (folder / "train.py").write_text("import model\nprint(model.LINE)\n")
+    (folder / "model.py").write_text('LINE = \'{"step": 1, "loss": 1}\'\n')
+    assert raypipe("run", **given).status == 0
+    (folder / "model.py").write_text('LINE = \'{"step": 1, "loss": 2}\'\n')
+    refused = raypipe("run", **given)
+    assert refused.status == 2
+    assert "model.py" in refused.output
