@@ -52,7 +52,7 @@ def train(
     """Train to completion, from the newest checkpoint if there is one.
 
     With several workers, each one calls this after the process group was initialized. Rank 0 writes
-    checkpoints, ``steps`` and the model. If its ``ending`` is wanted, all save a checkpoint and end.
+    checkpoints, ``steps``, the model. If its ``ending`` is wanted, all save a checkpoint and end.
 
     Returns:
         The columns of ``trials`` that it determines; ``ended_at``, the step of an early end; and if
