@@ -102,7 +102,7 @@ class About:
     def results(self) -> list[Results]:
         """The tables of the experiment that have rows."""
         return [
-            joined(table, self.tables[table.name], self.tables)
+            joined(table, with_nulls(table, self.tables[table.name]), self.tables)
             for table in self._own_tables()
             if table.name in self.tables and len(self.tables[table.name])
         ]
@@ -131,6 +131,22 @@ class About:
         if self.declared.core is not None:
             known = {table.name for table in self.declared.tables} | self.declared.core
             yield from (Table(name, "") for name in self.tables if name not in known)
+
+
+def with_nulls(table: Table, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in which null is a value of an axis like others, if the axes are arguments.
+
+    The axes of a table of calls are arguments of a function, of which null may be one. In other
+    tables a missing value says that the axis does not apply.
+    """
+    if not table.open:
+        return rows
+    columns = {}
+    for name in table.axes:
+        if name in rows.columns and rows[name].isna().any() and rows[name].notna().any():
+            values = rows[name].astype(object)
+            columns[name] = values.where(values.notna(), "null")
+    return rows.assign(**columns)
 
 
 def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:

@@ -16,6 +16,7 @@ from raypipe.report.formatting import heading
 from raypipe.report.headlines import Headline
 from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Part
+from raypipe.report.sweep_trials import sweeps
 from raypipe.report.table_shape import as_numbers, is_number, value_label
 from raypipe.stats import runs_needed
 
@@ -27,7 +28,9 @@ _RUNS = 5
 def advice(about: About) -> list[Part]:
     """Return what to do next, each with the command; that nothing stands out if nothing does."""
     found = [
-        part for find in (failed, overfitted, unfinished, edges, repeat) for part in find(about)
+        part
+        for find in (failed, overfitted, unfinished, swept, edges, repeat)
+        for part in find(about)
     ]
     return found or ["Nothing stands out in the tables."]
 
@@ -93,6 +96,17 @@ def unfinished(about: About) -> Iterator[Part]:
                 )
                 yield from _code(_elsewhere(about.command, f"{key}={2 * length}"))
                 break
+
+
+def swept(about: About) -> Iterator[Part]:
+    """Yield how to use the recommendations of sweeps."""
+    if not any(sweep.chosen for sweep in sweeps(about.tables)):
+        return
+    yield "Use the recommended settings: the section Sweep has the lines to paste."
+    words = _words(about.command)
+    if words[:2] == ["raypipe", "sweep"] and "--write" not in words:
+        yield "Or write the whole configuration with them to a file:"
+        yield from _code(f"{about.command} --write best.yaml")
 
 
 def edges(about: About) -> Iterator[Part]:

@@ -16,9 +16,11 @@ from raypipe.report.formatting import cell, heading, number
 from raypipe.report.headlines import Headline, range_tiles, tile
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Part, Section, Tile, Tiles
-from raypipe.report.sweep_trials import SWEEP
+from raypipe.report.sweep_trials import SWEEP, Sweep, of_stage, short, sweeps
+from raypipe.report.table_shape import point_label
 
 _MOST_TILES = 6
+_MOST_OTHERS = 2  # metrics of a training whose better end is unknown
 _LONGEST = 120  # characters of the list of varied keys
 
 
@@ -48,6 +50,10 @@ def asked(about: About) -> Iterator[str]:
         yield sentence if sentence.endswith(".") else f"{sentence}."
     if varied := _varied(about):
         yield varied
+    for sweep in sweeps(about.tables):
+        axes = ", ".join(short(key, sweep.stage) for key in sweep.axes)
+        over = f" over {axes}" if axes else ""
+        yield f"A sweep of {sweep.stage}{over}: {len(sweep.trials)} trials."
     stages = about.tables["stages"]
     done, total = int((stages["status"] == "succeeded").sum()), len(stages)
     if total:
@@ -104,8 +110,9 @@ def _hardware(environment: pd.DataFrame | None) -> str:
 
 
 def came_out(about: About) -> list[Part]:
-    """Return the headline numbers of the tables, then those of the trainings."""
-    tiles = [tile(best) for best in about.headlines]
+    """Return the recommendations of sweeps, the headline numbers, then those of the trainings."""
+    swept = list(sweep_tiles(about))
+    tiles = [*swept, *(tile(best) for best in about.headlines)]
     if not tiles:
         for results in about.results:
             tiles += range_tiles(results.rows, results.shape)
@@ -126,6 +133,32 @@ def came_out(about: About) -> list[Part]:
     return parts
 
 
+def sweep_tiles(about: About) -> Iterator[Tile]:
+    """Yield the value and the settings of each recommended trial."""
+    for sweep in sweeps(about.tables):
+        recommended = of_stage(about.tables, "recommendations", sweep.stage)
+        if "value" not in recommended or not sweep.metric or not sweep.chosen:
+            continue
+        value = float(pd.to_numeric(recommended["value"], errors="coerce").iloc[0])
+        if not np.isfinite(value):
+            continue
+        doubt = "" if sweep.decided else "; cannot tell which trial is the best"
+        yield Tile(
+            heading(sweep.metric),
+            cell(sweep.metric, value),
+            f"recommended for {sweep.stage}: {_settings(sweep)}{doubt}",
+            "" if sweep.decided else "warn",
+        )
+
+
+def _settings(sweep: Sweep) -> str:
+    """Return the values of the axes of the recommended trial."""
+    points = sweep.all_trials.loc[sweep.all_trials["trial_id"] == sweep.chosen, "point"]
+    point = points.iloc[0] if len(points) else {}
+    keys = sweep.axes or list(point)
+    return point_label({short(key, sweep.stage): point[key] for key in keys if key in point})
+
+
 def training_tiles(about: About) -> Iterator[Tile]:
     """Yield the best held-out value of each stage, or the training losses without evaluations."""
     by_stage: dict[str, list[Evaluation]] = {}
@@ -141,6 +174,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
         if value != end:
             note += f"; {number(end)} at the end"
         yield Tile(best.name, number(value), note, "warn" if best.ends_worse else "")
+        yield from _other_metrics(about, best.trial)
     trials = rows(about.tables, "trials", ["stage", "status"])
     if by_stage or about.headlines or trials is None or "loss_final" not in trials:
         return
@@ -148,6 +182,17 @@ def training_tiles(about: About) -> Iterator[Tile]:
         losses = group["loss_final"].astype(float)
         if np.isfinite(losses).any():
             yield Tile("training loss", number(float(losses.min())), str(name))
+
+
+def _other_metrics(about: About, trial: str) -> Iterator[Tile]:
+    """Yield the last values of the held-out metrics of a training of which neither end is better.
+
+    A task need not declare its metrics; a reader looks for the accuracy of a classifier all the
+    same.
+    """
+    others = [each for each in about.evaluations if each.trial == trial and not each.better]
+    for each in others[:_MOST_OTHERS]:
+        yield Tile(each.name, number(float(each.values[-1])), f"{each.stage}, at the end")
 
 
 def certainty(about: About) -> Iterator[str]:

@@ -11,7 +11,7 @@ import yaml
 
 from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
-from raypipe.config.matrix import text_value
+from raypipe.config.matrix import SEED, text_value
 from raypipe.report.comparison import (
     Observations,
     Tables,
@@ -88,7 +88,9 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
     tried = [yaml_values(values) for values in variants_of(tables).values()]
     for metric, point in zip(found["metric"], found["point"], strict=True):
-        edges = edge_texts(tried, yaml_values(json.loads(point)))
+        best_values = yaml_values(json.loads(point)).items()
+        searched = {key: value for key, value in best_values if key.rpartition(".")[2] != SEED}
+        edges = edge_texts(tried, searched)
         parts += [f"{metric}: {text}." for text in edges]
     best = set(found["metric"])
     for means in observed.by_point():

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe.report.about import About, Declarations
+from raypipe.report.about import About, Declarations, with_nulls
 from raypipe.report.advice import advice, beyond
 from raypipe.report.evaluations import noise
 from raypipe.report.page import report_files
 from raypipe.report.sections import Code
 from raypipe.report.summary import asked, came_out, certainty, training_tiles
+from raypipe.report.table_plots import number_plot
 from raypipe.report.training_section import training_section
 from raypipe.storage.tables import Column, Table
 from tests.raypipe.report.page_reader import Page
+from tests.raypipe.report.sweep_tables import systems_tables
 
 COMMAND = "raypipe run x.yaml data.n=2 --run-dir 'my run'"
 CONFIGURATION = "train: {training: {steps: 100, seed: 0, monitor: null}}\n"
@@ -138,6 +142,59 @@ def test_a_training_shows_its_best_held_out_value_and_its_end() -> None:
                            "loss_final": [1.5]})  # fmt: skip
     (tile,) = training_tiles(_about(trials=trials))
     assert (tile.label, tile.value) == ("training loss", "1.5")
+
+
+def test_a_training_shows_metrics_that_are_not_declared() -> None:
+    steps = _steps([5.0, 3.0]).assign(eval_accuracy=[0.5, 0.8], eval_hits=[1.0, 2.0])
+    about = replace(_about(steps=steps), declared=Declarations())
+    assert [(tile.label, tile.value, tile.note) for tile in training_tiles(about)] == [
+        ("held-out loss", "3", "train, at the end"),
+        ("held-out accuracy", "0.8", "train, at the end"),
+        ("held-out hits", "2", "train, at the end"),
+    ]
+
+
+def test_a_sweep_shows_its_recommendation() -> None:
+    command = "raypipe sweep x.yaml --run-dir r"
+    tables = {**systems_tables(), "stages": _stages("succeeded")}
+    about = _about(command=command, **tables)
+    assert list(asked(about))[1] == (
+        "A sweep of train_medium over micro-batch, precision, gradient checkpointing: 20 trials."
+    )
+    (tiles,) = came_out(about)
+    (tile,) = tiles.tiles
+    assert (tile.label, tile.value, tile.tone) == ("samples/s", "345.9", "")
+    assert tile.note == (
+        "recommended for train_medium: micro-batch=128, bf16, gradient checkpointing=false"
+    )
+    assert _advice(about) == [
+        "Use the recommended settings: the section Sweep has the lines to paste.",
+        "Or write the whole configuration with them to a file:",
+        f"{command} --write best.yaml",
+    ]
+    tables["recommendations"] = tables["recommendations"].assign(decided=False)
+    (tiles,) = came_out(_about(command=command, **tables))
+    assert tiles.tiles[0].tone == "warn"
+    assert tiles.tiles[0].note.endswith("; cannot tell which trial is the best")
+
+
+def test_null_is_a_value_of_an_argument() -> None:
+    table = Table("calls", "a call", (Column("score", "real", "Score.", better="higher"),),
+                  open=True, axes=("depth", "trees"))  # fmt: skip
+    rows = pd.DataFrame(
+        {"depth": [4, 8, None] * 2, "trees": [1] * 3 + [2] * 3, "score": [1.0, 2, 3, 4, 5, 6]}
+    )
+    about = About({"stages": _stages("succeeded"), "calls": rows}, "own",
+                  declared=Declarations("", (table,)))  # fmt: skip
+    assert next(asked(about)) == "Compared: depth (3 values), trees (2 values)."
+    (tiles,) = came_out(about)
+    assert tiles.tiles[0].note == "depth=null, trees=2; highest of 6"
+    (results,) = about.results
+    plot = number_plot(table, table.columns[0], results.rows, results.shape)
+    labels = [text.get_text() for text in plot.figure.axes[0].get_yticklabels()]
+    assert labels == ["4", "8", "null"]
+    missing = replace(table, open=False)  # the axis does not apply to such a row
+    assert with_nulls(missing, rows) is rows
 
 
 def test_one_run_has_no_interval() -> None:

@@ -46,6 +46,23 @@ def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return together.pivot_table(index="seed", columns="rate", values="value", aggfunc="mean")
 
 
+def test_no_other_seed_is_proposed():
+    listed, rows = [], []
+    for rate, seed in product(("0.1", "0.2"), ("0", "1")):
+        name = f"fit.rate={rate},fit.seed={seed}"
+        listed += [{"variant": name, "key": "fit.rate", "value": rate},
+                   {"variant": name, "key": "fit.seed", "value": seed}]  # fmt: skip
+        rows.append({"run_id": "r", "command_id": "c", "variant": name, "value": float(rate)})
+    best = {"metric": "measures.value", "better": "higher", "mean": 0.2, "seeds": 1, "points": 4,
+            "point": json.dumps({"fit.rate": "0.2", "fit.seed": "1"})}  # fmt: skip
+    tables = {"variants": pd.DataFrame(listed), "measures": pd.DataFrame(rows),
+              "best_variants": pd.DataFrame([best])}  # fmt: skip
+    texts = [part for part in variants.variants_section(tables, None).parts if "try" in str(part)]
+    assert texts == [
+        "measures.value: the best fit.rate is the largest that was tried (0.2): try larger ones."
+    ]
+
+
 def test_means_and_intervals_are_those_over_seeds(tables):
     found = comparison.summary(comparison.Observations.of(tables), "rate").set_index("value")
     assert set(found["metric"]) == {"measures.value (ours)"}
