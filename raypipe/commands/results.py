@@ -51,6 +51,10 @@ def existing(run_dir: str) -> RunDirectory:
     if not run.exists(run.path("results")):
         if run.exists(run.ledger) or run.exists(run.status):
             raise ConfigError(f"{run.shown}: has no results yet: no stage of it has ended")
+        if not run.exists(run.path()):
+            raise ConfigError(
+                f"{run.shown}: is not a run directory: it does not exist; `raypipe ls` lists them"
+            )
         raise ConfigError(f"{run.shown}: is not a run directory (it has no results/)")
     return run
 

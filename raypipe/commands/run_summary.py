@@ -61,6 +61,10 @@ def opened(location: str) -> RunDirectory:
     """Return the run directory at a location. Raises ConfigError if there is none."""
     run = RunDirectory.at(location)
     run.check()
+    if not run.exists(run.path()):
+        raise ConfigError(
+            f"{run.shown}: is not a run directory: it does not exist; `raypipe ls` lists them"
+        )
     if not MARKS.intersection(run.list(run.path())):
         raise ConfigError(
             f"{run.shown}: is not a run directory (it has no status.json and no ledger/); "

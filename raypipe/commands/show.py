@@ -15,6 +15,7 @@ from raypipe.commands.table_view import cell, printable, shorten
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
+from raypipe.pipeline.unit_logs import first_line
 from raypipe.storage import tables
 from raypipe.storage.run_directory import BASE, RunDirectory
 
@@ -84,7 +85,7 @@ def results(run: RunDirectory, found: Summary) -> Iterator[str]:
         return
     yield f"{key.table}.{key.text}"
     rows = tables.read_arrow(run, key.table)
-    measures = tables.better(rows.schema) or {key.column: key.better}
+    measures = {key.column: key.better, **tables.better(rows.schema)}
     shown = 0
     for name in sorted(measures, key=lambda each: each != key.column):
         if name not in rows.column_names or shown == _MOST_MEASURES:
@@ -123,7 +124,7 @@ def _labels(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _status(found: Summary) -> str:
     counted = f"{found.ended} of {found.stages} stages" if found.stages else ""
-    parts = [found.status, counted, cell(found.message.strip().partition("\n")[0])]
+    parts = [found.status, counted, cell(first_line(found.message))]
     return ", ".join(filter(None, parts))
 
 

@@ -17,6 +17,7 @@ from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import shorten
 from raypipe.errors import ConfigError
 from raypipe.pipeline.progress import clock_text
+from raypipe.pipeline.unit_logs import first_line
 from raypipe.redaction import without_credentials
 from raypipe.storage.lock import is_held
 from raypipe.storage.run_directory import RunDirectory
@@ -118,7 +119,7 @@ def _new_lines(messages: Sequence[tuple[int, str]], last: int) -> list[str]:
 
 def _ending(found: Summary) -> str:
     result = f", {found.result}" if found.result else ""
-    message = found.message.strip().partition("\n")[0]
+    message = first_line(found.message)
     why = f" ({without_credentials(message)})" if message else ""
     ended = f", {found.ended} of {found.stages} stages" if found.stages else ""
     took = f" after {clock_text(found.duration_s)}" if found.duration_s is not None else ""

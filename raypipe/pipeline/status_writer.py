@@ -19,7 +19,7 @@ from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import LostLeaseError
 from raypipe.storage.run_directory import BASE, RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
-from raypipe.storage.tables import Table
+from raypipe.storage.tables import Column, Table
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ _PATIENCE_S = 10.0
 #: values of a label of a key result, and the characters of each
 _MOST_VALUES, _LONGEST = 4, 40
 _LONGEST_MESSAGE = 2000
+#: the training loss, and the loss on held-out data, which a task need not declare
+_LOSS, _EVAL_LOSS = "loss_final", Column("eval_loss", "real", "Held-out loss.", better="lower")
 
 
 class StatusWriter:
@@ -144,7 +146,7 @@ def key_result(
     """Return the best value of the first declared measure that has one; None if there is none.
 
     The experiment's own tables come first, as the report reads them: a mean over repetitions. Then
-    come the trainings' metrics, then their loss.
+    come the trainings' metrics, then their held-out loss, then their training loss.
     """
     own = list(own)
     for table in own:
@@ -153,7 +155,11 @@ def key_result(
     trials = tables.get("trials")
     candidates = [(table, column) for table in own for column in table.columns]
     if trials is not None:
-        candidates += [(trials, column) for column in reversed(trials.columns)]
+        metrics = list(reversed(trials.columns))
+        names = [column.name for column in metrics]
+        if _EVAL_LOSS.name not in names and _LOSS in names:
+            metrics.insert(names.index(_LOSS), _EVAL_LOSS)
+        candidates += [(trials, column) for column in metrics]
     for table, column in candidates:
         if not column.better:
             continue
@@ -194,7 +200,9 @@ def _is_number(value: Any) -> bool:
 
 def _label(best: Row, rows: Iterable[Row], table: Table) -> str:
     """Return the texts that tell a row from the others."""
-    names = [column.name for column in table.columns if column.type == "text"]
+    names = [
+        column.name for column in table.columns if column.type == "text" and column.name != "worker"
+    ]
     varying = [name for name in names if len({row.get(name) for row in rows}) > 1]
     parts = [str(best[name])[:_LONGEST] for name in varying if best.get(name) is not None]
     if (variant := best.get("variant", BASE)) != BASE:

@@ -142,8 +142,14 @@ def failure_row(
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text, cut to what a few lines of a terminal hold."""
-    return text.strip().partition("\n")[0][:_LONGEST_LINE]
+    """Return the first line of a text, cut to what a few lines of a terminal hold.
+
+    A line that ends with a colon says nothing alone (``ValueError:``): the next one follows it.
+    """
+    first, *others = [line.strip() for line in text.strip().splitlines() if line.strip()] or [""]
+    if first.endswith(":") and others:
+        first = f"{first} {others[0]}"
+    return first[:_LONGEST_LINE]
 
 
 def _near(path: str) -> str:

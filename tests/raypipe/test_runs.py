@@ -11,6 +11,7 @@ import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -23,9 +24,11 @@ from raypipe.commands.ls import runs
 from raypipe.commands.results import chosen, to_csv, to_json
 from raypipe.commands.table_view import shorten, view
 from raypipe.commands.watch import watch
+from raypipe.pipeline.status_writer import key_result
 from raypipe.storage.lock import is_held, writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
+from raypipe.storage.tables import Column, Table
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(
@@ -229,11 +232,31 @@ def test_runs_are_listed_shown_and_compared(work, capsys):
     assert "nothing differs" in capsys.readouterr().out
 
 
+def test_the_key_result_of_a_training_is_its_held_out_loss():
+    trials = Table("trials", "a training", (
+        Column("samples_per_s", "real", "Speed.", better="higher"),
+        Column("loss_final", "real", "Training loss.", better="lower"),
+    ))  # fmt: skip
+    accuracy = Column("eval_accuracy", "real", "Accuracy.", better="higher")
+    declared = replace(trials, columns=(*trials.columns, accuracy))
+    row = {"samples_per_s": 9.0, "loss_final": 0.1}
+    evaluated = {**row, "eval_loss": 0.3, "eval_accuracy": 0.9}
+
+    def key(row: dict[str, float], table: Table) -> str:
+        ledger = SimpleNamespace(rows=lambda name: [row])
+        return key_result(ledger, (), {"trials": table}).text  # type: ignore[arg-type, union-attr]
+
+    assert key(row, trials) == "loss_final 0.1"
+    assert key(evaluated, trials) == "eval_loss 0.3"
+    assert key(evaluated, declared) == "eval_accuracy 0.9"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["ls", "nowhere"], "does not exist"),
-        (["show", "nowhere"], "is not a run directory"),
+        (["show", "nowhere"], "is not a run directory: it does not exist"),
+        (["results", "nowhere"], "is not a run directory: it does not exist"),
         (["watch", "."], "is not a run directory"),
         (["compare", "nowhere"], "give two run directories or more"),
     ],

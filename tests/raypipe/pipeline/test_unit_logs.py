@@ -6,7 +6,7 @@ import pytest
 
 from raypipe.errors import Trace
 from raypipe.pipeline import unit_logs
-from raypipe.pipeline.unit_logs import UnitLogs
+from raypipe.pipeline.unit_logs import UnitLogs, first_line
 from raypipe.storage.run_directory import RunDirectory
 
 TRACE = Trace("Traceback ...\nValueError: boom", "/home/me/code.py:7 in score")
@@ -104,3 +104,11 @@ def test_every_name_of_a_unit_has_a_log(run, unit):
     logs.printed(unit, 1, "hello")
     assert "hello" in read(run, f"lda/{unit}")
     assert len(run.list(run.logs)) == 1
+
+
+def test_a_first_line_says_what_is_wrong():
+    assert first_line("\n  Error: one\ntwo") == "Error: one"
+    assert first_line("ValueError: \n\nAll fits failed.\nmore") == "ValueError: All fits failed."
+    assert first_line("Error:") == "Error:"
+    assert first_line(" \n") == ""
+    assert len(first_line("a" * 1000)) == 300
