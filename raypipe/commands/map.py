@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from raypipe.commands.request import Request
 from raypipe.commands.run import Ended, execute
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: the name of the command line in messages
 ORIGIN = "command line"
@@ -38,6 +41,9 @@ def map_function(
     given = {key: value for key, value in settings.items() if value is not None and value != []}
     options = [word for key, value in given.items() for word in _option(key, value)]
     document = Document(ORIGIN, "", name, given, {})
+    for text in texts:
+        if "." not in text.partition("=")[0] and (hint := text_hint(text)):
+            log.warning("command line: %s", hint)
     request = Request("map", name, texts, document=document, options=options, **more)
     return execute(request)
 
@@ -49,3 +55,25 @@ def _option(key: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     texts = (f"{each:g}" if isinstance(each, float) else str(each) for each in values)
     return [word for text in texts for word in (name, f"{text}{unit}")]
+
+
+def text_hint(text: str) -> str:
+    """Return what to write instead of ``NAME=VALUE`` whose value is probably meant otherwise.
+
+    Empty if it is not: ``none`` is a text in YAML, and so are numbers without brackets.
+    """
+    name, _, value = text.partition("=")
+    words = [word.strip() for word in value.strip("[]").split(",")]
+    if any(word in ("none", "None") for word in words):
+        return f"{name}: none is a text here; write null for Python's None"
+    if len(words) > 1 and not value.startswith("[") and all(map(_is_number, words)):
+        return f"{name}: {value} is one text; write '{name}=[{value}]' for several values"
+    return ""
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

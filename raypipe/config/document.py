@@ -43,6 +43,11 @@ def read(path: str | Path) -> Document:
 
     """
     file = Path(path)
+    if file.suffix == ".py" and file.is_file():
+        raise ConfigError(
+            f"{path}: is Python code, not a configuration; call a function of it with `raypipe map "
+            f"{file.stem}:FUNCTION`, or give a YAML file with `experiment: {file.stem}`"
+        )
     try:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(_MAX_LENGTH + 1)
