@@ -1,4 +1,4 @@
-"""Language-model pretraining: tokenize, train, evaluate, sample, export."""
+"""Pretrain a language model, and compare its loss on held-out text with a unigram model's."""
 
 from __future__ import annotations
 

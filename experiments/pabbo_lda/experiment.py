@@ -1,4 +1,4 @@
-"""The main job: train PABBO, evaluate it, run the studies of all optimizers, and compare them."""
+"""Find the optimizer that needs the fewest LDA trainings for the best number of topics."""
 
 from __future__ import annotations
 

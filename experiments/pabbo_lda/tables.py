@@ -81,6 +81,7 @@ TABLES = (
         axes=("optimizer",),
         groups=("dataset",),
         baselines=("random",),
+        repeats="lda.runs",
     ),
     Table(
         "study_history",
@@ -236,10 +237,18 @@ STEP_METRICS = (
     Column("error", "real", "Squared error of the scores; in the training on curves."),
     Column("excess", "real", "Log-perplexity of the best T above the minimum of its curve."),
     Column(
-        "eval_simple_regret", "real", "Final simple regret on held-out functions.", better="lower"
+        "eval_simple_regret",
+        "real",
+        "Final simple regret on held-out functions.",
+        better="lower",
+        baseline="eval_random_simple_regret",
     ),
     Column(
-        "eval_simple_regret_all_steps", "real", "Mean simple regret over all steps.", better="lower"
+        "eval_simple_regret_all_steps",
+        "real",
+        "Mean simple regret over all steps.",
+        better="lower",
+        baseline="eval_random_simple_regret_all_steps",
     ),
     Column("eval_random_simple_regret", "real", "Final simple regret of random search."),
     Column("eval_random_simple_regret_all_steps", "real", "Mean simple regret of random search."),

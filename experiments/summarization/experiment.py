@@ -1,4 +1,4 @@
-"""Summarization: tokenize, fine-tune or train, evaluate, export."""
+"""Train a model to summarize documents, and compare its ROUGE with that of lead sentences."""
 
 from __future__ import annotations
 

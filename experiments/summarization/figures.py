@@ -9,13 +9,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.summarization.rouge import MEASURES
+from raypipe.report.formatting import number
 from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, strokes, style
-from raypipe.report.sections import Section
+from raypipe.report.sections import Part, Section, TableView
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section of the report, with all plots."""
-    return [Section("Evaluation", figures(tables), covers=("measures",))]
+    parts = [*figures(tables), *_table(tables)]
+    return [Section("Evaluation", parts, covers=("measures",), certainty=_gain(tables))]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
@@ -25,6 +27,32 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         return []
     with style():
         return [_figure(measures)]
+
+
+def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
+    measures = rows(tables, "measures", ["method", *MEASURES])
+    if measures is None:
+        return []
+    columns = ["method", *MEASURES, "words"]
+    return [TableView(measures, columns, "Measures", meanings={"words": "Mean length in words."})]
+
+
+def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the gain over the lead sentence with its interval over documents."""
+    columns = [f"rouge_2_gain{end}" for end in ("", "_low", "_high")]
+    measures = tables.get("measures")
+    if measures is None or not {"method", "documents", *columns} <= {*measures.columns}:
+        return []
+    row = measures[measures["method"] == "summarizer"]
+    if row.empty or row[columns].isna().any(axis=None):
+        return []
+    gain, low, high = (float(row[name].iloc[0]) for name in columns)
+    judged = "more than chance" if low * high > 0 else "it may be chance"
+    return [
+        f"Over the {int(row['documents'].iloc[0])} held-out documents, the summarizer's ROUGE-2 is "
+        f"{number(abs(gain))} {'above' if gain > 0 else 'below'} that of the lead sentence (95 % "
+        f"bootstrap interval of the gain {number(low)} to {number(high)}): {judged}."
+    ]
 
 
 def _figure(measures: pd.DataFrame) -> Plot:
@@ -37,11 +65,11 @@ def _figure(measures: pd.DataFrame) -> Plot:
         method = str(row["method"])
         heights = [float(row[name]) for name in MEASURES]
         bars = axes.bar(middle, heights, 0.92 * width, color=styles[method].color, label=method)
-        axes.bar_label(bars, fmt="%.3f", fontsize=7.5, color=MUTED, padding=2)
+        axes.bar_label(bars, fmt="%.2f", fontsize=7.5, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(MEASURES)), list(MEASURES.values()))
     canvas.legend(loc="outside upper left", ncols=3)
     caption = (
         f"F1 over {int(measures['documents'].max())} held-out documents, with stemming; with "
         "several references, of the best one. Higher is better."
     )
-    return Plot("measures", "Measures", caption, canvas)
+    return Plot("measures", "ROUGE by method", caption, canvas)

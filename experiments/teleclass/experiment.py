@@ -1,4 +1,4 @@
-"""TELEClass as an experiment: six phases, their baselines, and the tokenize stage between them."""
+"""Classify unlabeled texts into a taxonomy (TELEClass), and compare with the most similar class."""
 
 from __future__ import annotations
 

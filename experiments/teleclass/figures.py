@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, set_log, strokes, style
-from raypipe.report.sections import Section
+from raypipe.report.sections import Part, Section, TableView
 
 _SIZES = "class_sizes"
 METHODS = {
@@ -32,7 +32,22 @@ def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section of the report, with all plots."""
     drawn = figures(tables)
     covers = ["measures", *("classes" for plot in drawn if plot.name == _SIZES)]
-    return [Section("Classification", drawn, covers=covers)]
+    return [Section("Classification", [*drawn, *_table(tables)], covers=covers)]
+
+
+def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
+    """Return the measures of every method over all classes."""
+    found = rows(tables, "measures", ["method", "documents_of", "level", *MEASURES])
+    if found is None:
+        return []
+    found = found[found["level"] == "all"]
+    several = found["documents_of"].nunique() > 1
+    names = [
+        METHODS.get(str(method), str(method)) + (f" ({documents})" if several else "")
+        for method, documents in zip(found["method"], found["documents_of"], strict=True)
+    ]
+    shown = found.assign(method=names).rename(columns=MEASURES)
+    return [TableView(shown, ["method", *MEASURES.values()], "Measures over all classes")]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
@@ -57,7 +72,7 @@ def _measures(found: pd.DataFrame) -> Plot:
     """Every measure of every method."""
     canvas = _bars(found, list(MEASURES), list(MEASURES.values()))
     caption = (
-        "All measures over all classes; more is better. The pseudo-labels are measured on the "
+        "All measures over all classes; higher is better. The pseudo-labels are measured on the "
         "training documents, everything else on the documents that are predicted. The baselines "
         "take the most similar class with its ancestors."
     )
@@ -71,7 +86,7 @@ def _levels(found: pd.DataFrame) -> Plot:
     about = found[~found.index.duplicated()][["documents_of"]].join(wide)
     canvas = _bars(about, levels, [f"level {n}" for n in levels])
     canvas.axes[0].set_ylabel("macro-F1")
-    caption = "Macro-F1 over the classes of a level; level 1 are the roots of the taxonomy."
+    caption = "Macro-F1 over the classes of a level; level 1 has the roots of the taxonomy."
     return Plot("macro_f1_by_level", "Macro-F1 by level", caption, canvas)
 
 
@@ -101,7 +116,7 @@ def _bars(
 
 
 def _sizes(classes: pd.DataFrame) -> Plot:
-    """Documents a class by pseudo-labels against those by gold labels."""
+    """Documents per class by pseudo-labels against those by gold labels."""
     canvas = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = canvas.add_subplot()
     gold, labeled = classes["gold"] + 1, classes["documents"] + 1
@@ -117,4 +132,4 @@ def _sizes(classes: pd.DataFrame) -> Plot:
         "A dot is a class, ancestors of labels counted. Above the line a class gets more documents "
         "than it has; at the bottom it is starved, and documents are written for it."
     )
-    return Plot(_SIZES, "Documents a class", caption, canvas)
+    return Plot(_SIZES, "Documents per class", caption, canvas)

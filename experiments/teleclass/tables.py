@@ -68,7 +68,8 @@ STEP_METRICS = (
     Column(
         "eval_loss",
         "real",
-        "Mean binary cross-entropy of the held-out documents, in nats.",
+        "Mean binary cross-entropy of the held-out documents.",
+        "nats",
         better="lower",
     ),
     Column(

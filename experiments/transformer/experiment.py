@@ -1,4 +1,4 @@
-"""The transformer trainer: prepare data, train, evaluate."""
+"""Train a transformer on a table or sequences, and compare it with a constant prediction."""
 
 from __future__ import annotations
 

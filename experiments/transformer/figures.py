@@ -9,14 +9,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from raypipe.report.plots import WIDTH, Plot, rows, style
-from raypipe.report.sections import Section
+from raypipe.report.sections import Part, Section, TableView
 
 _OTHERS = "others"
+_MOST_PAIRS = 10
 
 
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section with the confused classes; the measures have a section as any table."""
-    return [Section("Confusion", figures(tables), covers=("confusion",))]
+    parts = [*figures(tables), *_most_confused(tables)]
+    return [Section("Confusion", parts, covers=("confusion",))]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
@@ -26,6 +28,28 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         return []
     with style():
         return [_confusion(confusion)]
+
+
+def _most_confused(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
+    """Return the pairs of different classes with the most rows."""
+    confusion = rows(tables, "confusion", ["gold", "predicted", "rows"])
+    if confusion is None:
+        return []
+    totals = confusion.groupby("gold")["rows"].transform("sum").astype(float)
+    shown = confusion.assign(
+        **{
+            "actual class": confusion["gold"],
+            "predicted class": confusion["predicted"],
+            "share of the actual class": [
+                f"{100 * share:.0f} %" for share in confusion["rows"] / totals
+            ],
+        }
+    )
+    named = (shown["gold"] != _OTHERS) & (shown["predicted"] != _OTHERS)
+    wrong = shown[named & (shown["gold"] != shown["predicted"]) & (shown["rows"] > 0)]
+    wrong = wrong.sort_values("rows", ascending=False, kind="stable").head(_MOST_PAIRS)
+    columns = ["actual class", "predicted class", "rows", "share of the actual class"]
+    return [TableView(wrong, columns, "Most frequent confusions")]
 
 
 def _confusion(found: pd.DataFrame) -> Plot:
@@ -47,6 +71,9 @@ def _confusion(found: pd.DataFrame) -> Plot:
     axes.set_xticks(range(len(order)), order, rotation=60, ha="right")
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel("predicted")
-    axes.set_ylabel("is")
-    caption = "Of the test rows of a class, per cent by predicted class; the most frequent classes."
+    axes.set_ylabel("actual")
+    caption = (
+        "Percent of the held-out rows of a class, by predicted class: a row sums to 100, and the "
+        "diagonal is right. The most frequent classes; all others count as one."
+    )
     return Plot("confusion", "Which classes are confused", caption, canvas)

@@ -14,7 +14,8 @@ from raypipe.config.matrix import SEED, text_value
 from raypipe.report.comparison import variants_of
 from raypipe.report.evaluations import Evaluation, evaluations
 from raypipe.report.headlines import Headline, headlines, is_baseline
-from raypipe.report.sweep_trials import SWEEP
+from raypipe.report.sections import Section
+from raypipe.report.sweep_trials import SWEEP, Sweep, sweeps
 from raypipe.report.table_shape import MATRIX_SEED, Shape, plain, shape_of
 from raypipe.storage.tables import VARIANT, Column, Table
 
@@ -65,13 +66,37 @@ class Results:
 
 @dataclass(frozen=True)
 class About:
-    """A run: its tables, its experiment, the command that continues it, and its configuration."""
+    """A run: its tables, its experiment, the command that continues it, and its configuration.
+
+    ``sections`` are the experiment's own.
+    """
 
     tables: Tables
     title: str = ""
     command: str = ""
     configuration: str = ""
     declared: Declarations = field(default_factory=Declarations)
+    sections: Sequence[Section] = ()
+
+    @cached_property
+    def asked_command(self) -> str:
+        """The newest command as it was given, or empty."""
+        environment = self.tables.get("environment")
+        if environment is None or not {"command", "started_at"} <= {*environment.columns}:
+            return ""
+        known = environment[environment["command"].notna() & environment["started_at"].notna()]
+        ordered = known.sort_values("started_at", kind="stable")
+        return str(ordered["command"].iloc[-1]) if len(ordered) else ""
+
+    @cached_property
+    def sweeps(self) -> list[Sweep]:
+        """The swept stages with their trials."""
+        return list(sweeps(self.tables))
+
+    @property
+    def only_swept(self) -> bool:
+        """Whether the run is a sweep and nothing else."""
+        return bool(self.sweeps) and not self.headlines and not self.evaluations
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -111,6 +136,11 @@ class About:
     def headlines(self) -> list[Headline]:
         """The best points of all tables of the experiment."""
         return [best for results in self.results for best in results.headlines]
+
+    @property
+    def losing(self) -> list[Headline]:
+        """The best points that are not better than the strongest baseline."""
+        return [best for best in self.headlines if best.baseline and best.gain <= 0]
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:

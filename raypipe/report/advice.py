@@ -16,7 +16,7 @@ from raypipe.report.formatting import heading
 from raypipe.report.headlines import Headline
 from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Part
-from raypipe.report.sweep_trials import sweeps
+from raypipe.report.sweep_summary import recommended_settings
 from raypipe.report.table_shape import as_numbers, is_number, value_label
 from raypipe.stats import runs_needed
 
@@ -29,7 +29,7 @@ def advice(about: About) -> list[Part]:
     """Return what to do next, each with the command; that nothing stands out if nothing does."""
     found = [
         part
-        for find in (failed, overfitted, unfinished, swept, edges, repeat)
+        for find in (failed, overfitted, unfinished, edges, noted, repeat, apply_sweep)
         for part in find(about)
     ]
     return found or ["Nothing stands out in the tables."]
@@ -72,16 +72,35 @@ def overfitted(about: About) -> Iterator[Part]:
         yield from _code(_elsewhere(about.command, f"{key}={value}"))
 
 
+def apply_sweep(about: About) -> Iterator[Part]:
+    """Yield how to train with what a sweep recommends, unless the run does."""
+    for sweep in about.sweeps:
+        settings = recommended_settings(about.tables, sweep)
+        words = _words(_elsewhere(about.command))
+        if not settings or len(words) < 3 or about.setting(f"{sweep.stage}.from_sweep"):
+            continue
+        yield f"Train {sweep.stage} with the recommended settings:"
+        values = [f"{key}={value_label(value)}" for key, value in settings.items()]
+        yield Code(shlex.join([words[0], "run", *words[2:], *values]))
+
+
+def noted(about: About) -> Iterator[Part]:
+    """Yield the advice of the experiment's own sections."""
+    for section in about.sections:
+        yield from section.advice
+
+
 def _leads(found: Sequence[Evaluation], evaluation: Evaluation) -> bool:
     """Whether it is of the first metric of its run."""
     return next(e.metric for e in found if e.trial == evaluation.trial) == evaluation.metric
 
 
 def unfinished(about: About) -> Iterator[Part]:
-    """Yield a larger length for stages whose held-out metric still improves at the end."""
+    """Yield a larger length for stages that still improve at the end, or lose to a baseline."""
     shown: set[str] = set()
     for evaluation in about.evaluations:
-        if evaluation.stage in shown or not evaluation.still_improves:
+        loses = bool(about.losing) and not evaluation.ends_worse
+        if evaluation.stage in shown or not (evaluation.still_improves or loses):
             continue
         if not _leads(about.evaluations, evaluation):
             continue
@@ -90,23 +109,14 @@ def unfinished(about: About) -> Iterator[Part]:
             key = f"{evaluation.stage}.training.{name}"
             length = about.setting(key)
             if isinstance(length, int) and key not in about.varied:
-                yield (
-                    f"{evaluation.trial}: the {evaluation.name} still improves at the end. "
-                    "Train longer:"
-                )
-                yield from _code(_elsewhere(about.command, f"{key}={2 * length}"))
+                why = f"the {evaluation.name} still improves at the end"
+                if not evaluation.still_improves:
+                    done = f"{length} {name if length != 1 else name[:-1]}"
+                    why = f"after {done} the model does not beat the baseline"
+                yield f"{evaluation.trial}: {why}. Train longer:"
+                factor = 2 if evaluation.still_improves else 4
+                yield from _code(_elsewhere(about.command, f"{key}={factor * length}"))
                 break
-
-
-def swept(about: About) -> Iterator[Part]:
-    """Yield how to use the recommendations of sweeps."""
-    if not any(sweep.chosen for sweep in sweeps(about.tables)):
-        return
-    yield "Use the recommended settings: the section Sweep has the lines to paste."
-    words = _words(about.command)
-    if words[:2] == ["raypipe", "sweep"] and "--write" not in words:
-        yield "Or write the whole configuration with them to a file:"
-        yield from _code(f"{about.command} --write best.yaml")
 
 
 def edges(about: About) -> Iterator[Part]:
@@ -172,19 +182,31 @@ def repeat(about: About) -> Iterator[Part]:
     """Yield more seeds where a point has one run, or too few to tell the best from others."""
     if not about.seeds or not (about.headlines or about.evaluations):
         return
+    if (about.tables["stages"]["status"] != "succeeded").any():
+        return  # of more use once the run is complete
     repeated = [best for best in about.headlines if best.runs > 1]
+    if not repeated and about.losing:
+        return  # more seeds of it are of no use
     if not repeated:
         command = about.command if SEED in about.varied else _elsewhere(about.command)
-        yield "Find out what is chance: repeat with five seeds."
+        yield "Repeat with five seeds to find out what is chance:"
         yield from _code(f"{command} --matrix runs={_RUNS}" if command else "")
         return
     best = repeated[0]
-    rivals = (best.baseline_mean, best.runner_up_mean)
-    if any(best.includes(rival) for rival in rivals):
-        more = max(2 * best.runs, runs_needed(1))
-        yield f"{best.runs} repetitions cannot tell the best by {best.name}: take {more}."
-        if SEED in about.varied:
-            yield from _code(f"{about.command} --matrix runs={more}")
+    rivals = {best.baseline: best.to_baseline, best.runner_up: best.to_runner_up}
+    close = [name for name, difference in rivals.items() if difference.may_be_chance]
+    if not close or (best.is_shared and close == [best.runner_up]):
+        return
+    more = max(2 * best.runs, runs_needed(1))
+    name = next(name for name in close if not (best.is_shared and name == best.runner_up))
+    yield (
+        f"{best.runs} repetitions cannot tell {best.leaders} from {name} by {best.name}: "
+        f"take {more}."
+    )
+    if SEED in about.varied:
+        yield from _code(f"{about.command} --matrix runs={more}")
+    elif best.repeats and about.command:
+        yield from _code(f"{about.command} {best.repeats}={more}")
 
 
 def _code(text: str) -> Iterator[Part]:

@@ -52,10 +52,10 @@ def build(
     files = report_files(
         tables,
         [
-            *_own_sections(sections, own),
             search_section(tables),
             race_section(tables),
             variants_section(tables, point),
+            *_own_sections(sections, own),
         ],
         title,
         {"experiment": title, **_facts(tables)},

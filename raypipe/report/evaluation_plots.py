@@ -20,15 +20,18 @@ _MOST_TIPS = 60  # points of a run with a value to show
 
 
 def evaluation_plots(found: Sequence[Evaluation]) -> list[Plot]:
-    """Draw each metric of each stage by step, a line per run."""
+    """Draw each metric of each stage by step, a line per run; not those with one value per run."""
 
     def key(evaluation: Evaluation) -> tuple[str, str]:
         return evaluation.stage, evaluation.metric
 
     order = {pair: place for place, pair in enumerate(dict.fromkeys(map(key, found)))}
     grouped = groupby(sorted(found, key=lambda one: order[key(one)]), key)
+    listed = [(pair, list(curves)) for pair, curves in grouped]
     with plots.style():
-        return [_plot(*pair, list(curves)) for pair, curves in grouped]
+        return [
+            _plot(*pair, every) for pair, every in listed if max(len(c.steps) for c in every) > 1
+        ]
 
 
 def _plot(stage: str, metric: str, curves: Sequence[Evaluation]) -> Plot:
@@ -61,7 +64,7 @@ def _plot(stage: str, metric: str, curves: Sequence[Evaluation]) -> Plot:
     name = curves[0].name
     logarithmic = " (logarithmic)" if axes.get_yscale() == "log" else ""
     axes.set_title(name + logarithmic)
-    title = f"{name.capitalize()}: {stage}"
+    title = f"{name[:1].upper()}{name[1:]}: {stage}"
     return Plot(f"{metric}-{stage}", title, _caption(curves) + (note if few else ""), figure)
 
 

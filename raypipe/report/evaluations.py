@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from raypipe.report.formatting import heading, number
+from raypipe.report.formatting import heading, number, with_unit
 from raypipe.report.plots import finite, rows
 from raypipe.report.table_shape import as_numbers
 from raypipe.storage.tables import Column
@@ -39,6 +39,9 @@ class Evaluation:
         better: ``lower``, ``higher``, or empty if unknown.
         steps: ``[n]``, rising.
         values: ``[n]``, finite.
+        unit: of the values, or empty.
+        baseline: name of the same metric of a baseline, or empty.
+        baseline_values: ``[n]``, its values, NaN where there are none.
 
     """
 
@@ -48,6 +51,14 @@ class Evaluation:
     better: str
     steps: NDArray[np.floating[Any]]
     values: NDArray[np.floating[Any]]
+    unit: str = ""
+    baseline: str = ""
+    baseline_values: NDArray[np.floating[Any]] | None = None
+
+    @property
+    def label(self) -> str:
+        """The metric for readers, with its unit and the better direction."""
+        return with_unit(self.name, self.metric, self.unit, self.better)
 
     @property
     def name(self) -> str:
@@ -119,17 +130,25 @@ def evaluations(
     steps = rows(tables, "steps", ["trial_id", "step"])
     if steps is None:
         return []
-    declared = {column.name: column.better for column in metrics}
+    declared = {column.name: column for column in metrics}
     stages = _stages(tables)
     found = []
     for name in (str(name) for name in steps.columns if str(name).startswith(PREFIX)):
-        better = declared.get(name, "") or ("lower" if _LOSSES.search(name) else "")
+        column = declared.get(name, Column(name, "real", ""))
+        better = column.better or ("lower" if _LOSSES.search(name) else "")
+        rival = column.baseline if column.baseline in steps.columns else ""
         for trial, group in _measured(steps, name):
             stage = stages.get(trial, trial.partition("@")[0])
             if stage != swept:
                 values = as_numbers(group[name]).to_numpy(np.float64)
                 step = as_numbers(group["step"]).to_numpy(np.float64)
-                found.append(Evaluation(stage, trial, name, better, step, values))
+                others = as_numbers(group[rival]).to_numpy(np.float64) if rival else None
+                found.append(
+                    Evaluation(
+                        stage, trial, name, better, step, values, column.unit,
+                        heading(rival.removeprefix(PREFIX)), others,
+                    )
+                )  # fmt: skip
     return found
 
 

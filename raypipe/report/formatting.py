@@ -23,6 +23,12 @@ _HEADINGS = {
     "gpu_util_mean": "GPU utilization",
     "gpu_peak_bytes": "GPU memory, peak",
 }
+#: words of column names that readers know in another spelling
+_WORDS = {
+    "f1": "F1", "mae": "MAE", "mse": "MSE", "rmse": "RMSE", "mrr": "MRR", "r2": "R²", "mfu": "MFU",
+    "rouge 1": "ROUGE-1", "rouge 2": "ROUGE-2", "rouge l": "ROUGE-L",
+}  # fmt: skip
+_WORD = re.compile(rf"\b({'|'.join(_WORDS)})\b")
 
 
 def number(value: float) -> str:
@@ -135,11 +141,28 @@ _WRITERS: dict[str, Callable[[float], str]] = {
 
 
 def heading(column: str) -> str:
-    """Return a column's name for readers: without its unit, which the cells show."""
+    """Return a column's name for readers: without its unit, which the cells show.
+
+    A dotted key is a name to copy, and stays as it is.
+    """
+    if "." in column:
+        return column
     if column in _HEADINGS:
         return _HEADINGS[column]
     base, statistic = column, ""
     if match := re.match(r"(.+)_(mean|std|min|max|median)$", column):
         base, statistic = match[1], f" ({match[2]})"
     base = re.sub(r"(?<!_per)_(s|bytes|w|j)$", "", base) if base != "kendalls_w" else base
-    return base.replace("_", " ") + statistic
+    return _WORD.sub(lambda word: _WORDS[word[1]], base.replace("_", " ")) + statistic
+
+
+def with_unit(name: str, column: str, unit: str, better: str, group: str = "") -> str:
+    """Return a number's name with its group, the unit that its cells do not show, and direction."""
+    shown = cell(column, 1.0) != number(1.0)  # a duration or a size has its unit
+    words = [
+        group,
+        unit if not shown and unit != name else "",
+        f"{better} is better" if better else "",
+    ]
+    text = ", ".join(filter(None, words))
+    return f"{name} ({text})" if text else name

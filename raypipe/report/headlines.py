@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +11,40 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.report.formatting import cell, heading, number, plus_minus
+from raypipe.report.formatting import cell, heading, number, plus_minus, with_unit
 from raypipe.report.sections import Tile
 from raypipe.report.table_shape import ADDED, Means, Shape, as_numbers, is_long, means, point_label
+from raypipe.stats import half_width
 from raypipe.storage.tables import Column, Table
 
 _MOST_RANGES = 4
+_ROUNDING = 1e-9  # relative difference that is none
 _LONGEST_NAME = 50  # characters; a longer text is no name
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better a point is than another one: the mean, and half of its 95 % interval.
+
+    ``half`` is NaN without repetitions. Repetitions with the same seed are paired: what they share
+    is no difference of the points.
+    """
+
+    mean: float
+    half: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.half)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether the interval includes zero."""
+        return self.is_known and abs(self.mean) <= self.half
+
+
+_NONE = Difference(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,9 @@ class Headline:
         points: the compared points by axis, without baselines.
         baseline: the strongest baseline, or empty; ``baseline_mean`` is NaN then.
         runner_up: the second best point, or empty.
+        to_baseline: how much better it is than the baseline.
+        to_runner_up: how much better it is than the second best point.
+        repeats: the setting with the number of repetitions, or empty.
 
     """
 
@@ -49,6 +80,9 @@ class Headline:
     baseline_mean: float
     runner_up: str
     runner_up_mean: float
+    to_baseline: Difference = _NONE
+    to_runner_up: Difference = _NONE
+    repeats: str = ""
 
     @property
     def name(self) -> str:
@@ -61,6 +95,23 @@ class Headline:
         return point_label(self.values)
 
     @property
+    def is_shared(self) -> bool:
+        """Whether the second best point is as good."""
+        return bool(self.runner_up) and self.runner_up_mean == self.mean
+
+    @property
+    def leaders(self) -> str:
+        """The best point, and the second best if it is as good."""
+        return f"{self.point} and {self.runner_up}" if self.is_shared else self.point
+
+    @property
+    def label(self) -> str:
+        """The number for readers, with its unit and the better direction."""
+        column = self.column
+        name = heading(column.name)
+        return with_unit(name, column.name, column.unit, column.better, self.group)
+
+    @property
     def gain(self) -> float:
         """How much better than the strongest baseline; negative if worse, NaN without one."""
         sign = -1 if self.column.better == "lower" else 1
@@ -70,10 +121,6 @@ class Headline:
     def value(self) -> str:
         """The mean, with its interval if there is one."""
         return with_interval(self.column.name, self.mean, self.half)
-
-    def includes(self, value: float) -> bool:
-        """Whether the interval includes a value."""
-        return abs(self.mean - value) <= self.half
 
 
 def with_interval(column: str, mean: float, half: float) -> str:
@@ -153,7 +200,47 @@ def _headline(
         baseline_mean=mean(rival),
         runner_up=point_label(point(second)),
         runner_up_mean=mean(second),
+        to_baseline=_difference(column, rows, shape, point(best), point(rival)),
+        to_runner_up=_difference(column, rows, shape, point(best), point(second)),
+        repeats=table.repeats,
     )
+
+
+def _difference(
+    column: Column,
+    rows: pd.DataFrame,
+    shape: Shape,
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
+) -> Difference:
+    """Return how much better one point is than another, paired by the seeds that both have.
+
+    A point without common seeds, such as a baseline that was computed once, counts as its mean.
+    """
+    if not shape.seeds or not one or not other:
+        return _NONE
+    first, second = (_by_seed(column, rows, shape, values) for values in (one, other))
+    common = first.index.intersection(second.index)
+    paired = first[common] - second[common] if len(common) > 1 else first - second.mean()
+    sign = -1 if column.better == "lower" else 1
+    with np.errstate(invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        half = float(half_width(paired.std(ddof=1), len(paired)))
+    if half < _ROUNDING * float(first.abs().max()):
+        half = 0.0
+    return Difference(sign * float(paired.mean()), half)
+
+
+def _by_seed(
+    column: Column, rows: pd.DataFrame, shape: Shape, values: Mapping[str, Any]
+) -> pd.Series[float]:
+    """Return the mean of a number for each repetition of a point."""
+    own = pd.Series(data=True, index=rows.index)
+    for name, value in values.items():
+        own &= rows[name].isna() if pd.isna(value) else rows[name] == value
+    known = as_numbers(rows.loc[own, column.name]).dropna()
+    seeds = [rows.loc[known.index, name] for name in shape.seeds]
+    return known.groupby(seeds, sort=False, dropna=False).mean()
 
 
 def _rival_label(table: Table, values: Mapping[str, Any]) -> str:
@@ -164,15 +251,15 @@ def _rival_label(table: Table, values: Mapping[str, Any]) -> str:
 
 def tile(best: Headline) -> Tile:
     """Return a headline as a tile: the value, the point, and the distance to the baseline."""
-    notes = [best.point] if best.point else []
+    notes = [best.leaders] if best.leaders else []
     tone = ""
     if best.baseline:
         notes.append(distance(best))
-        tone = "good" if best.gain > 0 and not best.includes(best.baseline_mean) else "warn"
+        tone = "good" if best.gain > 0 and not best.to_baseline.may_be_chance else "warn"
     elif len(best.points) > 1:
         notes.append(f"{'lowest' if best.column.better == 'lower' else 'highest'} of "
                      f"{len(best.points)}")  # fmt: skip
-    return Tile(best.name, best.value, "; ".join(notes), tone)
+    return Tile(best.label, best.value, "; ".join(notes), tone)
 
 
 def distance(best: Headline) -> str:
@@ -181,7 +268,7 @@ def distance(best: Headline) -> str:
     if best.mean == rival:
         return f"the same as {best.baseline}"
     side = "above" if best.mean > rival else "below"
-    size = cell(column, abs(best.mean - rival))
+    size = with_interval(column, abs(best.mean - rival), best.to_baseline.half)
     return f"{size} {side} {best.baseline} ({cell(column, rival)})"
 
 
@@ -200,10 +287,11 @@ def range_tiles(rows: pd.DataFrame, shape: Shape) -> list[Tile]:
             continue
         low, high, mean = (cell(column.name, float(v)) for v in (known.min(), known.max(),
                                                                   known.mean()))  # fmt: skip
+        label = with_unit(heading(column.name), column.name, column.unit, column.better)
         if low == high:
             note = "" if len(rows) == 1 else "the same in all rows"
-            tiles.append(Tile(heading(column.name), low, note))
+            tiles.append(Tile(label, low, note))
         else:
             note = f"mean {mean} of {len(known)} rows"
-            tiles.append(Tile(heading(column.name), f"{low} to {high}", note))
+            tiles.append(Tile(label, f"{low} to {high}", note))
     return tiles[:_MOST_RANGES]

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from numbers import Real
@@ -34,6 +34,9 @@ from raypipe.report.sections import (
     Tiles,
 )
 
+#: of a table beside a figure
+_MOST_COLUMNS, _MOST_ROWS = 7, 14
+_OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
 
@@ -61,6 +64,7 @@ def render(
         "grouped": _grouped,
         "columns": _columns,
         "address": _address,
+        "unbroken": _unbroken,
         "svg": partial(_svg, files),
     }
     script = environment.get_template("page.js").render()
@@ -101,13 +105,36 @@ def _anchored(sections: Sequence[Section]) -> dict[str, Section]:
     return anchored
 
 
-def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot]]:
-    """Yield the visible parts, plots in sequence as a list, which stand side by side."""
-    for plots, members in groupby(_titled(parts), lambda part: isinstance(part, Plot)):
-        if plots:
-            yield [part for part in members if isinstance(part, Plot)]
+@dataclass(frozen=True)
+class Beside:
+    """A figure without another one, and the small table that follows it, side by side."""
+
+    plot: Plot
+    view: TableView
+
+
+def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot] | Beside]:
+    """Yield the visible parts; plots in sequence stand side by side, as a list.
+
+    A single plot stands beside the table that follows it, if that is small.
+    """
+    waiting: list[Plot] = []
+    for part in _titled(parts):
+        if isinstance(part, Plot):
+            waiting.append(part)
+            continue
+        if len(waiting) == 1 and isinstance(part, TableView) and _is_small(part):
+            yield Beside(waiting[0], part)
         else:
-            yield from members
+            yield from [waiting] if waiting else []
+            yield part
+        waiting = []
+    if waiting:
+        yield waiting
+
+
+def _is_small(view: TableView) -> bool:
+    return len(view.visible_columns) <= _MOST_COLUMNS and len(view.rows) <= _MOST_ROWS
 
 
 def _titled(parts: Sequence[Part]) -> Iterator[Part]:
@@ -156,6 +183,11 @@ def _columns(table: TableView) -> list[tuple[str, str, str, list[tuple[Any, str]
 
 def _is_real(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _unbroken(text: str) -> Markup:
+    """Return a text whose options, such as ``--run-dir``, do not break at their hyphens."""
+    return Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text))))
 
 
 def _address(download: Download) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.report.about import About, Declarations, Tables
+from raypipe.report.about import About, Declarations, Results, Tables
 from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
@@ -51,7 +51,7 @@ def report_files(
     Args:
         tables: of the run.
         sections: the experiment's own, and those of a matrix; tables that they cover have no
-            section of their own.
+            section of their own. Those with headline numbers come before them.
         title: the experiment.
         facts: shown below the title.
         command: continues this run.
@@ -63,8 +63,9 @@ def report_files(
 
     """
     status = _status(tables)
-    about = About(tables, title, command, configuration, declared or Declarations())
+    about = About(tables, title, command, configuration, declared or Declarations(), sections)
     covered = {name for section in sections for name in section.covers if section.parts}
+    shown = [results for results in about.results if results.table.name not in covered]
     return render(
         title,
         Pill.of_status(status) if status else None,
@@ -72,20 +73,22 @@ def report_files(
         [
             summary_section(about),
             _failures(tables, recovered=status == "succeeded"),
+            *([sweep_section(tables)] if about.only_swept else []),
+            *(_table(results) for results in shown if results.headlines),
             *sections,
-            *(
-                table_section(results.table, results.rows, results.axes)
-                for results in about.results
-                if results.table.name not in covered
-            ),
+            *(_table(results) for results in shown if not results.headlines),
             training_section(about),
-            sweep_section(tables),
+            *([] if about.only_swept else [sweep_section(tables)]),
             _stages(tables),
             environment_section(tables),
             repetition_section(about),
             _tables(tables),
         ],
     )
+
+
+def _table(results: Results) -> Section:
+    return table_section(results.table, results.rows, results.axes)
 
 
 def _status(tables: Tables) -> str:

@@ -22,13 +22,16 @@ class Section:
 
     A text is a paragraph, and plots in sequence stand side by side. ``css`` is the class of the
     section's element. ``covers`` names the results tables that it shows, which then need no section
-    of their own.
+    of their own. The summary also shows ``certainty``, sentences on how certain the results are,
+    and ``advice`` on what to do next.
     """
 
     title: str
     parts: Sequence[Part]
     css: str = ""
     covers: Sequence[str] = ()
+    certainty: Sequence[str] = ()
+    advice: Sequence[Part] = ()
 
 
 @dataclass(frozen=True)

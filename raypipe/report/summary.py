@@ -9,18 +9,18 @@ import pandas as pd
 
 from raypipe.config.matrix import SEED
 from raypipe.hardware import bytes_text
-from raypipe.report.about import About
+from raypipe.report.about import About, Results
 from raypipe.report.advice import advice
-from raypipe.report.evaluations import Evaluation
-from raypipe.report.formatting import cell, heading, number
-from raypipe.report.headlines import Headline, range_tiles, tile
+from raypipe.report.evaluations import PREFIX, Evaluation
+from raypipe.report.formatting import cell, heading, number, plus_minus
+from raypipe.report.headlines import Difference, Headline, range_tiles, tile
 from raypipe.report.plots import rows
-from raypipe.report.sections import Answers, Part, Section, Tile, Tiles
-from raypipe.report.sweep_trials import SWEEP, Sweep, of_stage, short, sweeps
-from raypipe.report.table_shape import point_label
+from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
+from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
+from raypipe.report.sweep_trials import SWEEP
 
 _MOST_TILES = 6
-_MOST_OTHERS = 2  # metrics of a training whose better end is unknown
+_MANY_POINTS = 5  # from which the best one is noticeably flattered
 _LONGEST = 120  # characters of the list of varied keys
 
 
@@ -33,7 +33,7 @@ def summary_section(about: About) -> Section:
         [
             Answers(
                 [
-                    ("What was asked", [" ".join(asked(about))]),
+                    ("What was asked", [" ".join(asked(about)), *_command(about)]),
                     ("What came out", came_out(about)),
                     ("How certain", list(certainty(about))),
                     ("What to do next", advice(about)),
@@ -46,14 +46,11 @@ def summary_section(about: About) -> Section:
 def asked(about: About) -> Iterator[str]:
     """Yield what the experiment does, what was varied, what is done, and the hardware."""
     sentence = about.declared.sentence
-    if sentence:
+    if sentence and not about.only_swept:
         yield sentence if sentence.endswith(".") else f"{sentence}."
     if varied := _varied(about):
         yield varied
-    for sweep in sweeps(about.tables):
-        axes = ", ".join(short(key, sweep.stage) for key in sweep.axes)
-        over = f" over {axes}" if axes else ""
-        yield f"A sweep of {sweep.stage}{over}: {len(sweep.trials)} trials."
+    yield from sweep_asked(about.sweeps)
     stages = about.tables["stages"]
     done, total = int((stages["status"] == "succeeded").sum()), len(stages)
     if total:
@@ -62,12 +59,17 @@ def asked(about: About) -> Iterator[str]:
         yield hardware
 
 
+def _command(about: About) -> Iterator[Part]:
+    if about.asked_command:
+        yield Code(about.asked_command)
+
+
 def _varied(about: About) -> str:
     keys = {key: len(values) for key, values in about.varied.items() if len(values) > 1}
     if not keys:
         compared = [results for results in about.results if results.headlines]
         counts = {
-            heading(name): int(results.own[name].nunique())
+            heading(name): _most_values(results, name)
             for results in compared
             for name in results.shape.axes
         }
@@ -87,6 +89,15 @@ def _varied(about: About) -> str:
     return f"{word}: {text if len(text) <= 4 * _LONGEST else f'{len(keys)} keys'}."
 
 
+def _most_values(results: Results, axis: str) -> int:
+    """Return how many values of an axis are compared with each other."""
+    groups = list(results.shape.groups)
+    if not groups:
+        return int(results.own[axis].nunique())
+    counts = results.own.groupby(groups, dropna=False)[axis].nunique()
+    return int(counts.max()) if len(counts) else 0
+
+
 def _hardware(environment: pd.DataFrame | None) -> str:
     """Return the nodes of the last command."""
     if environment is None or environment.empty or "hostname" not in environment:
@@ -104,59 +115,60 @@ def _hardware(environment: pd.DataFrame | None) -> str:
     if "cpus" in nodes and nodes["cpus"].notna().any():
         parts.append(f"{nodes['cpus'].sum():.0f} CPUs")
     if "memory_bytes" in nodes and nodes["memory_bytes"].notna().any():
-        parts.append(bytes_text(float(nodes["memory_bytes"].sum())))
+        parts.append(f"{bytes_text(float(nodes['memory_bytes'].sum()))} of memory")
     count = len(nodes)
     return f"On {count} node{'s' * (count > 1)}: {', '.join(parts)}."
 
 
 def came_out(about: About) -> list[Part]:
-    """Return the recommendations of sweeps, the headline numbers, then those of the trainings."""
-    swept = list(sweep_tiles(about))
-    tiles = [*swept, *(tile(best) for best in about.headlines)]
-    if not tiles:
+    """Return the headline numbers of the tables, then those of the trainings."""
+    tiles = [tile(best) for best in about.headlines] + sweep_tiles(about.sweeps)
+    training = list(training_tiles(about))
+    if not tiles and not training:
         for results in about.results:
             tiles += range_tiles(results.rows, results.shape)
-    training = list(training_tiles(about))
     shown = [*tiles[: max(1, _MOST_TILES - len(training))], *training][: _MOST_TILES + 2]
     if not shown:
         return ["No table has a number."] if about.declared.core is not None else []
     parts: list[Part] = [Tiles(shown)]
-    losing = [best for best in about.headlines if best.baseline and best.gain <= 0]
-    if losing:
-        best = losing[0]
-        parts.append(
-            f"{best.point or 'The best row'} is not better than the baseline {best.baseline} in "
-            f"{best.name}."
-        )
+    parts += _losing(about)
+    parts += _worse_than_baseline(about)
+    if about.only_swept:
+        parts += sweep_reasons(about.tables, about.sweeps)
     if len(tiles) > len(shown) - len(training):
         parts.append("More numbers are in the sections below.")
     return parts
 
 
-def sweep_tiles(about: About) -> Iterator[Tile]:
-    """Yield the value and the settings of each recommended trial."""
-    for sweep in sweeps(about.tables):
-        recommended = of_stage(about.tables, "recommendations", sweep.stage)
-        if "value" not in recommended or not sweep.metric or not sweep.chosen:
-            continue
-        value = float(pd.to_numeric(recommended["value"], errors="coerce").iloc[0])
-        if not np.isfinite(value):
-            continue
-        doubt = "" if sweep.decided else "; cannot tell which trial is the best"
-        yield Tile(
-            heading(sweep.metric),
-            cell(sweep.metric, value),
-            f"recommended for {sweep.stage}: {_settings(sweep)}{doubt}",
-            "" if sweep.decided else "warn",
-        )
+def _losing(about: About) -> Iterator[str]:
+    """Yield the numbers in which the best point is not better than the strongest baseline."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for best in about.losing:
+        found.setdefault((best.leaders or "The best row", best.baseline), []).append(best.name)
+    for (point, baseline), names in found.items():
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        yield f"{point} is not better than the baseline {baseline} in {listed}."
 
 
-def _settings(sweep: Sweep) -> str:
-    """Return the values of the axes of the recommended trial."""
-    points = sweep.all_trials.loc[sweep.all_trials["trial_id"] == sweep.chosen, "point"]
-    point = points.iloc[0] if len(points) else {}
-    keys = sweep.axes or list(point)
-    return point_label({short(key, sweep.stage): point[key] for key in keys if key in point})
+def _worse_than_baseline(about: About) -> Iterator[str]:
+    """Yield the trainings whose held-out metric is never better than its baseline."""
+    seen: set[str] = set()
+    for each in about.evaluations:
+        rivals = each.baseline_values
+        if (
+            each.trial in seen
+            or rivals is None
+            or not each.better
+            or not np.isfinite(rivals[each.best])
+        ):
+            continue
+        best, rival = float(each.values[each.best]), float(rivals[each.best])
+        if not (best < rival if each.better == "lower" else best > rival):
+            seen.add(each.trial)
+            yield (
+                f"{each.trial} is not better than its baseline: {each.name} {number(best)}, "
+                f"{each.baseline} {number(rival)}."
+            )
 
 
 def training_tiles(about: About) -> Iterator[Tile]:
@@ -170,11 +182,18 @@ def training_tiles(about: About) -> Iterator[Tile]:
         best = min(same, key=lambda each: float(each.costs.min()))
         step, value = best.steps[best.best], float(best.values[best.best])
         end = float(best.values[-1])
+        if value == end and _is_headline(about, best):
+            continue
         note = f"{stage}, best at step {step:.0f}" if value != end else f"{stage}, at the end"
         if value != end:
             note += f"; {number(end)} at the end"
-        yield Tile(best.name, number(value), note, "warn" if best.ends_worse else "")
-        yield from _other_metrics(about, best.trial)
+        tone = "warn" if best.ends_worse else ""
+        if best.baseline_values is not None and np.isfinite(best.baseline_values[best.best]):
+            rival = float(best.baseline_values[best.best])
+            note += f"; {best.baseline} {number(rival)}"
+            wins = value < rival if best.better == "lower" else value > rival
+            tone = tone if wins else "warn"
+        yield Tile(best.label, number(value), note, tone)
     trials = rows(about.tables, "trials", ["stage", "status"])
     if by_stage or about.headlines or trials is None or "loss_final" not in trials:
         return
@@ -184,19 +203,23 @@ def training_tiles(about: About) -> Iterator[Tile]:
             yield Tile("training loss", number(float(losses.min())), str(name))
 
 
-def _other_metrics(about: About, trial: str) -> Iterator[Tile]:
-    """Yield the last values of the held-out metrics of a training of which neither end is better.
-
-    A task need not declare its metrics; a reader looks for the accuracy of a classifier all the
-    same.
-    """
-    others = [each for each in about.evaluations if each.trial == trial and not each.better]
-    for each in others[:_MOST_OTHERS]:
-        yield Tile(each.name, number(float(each.values[-1])), f"{each.stage}, at the end")
+def _is_headline(about: About, evaluation: Evaluation) -> bool:
+    """Whether a table of results has the same number of the trained model."""
+    column = evaluation.metric.removeprefix(PREFIX)
+    value = number(float(evaluation.values[-1]))
+    return any(best.column.name == column and number(best.mean) == value
+               for best in about.headlines)  # fmt: skip
 
 
 def certainty(about: About) -> Iterator[str]:
     """Yield the number of repetitions, and what the intervals allow to say."""
+    yield from _repetitions(about)
+    yield from (text for section in about.sections for text in section.certainty)
+    if about.only_swept:
+        yield from sweep_certainty(about.tables, about.sweeps)
+
+
+def _repetitions(about: About) -> Iterator[str]:
     repeated = [best for best in about.headlines if best.runs > 1]
     if not repeated:
         if about.headlines or about.evaluations:
@@ -209,24 +232,39 @@ def certainty(about: About) -> Iterator[str]:
 
 
 def once(about: About) -> str:
-    """Return that there is no interval, and how to get one."""
-    if about.seeds:
-        return "One run, no interval: repeat with --matrix runs=5."
-    return "One run, no interval: nothing is known about chance."
+    """Return that there is no interval over repetitions."""
+    compared = max((len(best.points) for best in about.headlines), default=0)
+    if compared > 1:
+        return "One run of each, no interval over seeds: which differences are chance is not known."
+    return "One run, no interval over seeds: how much of it is chance is not known."
 
 
 def _against_rivals(best: Headline) -> Iterator[str]:
-    """Yield whether the interval of a headline includes the baseline, and the second best point."""
-    if not np.isfinite(best.half):
-        return
-    if best.baseline:
-        if best.includes(best.baseline_mean):
-            yield (
-                f"The interval of {best.name} includes the baseline {best.baseline}: the "
-                "difference may be chance."
-            )
-        else:
-            yield f"The interval of {best.name} excludes the baseline {best.baseline}."
-    if best.runner_up and best.includes(best.runner_up_mean):
-        second = f"{best.runner_up} ({cell(best.column.name, best.runner_up_mean)})"
-        yield f"It includes the second best, {second}: which is better cannot be told."
+    """Yield whether the best point differs from the baseline and the second best one."""
+    if best.baseline and best.to_baseline.is_known:
+        yield _against(best, f"the baseline {best.baseline}", best.to_baseline)
+    if best.is_shared:
+        yield f"{best.leaders} are equal in {best.name}."
+    elif best.runner_up and best.to_runner_up.is_known:
+        second = (
+            f"the second best, {best.runner_up} ({cell(best.column.name, best.runner_up_mean)})"
+        )
+        yield _against(best, second, best.to_runner_up)
+    certain = not (best.to_baseline.may_be_chance or best.to_runner_up.may_be_chance)
+    if len(best.points) >= _MANY_POINTS and certain and not best.is_shared:
+        yield (f"It is the best of {len(best.points)}, in part by chance: new seeds may give less.")
+
+
+def _against(best: Headline, rival: str, difference: Difference) -> str:
+    """Return on which side of a rival the best point is, and whether that may be chance."""
+    column = best.column.name
+    size, half = abs(difference.mean), difference.half
+    if half == 0:
+        text = f"{cell(column, size)} (in every repetition)"
+    elif cell(column, size) == number(size):
+        text = plus_minus(size, half)
+    else:
+        text = f"{cell(column, size)} ± {cell(column, half)}"
+    side = "above" if (difference.mean > 0) == (best.column.better == "higher") else "below"
+    judged = "it may be chance" if difference.may_be_chance else "more than chance"
+    return f"{best.name[:1].upper()}{best.name[1:]} is {text} {side} {rival}: {judged}."

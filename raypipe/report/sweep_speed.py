@@ -40,7 +40,7 @@ def speed_plot(sweep: Sweep) -> Plot | None:
     precisions = ordered(list(trials["precision"]))
     panels = sorted(trials["gradient_checkpointing"].unique())
     speeds = trials["samples_per_s"].dropna()
-    height = 0.62 + max(0.235, 0.34 - 0.015 * len(sizes)) * len(sizes)
+    height = max(1.55, 0.62 + max(0.235, 0.34 - 0.015 * len(sizes)) * len(sizes))
     figure = Figure(figsize=(WIDTH, height))
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     left = 0.115 if all(len(of_row) == 1 for of_row in sizes) else 0.2

@@ -79,6 +79,8 @@ def _listed(names: Sequence[str]) -> str:
 def _plots(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Part]:
     """Return plots of the numbers that can be better, otherwise of the first that vary."""
     better = [column for column in shape.numbers if column.better]
+    if not better and not shape.axes and any(is_long(rows[name]) for name in rows.columns):
+        return []  # the numbers of a table of texts are about the texts
     drawn: list[Plot] = []
     for column in better or _varying(shape.numbers, rows)[:2]:
         plot = number_plot(table, column, rows, shape)

@@ -73,7 +73,7 @@ def shape_of(
         table: the declaration; it may lack columns of the rows.
         rows: as :func:`plain` returns them.
         axes: the columns that were varied; by default those that the table declares, otherwise
-            those that tell the rows apart.
+            those that tell the rows apart; none of a table of long texts.
         seed: the column that numbers repetitions; by default ``run`` or ``seed``.
 
     """
@@ -88,7 +88,8 @@ def shape_of(
         if name in columns and (name == seed or (name not in given and _distinct(rows[name]) > 1))
     )
     if axes is None and not table.axes:
-        given = _found_axes(rows, columns, declared, (*seeds, *groups))
+        texts = any(is_long(rows[name]) for name in columns)  # what else a row says is about them
+        given = [] if texts else _found_axes(rows, columns, declared, (*seeds, *groups))
     varied = tuple(
         name
         for name in dict.fromkeys(given)

@@ -32,9 +32,16 @@ def training_section(about: About) -> Section:
     curves = evaluation_plots(found)
     plots: list[Plot] = [*curves, *training_plots(about.tables)]
     parts: list[Part] = [*_warnings(about)]
-    parts += plots[: max(_MOST_PLOTS, len(curves))]
-    if further := plots[max(_MOST_PLOTS, len(curves)) :]:
-        parts.append(Fold(f"{len(further)} more figures of loss, speed and hardware", further))
+    count = max(_MOST_PLOTS, len(curves))
+    if count > len(plots) and len(plots) % 2:  # two in a row: the schedule, which was given, moves
+        plots.sort(key=lambda plot: plot.name.startswith("learning_rate-"))
+        count = len(plots) - 1
+    parts += plots[:count]
+    if further := plots[count:]:
+        title = f"{len(further)} more figures of loss, speed and hardware"
+        if len(further) == 1:
+            title = f"Another figure: {further[0].title}"
+        parts.append(Fold(title, further))
     trials = rows(about.tables, "trials", ["trial_id", "stage", "status"])
     if trials is not None and len(own := trials[trials["stage"] != SWEEP]):
         view = _trials(own, found)

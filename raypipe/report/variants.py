@@ -121,5 +121,5 @@ def _introduction(tables: Tables, shown: Mapping[str, str] | None) -> str:
     text = f"{len(points(tables))} points over {listed}."
     if shown:
         text += f" The experiment's own sections show the point {point_name(shown)}; "
-        text += "`raypipe report RUN_DIR --variant POINT` shows another one."
+        text += "raypipe report RUN_DIR --variant POINT shows another one."
     return text

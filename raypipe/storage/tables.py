@@ -45,7 +45,8 @@ _VALUES: Mapping[str, tuple[type, ...]] = {
 class Column:
     """A column of a results table: its type, a line of meaning, and the unit of its values.
 
-    ``better`` says which values are better, if that is what the column measures.
+    ``better`` says which values are better, if that is what the column measures. ``baseline`` is
+    the column with the same number of a baseline.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Column:
     meaning: str
     unit: str = ""
     better: Literal["lower", "higher", ""] = ""
+    baseline: str = ""
 
 
 #: columns that the framework adds to every table
@@ -82,6 +84,7 @@ class Table:
             with.
         headline: values of columns that select the rows of the headline numbers, such as
             ``{"level": "all"}``; by default all rows.
+        repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
 
     """
 
@@ -96,6 +99,7 @@ class Table:
     groups: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict, hash=False)
+    repeats: str = ""
 
     @property
     def all_columns(self) -> tuple[Column, ...]:

@@ -33,9 +33,14 @@ def sections(tables: Tables) -> list[Section]:
     Raises ValueError if a table lacks a column that it must have.
     """
     return [
-        Section("Results", _results(tables), covers=("summary",)),
+        Section("Results", _results(tables), covers=("summary",), advice=_edges(tables)),
         Section("Figures", figures(tables), covers=_DRAWN),
-        Section("Statistics", [*_by_dataset(tables), *_across_corpora(tables)], covers=_TESTS),
+        Section(
+            "Statistics",
+            [*_by_dataset(tables), *_across_corpora(tables)],
+            covers=_TESTS,
+            certainty=_tested(tables),
+        ),
     ]
 
 
@@ -58,6 +63,33 @@ def _results(tables: Tables) -> list[Part]:
             TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
         ]
     return parts
+
+
+def _edges(tables: Tables) -> list[Part]:
+    """Return what to try for each data set whose best T is at an end of the range."""
+    summary = rows(tables, "summary", ["dataset"])
+    names = [] if summary is None else list(summary["dataset"].astype(str).unique())
+    several = len(names) > 1
+    return [
+        f"{name}: {part}" if several else part for name in names for part in _edge(tables, name)
+    ]
+
+
+def _tested(tables: Tables) -> list[str]:
+    """Return how many pairs of optimizers the tests tell apart."""
+    pairs = rows(tables, "comparisons", ["p_holm"])
+    if pairs is None:
+        return []
+    tested = pairs["p_holm"].astype(float).notna().sum()
+    found = int((pairs["p_holm"].astype(float) <= ALPHA).sum())
+    return (
+        [
+            f"Of {tested} paired tests of two optimizers (all measures, Holm's correction), "
+            f"{found or 'none'} {'finds' if found < 2 else 'find'} a difference."
+        ]
+        if tested
+        else []
+    )
 
 
 def _edge(tables: Tables, dataset: str) -> list[Part]:

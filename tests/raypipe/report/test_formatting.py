@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.report.formatting import cell, duration, heading, number, plus_minus, quantity
+from raypipe.report.formatting import (
+    cell,
+    duration,
+    heading,
+    number,
+    plus_minus,
+    quantity,
+    with_unit,
+)
 
 _DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
@@ -116,3 +124,17 @@ def test_a_heading_drops_the_unit() -> None:
     assert heading("duration_s_mean") == "duration (mean)"
     assert heading("samples_per_s") == "samples/s"
     assert heading("kendalls_w") == "kendalls w"
+
+
+def test_a_number_has_its_unit_and_its_better_direction() -> None:
+    assert with_unit("loss", "loss", "nats", "lower") == "loss (nats, lower is better)"
+    assert with_unit("f1", "f1", "", "higher", "test") == "f1 (test, higher is better)"
+    assert with_unit("time", "time_s", "s", "lower") == "time (lower is better)"
+    assert with_unit("loss", "loss", "", "") == "loss"
+
+
+def test_headings_spell_measures_as_readers_do() -> None:
+    assert [heading(name) for name in ("macro_f1", "rouge_l", "eval_mae", "r2")] == [
+        "macro F1", "ROUGE-L", "eval MAE", "R²",
+    ]  # fmt: skip
+    assert heading("train.training.learning_rate") == "train.training.learning_rate"

@@ -12,9 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from raypipe import report
+from raypipe.report.html import render
 from raypipe.report.page import report_files
 from raypipe.report.plots import Plot, style
-from raypipe.report.sections import Bar, Code, Fold, Heading, Pill, Section, TableView
+from raypipe.report.sections import Bar, Code, Fold, Heading, Part, Pill, Section, TableView
 from tests.raypipe.report.page_reader import HOSTILE, Page
 
 
@@ -340,3 +341,22 @@ def test_an_environment_of_an_earlier_version_is_that_of_one_command() -> None:
     assert len(page.all("details")) == 1  # the configuration
     assert "0123abcd+" in page.words
     assert "node-b" in page.words
+
+
+def test_a_single_figure_stands_beside_the_small_table_that_follows() -> None:
+    view = TableView(pd.DataFrame({"a": [1], "b": [2]}), ["a", "b"], "small")
+    large = TableView(pd.DataFrame({"a": range(99)}), ["a"], "large")
+
+    def page(*parts: Part) -> str:
+        return render("t", None, {}, [Section("Own", parts)])["index.html"].decode()
+
+    assert page(_plot("one"), view).count('<div class="beside">') == 1
+    assert '<div class="beside">' not in page(_plot("one"), _plot("two"), view)
+    assert '<div class="beside">' not in page(_plot("one"), large)
+
+
+def test_an_option_does_not_break_at_its_hyphen() -> None:
+    page = render("t", None, {}, [Section("Own", [Code("run --run-dir a --n <b>")])])
+    text = page["index.html"].decode()
+    assert '<code>run <span class="option">--run-dir</span> a' in text
+    assert "&lt;b&gt;" in text

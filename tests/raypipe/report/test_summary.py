@@ -8,17 +8,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from raypipe.report.about import About, Declarations, with_nulls
+from raypipe.report.about import About, Declarations
 from raypipe.report.advice import advice, beyond
 from raypipe.report.evaluations import noise
 from raypipe.report.page import report_files
-from raypipe.report.sections import Code
-from raypipe.report.summary import asked, came_out, certainty, training_tiles
-from raypipe.report.table_plots import number_plot
+from raypipe.report.sections import Code, Section
+from raypipe.report.summary import (
+    asked,
+    came_out,
+    certainty,
+    summary_section,
+    training_tiles,
+)
 from raypipe.report.training_section import training_section
 from raypipe.storage.tables import Column, Table
 from tests.raypipe.report.page_reader import Page
-from tests.raypipe.report.sweep_tables import systems_tables
 
 COMMAND = "raypipe run x.yaml data.n=2 --run-dir 'my run'"
 CONFIGURATION = "train: {training: {steps: 100, seed: 0, monitor: null}}\n"
@@ -104,7 +108,7 @@ def test_what_was_asked() -> None:
         "Classify things.",
         "Varied: train.rate (2 values), 3 seeds.",
         "2 of 3 stages succeeded.",
-        "On 2 nodes: H100, 16 CPUs, 64.0 GiB.",
+        "On 2 nodes: H100, 16 CPUs, 64.0 GiB of memory.",
     ]
     plain = _about(measures=_measures(ours=0.9, majority=0.5))
     assert list(asked(plain)) == [
@@ -118,7 +122,7 @@ def test_what_came_out_is_the_best_against_the_baseline() -> None:
     (tiles,) = came_out(_about(measures=_measures(ours=0.9, majority=0.5)))
     (tile,) = tiles.tiles
     assert (tile.label, tile.value, tile.note) == (
-        "accuracy", "0.9", "ours; 0.4 above majority (0.5)",
+        "accuracy (higher is better)", "0.9", "ours; 0.4 above majority (0.5)",
     )  # fmt: skip
     _, sentence = came_out(_about(measures=_measures(ours=0.4, majority=0.5)))
     assert sentence == "ours is not better than the baseline majority in accuracy."
@@ -134,7 +138,7 @@ def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
 def test_a_training_shows_its_best_held_out_value_and_its_end() -> None:
     (tile,) = training_tiles(_about(steps=_steps([5.0, 3.0, 3.57, 3.81])))
     assert (tile.label, tile.value, tile.note, tile.tone) == (
-        "held-out loss", "3", "train, best at step 20; 3.81 at the end", "warn",
+        "held-out loss (lower is better)", "3", "train, best at step 20; 3.81 at the end", "warn",
     )  # fmt: skip
     (tile,) = training_tiles(_about(steps=_steps([0.3, 0.5, 0.8], "eval_accuracy")))
     assert (tile.value, tile.note) == ("0.8", "train, at the end")
@@ -144,68 +148,16 @@ def test_a_training_shows_its_best_held_out_value_and_its_end() -> None:
     assert (tile.label, tile.value) == ("training loss", "1.5")
 
 
-def test_a_training_shows_metrics_that_are_not_declared() -> None:
-    steps = _steps([5.0, 3.0]).assign(eval_accuracy=[0.5, 0.8], eval_hits=[1.0, 2.0])
-    about = replace(_about(steps=steps), declared=Declarations())
-    assert [(tile.label, tile.value, tile.note) for tile in training_tiles(about)] == [
-        ("held-out loss", "3", "train, at the end"),
-        ("held-out accuracy", "0.8", "train, at the end"),
-        ("held-out hits", "2", "train, at the end"),
-    ]
-
-
-def test_a_sweep_shows_its_recommendation() -> None:
-    command = "raypipe sweep x.yaml --run-dir r"
-    tables = {**systems_tables(), "stages": _stages("succeeded")}
-    about = _about(command=command, **tables)
-    assert list(asked(about))[1] == (
-        "A sweep of train_medium over micro-batch, precision, gradient checkpointing: 20 trials."
-    )
-    (tiles,) = came_out(about)
-    (tile,) = tiles.tiles
-    assert (tile.label, tile.value, tile.tone) == ("samples/s", "345.9", "")
-    assert tile.note == (
-        "recommended for train_medium: micro-batch=128, bf16, gradient checkpointing=false"
-    )
-    assert _advice(about) == [
-        "Use the recommended settings: the section Sweep has the lines to paste.",
-        "Or write the whole configuration with them to a file:",
-        f"{command} --write best.yaml",
-    ]
-    tables["recommendations"] = tables["recommendations"].assign(decided=False)
-    (tiles,) = came_out(_about(command=command, **tables))
-    assert tiles.tiles[0].tone == "warn"
-    assert tiles.tiles[0].note.endswith("; cannot tell which trial is the best")
-
-
-def test_null_is_a_value_of_an_argument() -> None:
-    table = Table("calls", "a call", (Column("score", "real", "Score.", better="higher"),),
-                  open=True, axes=("depth", "trees"))  # fmt: skip
-    rows = pd.DataFrame(
-        {"depth": [4, 8, None] * 2, "trees": [1] * 3 + [2] * 3, "score": [1.0, 2, 3, 4, 5, 6]}
-    )
-    about = About({"stages": _stages("succeeded"), "calls": rows}, "own",
-                  declared=Declarations("", (table,)))  # fmt: skip
-    assert next(asked(about)) == "Compared: depth (3 values), trees (2 values)."
-    (tiles,) = came_out(about)
-    assert tiles.tiles[0].note == "depth=null, trees=2; highest of 6"
-    (results,) = about.results
-    plot = number_plot(table, table.columns[0], results.rows, results.shape)
-    labels = [text.get_text() for text in plot.figure.axes[0].get_yticklabels()]
-    assert labels == ["4", "8", "null"]
-    missing = replace(table, open=False)  # the axis does not apply to such a row
-    assert with_nulls(missing, rows) is rows
-
-
 def test_one_run_has_no_interval() -> None:
     about = _about(measures=_measures(ours=0.9, majority=0.5))
-    assert list(certainty(about)) == ["One run, no interval: repeat with --matrix runs=5."]
+    once = "One run, no interval over seeds: how much of it is chance is not known."
+    assert list(certainty(about)) == [once]
     assert _advice(about) == [
-        "Find out what is chance: repeat with five seeds.",
+        "Repeat with five seeds to find out what is chance:",
         "raypipe run x.yaml data.n=2 --matrix runs=5",
     ]
     without_seed = _about("n: 3\n", measures=_measures(ours=0.9, majority=0.5))
-    assert list(certainty(without_seed)) == ["One run, no interval: nothing is known about chance."]
+    assert list(certainty(without_seed)) == [once]
     assert _advice(without_seed) == ["Nothing stands out in the tables."]
 
 
@@ -213,7 +165,9 @@ def test_seeds_that_decide() -> None:
     about = _about(**_matrix([0.1, 0.2], 3, [0.80, 0.81, 0.82, 0.60, 0.61, 0.62]))
     assert list(certainty(about)) == [
         "Means of 3 repetitions; ± is Student's 95 % confidence interval.",
-        "The interval of accuracy excludes the baseline majority.",
+        "Accuracy is 0.710 ± 0.025 above the baseline majority: more than chance.",
+        "Accuracy is 0.2 (in every repetition) above the second best, ours, rate=0.2 (0.61): more "
+        "than chance.",
     ]
     assert _advice(about) == ["Nothing stands out in the tables."]
 
@@ -222,13 +176,122 @@ def test_seeds_that_do_not_decide() -> None:
     about = _about(**_matrix([0.1, 0.2], 2, [0.05, 0.4, 0.1, 0.3]))
     assert list(certainty(about)) == [
         "Means of 2 repetitions; ± is Student's 95 % confidence interval.",
-        "The interval of accuracy includes the baseline majority: the difference may be chance.",
-        "It includes the second best, ours, rate=0.2 (0.2): which is better cannot be told.",
+        "Accuracy is 0.1 ± 2.2 above the baseline majority: it may be chance.",
+        "Accuracy is 0.03 ± 0.95 above the second best, ours, rate=0.2 (0.2): it may be chance.",
     ]
     assert _advice(about) == [
-        "2 repetitions cannot tell the best by accuracy: take 6.",
+        "2 repetitions cannot tell ours, rate=0.1 from majority by accuracy: take 6.",
         f"{COMMAND} --matrix runs=6",
     ]
+
+
+def _studies(ours: list[float], theirs: list[float], random: list[float]) -> About:
+    table = Table(
+        "studies",
+        "a study",
+        (Column("optimizer", "text", "Name."), Column("cost", "real", "Cost.", better="lower")),
+        axes=("optimizer",),
+        baselines=("random",),
+        repeats="studies.runs",
+    )
+    found = {"ours": ours, "theirs": theirs, "random": random}
+    rows = pd.DataFrame(
+        [
+            {"optimizer": name, "run": run, "cost": cost}
+            for name, costs in found.items()
+            for run, cost in enumerate(costs)
+        ]
+    )
+    declared = Declarations("", (table,), (), frozenset({"stages"}))
+    tables = {"stages": _stages("succeeded"), "studies": rows}
+    return About(tables, "toy", COMMAND, CONFIGURATION, declared)
+
+
+def test_what_a_seed_shares_is_no_difference() -> None:
+    about = _studies([1.0, 5.0, 9.0], [1.5, 5.6, 9.4], [2.0, 6.1, 10.0])
+    (best,) = about.headlines
+    assert best.half > 9  # the seeds differ more than the optimizers
+    assert best.to_baseline.mean == pytest.approx(1.0333, abs=1e-4)
+    assert not best.to_baseline.may_be_chance
+    assert list(certainty(about))[1:] == [
+        "Cost is 1.03 ± 0.14 below the baseline random: more than chance.",
+        "Cost is 0.50 ± 0.25 below the second best, theirs (5.5): more than chance.",
+    ]
+
+
+def test_a_wide_baseline_is_not_beaten_by_a_narrow_best() -> None:
+    about = _studies([452.0, 455.0, 447.0], [452.0, 455.0, 447.0], [604.0, 447.0, 467.0])
+    (best,) = about.headlines
+    assert best.leaders == "ours and theirs"
+    (tiles,) = came_out(about)
+    assert tiles.tiles[0].tone == "warn"
+    assert list(certainty(about))[1:] == [
+        "Cost is 55 ± 212 below the baseline random: it may be chance.",
+        "ours and theirs are equal in cost.",
+    ]
+    assert _advice(about) == [
+        "3 repetitions cannot tell ours and theirs from random by cost: take 6.",
+        f"{COMMAND} studies.runs=6",
+    ]
+
+
+def test_a_model_that_loses_to_its_baseline_trains_longer_before_it_is_repeated() -> None:
+    about = _about(measures=_measures(ours=0.4, majority=0.5), steps=_steps([5.0, 3.0, 2.99]))
+    assert _advice(about) == [
+        "train: after 100 steps the model does not beat the baseline. Train longer:",
+        "raypipe run x.yaml data.n=2 train.training.steps=400",
+    ]
+
+
+def test_a_held_out_metric_has_the_baseline_that_it_declares() -> None:
+    metric = Column("eval_regret", "real", "Regret.", "m", "lower", baseline="eval_random_regret")
+    declared = Declarations("", (), (metric,), frozenset({"stages", "steps"}))
+    steps = _steps([0.5, 0.4], "eval_regret").assign(eval_random_regret=[0.3, 0.3])
+    about = About(
+        {"stages": _stages("succeeded"), "steps": steps}, "toy", COMMAND, "", declared
+    )  # fmt: skip
+    tile = next(iter(training_tiles(about)))
+    assert (tile.label, tile.note, tile.tone) == (
+        "held-out regret (m, lower is better)", "train, at the end; random regret 0.3", "warn",
+    )  # fmt: skip
+    assert came_out(about)[1] == (
+        "train is not better than its baseline: held-out regret 0.4, random regret 0.3."
+    )
+
+
+def test_a_metric_of_a_table_is_shown_once() -> None:
+    about = _about(
+        measures=_measures(ours=0.9, majority=0.5), steps=_steps([0.5, 0.9], "eval_accuracy")
+    )
+    assert list(training_tiles(about)) == []
+
+
+def test_sections_add_to_certainty_and_advice() -> None:
+    section = Section("Own", [], certainty=("Certain.",), advice=("Do it.",))
+    about = replace(_about(measures=_measures(ours=0.9, majority=0.5)), sections=(section,))
+    assert list(certainty(about))[-1] == "Certain."
+    assert _advice(about)[0] == "Do it."
+
+
+def test_an_unfinished_run_shows_its_trainings_and_is_continued_before_it_is_repeated() -> None:
+    about = _about(
+        stages=_stages("succeeded", "interrupted"),
+        steps=_steps([0.3, 0.5, 0.5, 0.5], "eval_accuracy"),
+        squares=pd.DataFrame({"name": ["a", "b"], "value": [1.0, 3.0]}),
+    )
+    (tiles,) = came_out(about)
+    assert [tile.label for tile in tiles.tiles] == ["held-out accuracy (higher is better)"]
+    assert _advice(about) == ["1 stage not done. Continue:", COMMAND]
+
+
+def test_the_summary_quotes_the_newest_command() -> None:
+    environment = pd.DataFrame(
+        {"command": ["raypipe run a", "raypipe run b --run-dir r"],
+         "started_at": ["2026-01-01", "2026-01-02"], "hostname": "n", "command_id": ["a", "b"]}
+    )  # fmt: skip
+    about = _about(environment=environment)
+    answers = summary_section(about).parts[0].answers
+    assert answers[0][1][1] == Code("raypipe run b --run-dir r")
 
 
 def test_a_failure_names_the_command_that_shows_it() -> None:

@@ -257,3 +257,13 @@ def test_a_curve_of_many_points_is_thinned_to_means_of_neighbors() -> None:
     assert len(x) == 1000
     assert_allclose(y, rows["value"].to_numpy().reshape(1000, 50).mean(1))
     assert "50\u202f000 points, averaged over neighbors." in plot.caption
+
+
+def test_texts_are_not_compared_by_the_numbers_about_them() -> None:
+    rows = pd.DataFrame(
+        {"document": ["word " * 40] * 30, "short": ["a", "b", "c"] * 10,
+         "rouge_1": np.linspace(0, 1, 30)}
+    )  # fmt: skip
+    section = table_section(Table("summaries", "a document"), rows)
+    assert not _all(section.parts, Plot)
+    assert section.parts[0] == "30 rows, each a document."

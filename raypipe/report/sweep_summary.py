@@ -1,0 +1,112 @@
+"""What the summary says of a sweep: its points, the recommended one, and how certain it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from raypipe.report.formatting import number, with_unit
+from raypipe.report.sections import Tile
+from raypipe.report.sweep_trials import Sweep, of_stage, short
+from raypipe.report.table_shape import point_label
+
+Tables = Mapping[str, pd.DataFrame]
+
+_SPEED = "samples_per_s"
+_CAUTION = " Mind that "  # begins the sentence of a reason that is about its certainty
+
+
+def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
+    """Yield which settings of which stage were tried."""
+    for sweep in swept:
+        keys = sweep.axes
+        counts = [len({repr(point.get(key)) for point in sweep.trials["point"]}) for key in keys]
+        axes = [
+            f"{short(key, sweep.stage)} ({count} values)"
+            for key, count in zip(keys, counts, strict=True)
+        ]
+        fastest = (sweep.metric or _SPEED) == _SPEED and sweep.kind != "quality"
+        what = "the fastest settings" if fastest else "the best settings"
+        listed = f": {', '.join(axes)}" if axes else ""
+        trials = f"{len(sweep.trials)} trial{'s' * (len(sweep.trials) > 1)}"
+        yield f"A sweep for {what} of {sweep.stage}{listed}; {trials}."
+
+
+def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
+    """Return the recommended point of each swept stage, against the worst that was measured."""
+    tiles = []
+    for sweep in swept:
+        best = sweep.recommended
+        metric = sweep.metric or _SPEED
+        if best is None or metric not in sweep.trials:
+            continue
+        value = float(best[metric])
+        known = sweep.trials[metric].astype(float)
+        known = known[np.isfinite(known)]
+        if not np.isfinite(value):
+            continue
+        better = "higher" if sweep.mode == "max" else "lower"
+        name = "samples/s" if metric == _SPEED else metric.replace("_", " ")
+        label = with_unit(f"{sweep.stage}, {name}", metric, "", better)
+        worst = float(known.min() if better == "higher" else known.max())
+        note = point_label({short(key, sweep.stage): best["point"].get(key) for key in sweep.axes})
+        if len(known) > 1:
+            word = "slowest" if metric == _SPEED else "worst"
+            note += f"; {word} of {len(known)}: {number(worst)}"
+        tiles.append(Tile(label, number(value), note, "" if sweep.decided else "warn"))
+    return tiles
+
+
+def sweep_reasons(tables: Tables, swept: Sequence[Sweep]) -> list[str]:
+    """Return why the recommended points are recommended."""
+    found = []
+    for sweep in swept:
+        table = of_stage(tables, "recommendations", sweep.stage)
+        if table.empty:
+            found.append(f"No trial of {sweep.stage} can be recommended.")
+        elif isinstance(reason := table.iloc[0].get("reason"), str):
+            found.append(reason.partition(_CAUTION)[0])
+    return found
+
+
+def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
+    """Yield whether the measurements decide, and how much the speed varied."""
+    for sweep in swept:
+        table = of_stage(tables, "recommendations", sweep.stage)
+        if table.empty:
+            continue
+        row = table.iloc[0]
+        if not sweep.decided:
+            yield f"{sweep.stage}: the measurements do not decide which point is the best."
+        elif pd.notna(low := row.get("ratio_low")) and pd.notna(high := row.get("ratio_high")):
+            yield (
+                f"{sweep.stage}: {number(float(row['ratio']))} times the second best, "
+                f"{row['runner_up']}; the interval is {number(float(low))} to "
+                f"{number(float(high))}."
+            )
+        elif pd.isna(row.get("rounds")):
+            yield f"{sweep.stage}: each point was measured once, so there is no interval."
+        _, caution, text = str(row.get("reason")).partition(_CAUTION)
+        if caution:
+            yield f"{caution.strip()} {text.strip()}"
+
+
+def recommended_settings(tables: Tables, sweep: Sweep) -> dict[str, Any]:
+    """Return the recommended settings by dotted key; empty if there are none."""
+    table = of_stage(tables, "recommendations", sweep.stage)
+    snippet = None if table.empty else table.iloc[0].get("snippet")
+    if not isinstance(snippet, str):
+        return {}
+    return dict(_flat(yaml.safe_load(snippet) or {}, ""))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
