@@ -36,15 +36,10 @@ def _most_confused(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
     if confusion is None:
         return []
     totals = confusion.groupby("gold")["rows"].transform("sum").astype(float)
-    shown = confusion.assign(
-        **{
-            "actual class": confusion["gold"],
-            "predicted class": confusion["predicted"],
-            "share of the actual class": [
-                f"{100 * share:.0f} %" for share in confusion["rows"] / totals
-            ],
-        }
-    )
+    shown = confusion.copy()
+    shown["actual class"], shown["predicted class"] = confusion["gold"], confusion["predicted"]
+    shares = confusion["rows"] / totals
+    shown["share of the actual class"] = [f"{100 * share:.0f} %" for share in shares]
     named = (shown["gold"] != _OTHERS) & (shown["predicted"] != _OTHERS)
     wrong = shown[named & (shown["gold"] != shown["predicted"]) & (shown["rows"] > 0)]
     wrong = wrong.sort_values("rows", ascending=False, kind="stable").head(_MOST_PAIRS)

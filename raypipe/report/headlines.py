@@ -65,6 +65,7 @@ class Headline:
         to_baseline: how much better it is than the baseline.
         to_runner_up: how much better it is than the second best point.
         repeats: the setting with the number of repetitions, or empty.
+        tied: further points that are as good.
 
     """
 
@@ -83,6 +84,7 @@ class Headline:
     to_baseline: Difference = _NONE
     to_runner_up: Difference = _NONE
     repeats: str = ""
+    tied: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -96,13 +98,14 @@ class Headline:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the second best point is as good."""
-        return bool(self.runner_up) and self.runner_up_mean == self.mean
+        """Whether other points are as good."""
+        return bool(self.tied)
 
     @property
     def leaders(self) -> str:
-        """The best point, and the second best if it is as good."""
-        return f"{self.point} and {self.runner_up}" if self.is_shared else self.point
+        """The best point, and those that are as good."""
+        *names, last = [self.point, *self.tied]
+        return " and ".join(filter(None, [", ".join(names), last]))
 
     @property
     def label(self) -> str:
@@ -203,6 +206,11 @@ def _headline(
         to_baseline=_difference(column, rows, shape, point(best), point(rival)),
         to_runner_up=_difference(column, rows, shape, point(best), point(second)),
         repeats=table.repeats,
+        tied=[
+            point_label(point(place))
+            for place in contenders[1:]
+            if math.isclose(found.mean[place], found.mean[best], rel_tol=_ROUNDING)
+        ],
     )
 
 

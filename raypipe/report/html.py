@@ -34,8 +34,8 @@ from raypipe.report.sections import (
     Tiles,
 )
 
-#: of a table beside a figure
-_MOST_COLUMNS, _MOST_ROWS = 7, 14
+#: rows, and width in letters, of a table beside a figure
+_MOST_ROWS, _MOST_LETTERS = 14, 75
 _OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 
@@ -134,7 +134,12 @@ def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot] | Beside]:
 
 
 def _is_small(view: TableView) -> bool:
-    return len(view.visible_columns) <= _MOST_COLUMNS and len(view.rows) <= _MOST_ROWS
+    """Whether half of the page has room for a table."""
+    if len(view.rows) > _MOST_ROWS:
+        return False
+    shown = ([heading(name), *(cell(name, value) for value in view.rows[name])]
+             for name in view.visible_columns)  # fmt: skip
+    return sum(max(map(len, texts)) + 3 for texts in shown) <= _MOST_LETTERS
 
 
 def _titled(parts: Sequence[Part]) -> Iterator[Part]:

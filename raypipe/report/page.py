@@ -121,11 +121,12 @@ def _failures(tables: Tables, *, recovered: bool) -> Section:
         message=cells(Code(text) for text in failures["message"].fillna("").astype(str)),
     )
     columns = ["kind", "message", "unit", "stage", "attempt"]
+    view = TableView(failures, columns, "Failed attempts")
     return Section(
         "Failures",
         [
             f"{attempts} failed: {counts}.{end}",
-            TableView(failures, columns, "Failed attempts"),
+            Fold("Failed attempts", [view]) if recovered else view,
         ],
         css="alert recovered" if recovered else "alert",
     )

@@ -93,7 +93,7 @@ def _most_values(results: Results, axis: str) -> int:
     """Return how many values of an axis are compared with each other."""
     groups = list(results.shape.groups)
     if not groups:
-        return int(results.own[axis].nunique())
+        return int(results.own[axis].nunique(dropna=False))
     counts = results.own.groupby(groups, dropna=False)[axis].nunique()
     return int(counts.max()) if len(counts) else 0
 

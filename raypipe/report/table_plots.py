@@ -71,6 +71,9 @@ def _heat_map(
     table: Table, column: Column, rows: pd.DataFrame, shape: Shape, first: str, second: str
 ) -> Plot:
     own = rows[~is_baseline(table, rows[list(shape.axes)])]
+    for name in (first, second):  # a value such as null is one of the compared
+        if own[name].isna().any():
+            own = own.assign(**{name: own[name].astype(object).where(own[name].notna(), "none")})
     found = means(own, [first, second], column.name, shape.seeds)
     down, across = _ordered(own[first]), _ordered(own[second])
     grid = np.full((len(down), len(across)), np.nan)
@@ -232,12 +235,12 @@ def _distribution(table: Table, column: Column, values: NDArray[np.float64]) -> 
 
 
 def _ordered(values: pd.Series) -> list[object]:
-    """Return the values of an axis: numbers in their order, other values as they come."""
+    """Return the values of an axis: numbers in their order, then other values as they come."""
     distinct = list(dict.fromkeys(values.dropna()))
-    try:
-        return sorted(distinct, key=lambda value: float(value))
-    except (TypeError, ValueError):
-        return distinct
+    numbers = as_numbers(pd.Series(distinct, dtype=object))
+    places = sorted(range(len(distinct)), key=lambda at: (np.isnan(numbers[at]), numbers[at]))
+    known = [distinct[at] for at in places if not np.isnan(numbers[at])]
+    return [*known, *(value for at, value in enumerate(distinct) if np.isnan(numbers[at]))]
 
 
 def _intervals(half: pd.Series, shape: Shape) -> str:

@@ -8,11 +8,20 @@ from typing import Any
 import pandas as pd
 
 from raypipe.report.formatting import heading, number
-from raypipe.report.headlines import headlines, range_tiles, tile
+from raypipe.report.headlines import headlines, range_tiles, tile, with_interval
 from raypipe.report.plots import Plot
 from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView, Tiles, cells
 from raypipe.report.table_plots import number_plot
-from raypipe.report.table_shape import ADDED, LONG, Shape, is_long, plain, shape_of
+from raypipe.report.table_shape import (
+    ADDED,
+    LONG,
+    Shape,
+    is_long,
+    means,
+    plain,
+    shape_of,
+    value_label,
+)
 from raypipe.storage.tables import Column, Table
 
 _MOST_ROWS = 50
@@ -20,6 +29,7 @@ _FOLDED_FROM = 13  # rows
 _MOST_TILES = 8
 _MOST_PLOTS = 4
 _MOST_TEXTS = 3
+_MOST_RANKED = 10
 _MOST_CHARACTERS = 4000
 
 
@@ -67,7 +77,8 @@ def _introduction(table: Table, rows: pd.DataFrame, shape: Shape) -> str:
     if table.row and len(rows) == 1:
         text = f"One row: {table.row}."
     if shape.axes:
-        named = [f"{heading(name)} ({rows[name].nunique()} values)" for name in shape.axes]
+        counts = {name: rows[name].nunique(dropna=False) for name in shape.axes}
+        named = [f"{heading(name)} ({count} values)" for name, count in counts.items()]
         text += f" They differ in {_listed(named)}."
     return text
 
@@ -86,9 +97,26 @@ def _plots(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Part]:
         plot = number_plot(table, column, rows, shape)
         if plot is not None:
             drawn.append(plot)
+    if len(drawn) == 1 and better and len(rows) >= _FOLDED_FROM and shape.axes:
+        return [drawn[0], _ranking(better[0], rows, shape)]
     more = drawn[_MOST_PLOTS:]
     folded: list[Part] = [Fold(f"{len(more)} more figures", more)] if more else []
     return [*drawn[:_MOST_PLOTS], *folded]
+
+
+def _ranking(column: Column, rows: pd.DataFrame, shape: Shape) -> TableView:
+    """Return the best points by a number, to stand beside its figure."""
+    by = [*shape.groups, *shape.axes]
+    found = means(rows, by, column.name, shape.seeds)
+    order = found.mean.sort_values(ascending=column.better == "lower", kind="stable").index
+    chosen = list(order[:_MOST_RANKED])
+    name = heading(column.name)
+    shown = {axis.rpartition(".")[2]: found.points.loc[chosen, axis].map(value_label)
+             for axis in by}  # fmt: skip
+    shown[name] = pd.Series(
+        [with_interval(column.name, found.mean[at], found.half[at]) for at in chosen], chosen
+    )
+    return TableView(pd.DataFrame(shown), list(shown), f"Best points by {name}")
 
 
 def _varying(numbers: Sequence[Column], rows: pd.DataFrame) -> list[Column]:

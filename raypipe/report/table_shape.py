@@ -5,6 +5,7 @@ Roles follow from the table's declaration where it names them, otherwise from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -241,10 +242,10 @@ def value_label(value: Any) -> str:
     """Return a value of an axis for readers."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value)).lower()
-    if isinstance(value, Real):
+    if isinstance(value, Real) and not math.isnan(float(value)):
         return f"{float(value):.6g}"
-    if value is None or value is pd.NaT or value is pd.NA:
-        return "missing"
+    if value is None or isinstance(value, Real) or value is pd.NaT or value is pd.NA:
+        return "none"
     return "".join(letter if letter.isprintable() else " " for letter in str(value))
 
 

@@ -267,3 +267,21 @@ def test_texts_are_not_compared_by_the_numbers_about_them() -> None:
     section = table_section(Table("summaries", "a document"), rows)
     assert not _all(section.parts, Plot)
     assert section.parts[0] == "30 rows, each a document."
+
+
+def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_beside_it() -> None:
+    rows = pd.DataFrame(
+        [
+            {"C": C, "depth": depth, "seed": seed, "accuracy": C / 10 + (depth or 9) + seed / 10}
+            for C in (1, 2)
+            for depth in (8.0, 4.0, None)
+            for seed in range(3)
+        ]
+    )
+    section = table_section(SCORES, rows, ["C", "depth"], "seed")
+    (plot,) = _all(section.parts, Plot)
+    axes = plot.figure.axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8", "none"]
+    view = next(part for part in section.parts if isinstance(part, TableView))
+    assert list(view.rows.iloc[0]) == ["2", "none", "9.30 ± 0.25"]
+    assert "depth (3 values)" in section.parts[0]
