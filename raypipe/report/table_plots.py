@@ -30,6 +30,7 @@ from raypipe.storage.tables import Column, Table
 _MOST_CELLS = 24  # of an axis of a heat map
 _MOST_DOTS = 24
 _MOST_TIPS = 200
+_LARGEST = 1e300  # matplotlib overflows beyond
 _MOST_POINTS = 1000
 _LEAST_DOTS = 3  # the headline compares two
 _FEW_ROWS = 20  # a distribution of fewer says less than the table
@@ -42,7 +43,8 @@ def number_plot(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) 
     a curve; another axis gives dots; many rows without axes give their distribution.
     """
     values = finite(as_numbers(rows[column.name]))
-    if values.size < 2:
+    drawn = [values, *(finite(as_numbers(rows[name])) for name in shape.axes)]
+    if values.size < 2 or any(np.abs(each).max(initial=0) > _LARGEST for each in drawn):
         return None
     with plots.style():
         pair = heat_axes(table, rows, shape)
