@@ -168,11 +168,10 @@ def test_source_and_identities_do_not_depend_on_the_installation(
     """Also where a setting names a function of the experiment, by its name in the repository."""
     code = (
         "import json\n"
-        "from raypipe.pipeline.source import source_of\n"
         "from raypipe.commands.configuration import read, resolve\n"
         "from raypipe.hardware import Hardware\n"
         "found = resolve(read('teleclass'), (), 'cpu', [Hardware('a', 2, 2**34)])\n"
-        "print(source_of(found.module).fingerprint, json.dumps(found.settings.identity()))\n"
+        "print(found.source().fingerprint, json.dumps(found.settings.identity()))\n"
     )
     done = subprocess.run(
         [str(installed), "-c", code],

@@ -98,11 +98,9 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 def _model(context: typer.Context) -> type[BaseModel]:
     """Return the settings of the configuration that a command names."""
-    from raypipe.commands.configuration import read, settings_model
-    from raypipe.pipeline.configuration import load_experiment
+    from raypipe.commands.configuration import read, settings_model, stored_experiment
 
-    document = read(_config(context))
-    return settings_model(load_experiment(document.experiment, document.origin))
+    return settings_model(stored_experiment(read(_config(context))))
 
 
 def _config(context: typer.Context) -> str:

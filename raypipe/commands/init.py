@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from raypipe.config import shipped
 from raypipe.config.validation import did_you_mean
+from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.pipeline.source import files_from
 
@@ -95,11 +95,7 @@ def _about(readme: Path) -> str:
 
 def _workloads() -> list[str]:
     """Return the shipped experiments in the order of ``workload/small.yaml``."""
-    return [
-        name
-        for name in yaml.safe_load((_WORKLOAD / "small.yaml").read_text(encoding="utf-8"))
-        if (shipped.folder() / "experiments" / name).is_dir()
-    ]
+    return [name for name in _small() if (shipped.folder() / "experiments" / name).is_dir()]
 
 
 def _of_template(folder: Path) -> Iterator[tuple[str, str]]:
@@ -129,7 +125,7 @@ def _of_workload(workload: str, package: str) -> Iterator[tuple[str, str]]:
         text = file.read_text(encoding="utf-8")
         if re.search(rf"^experiment: {re.escape(module)}$", text, re.MULTILINE):
             yield f"{name}.yaml", renamed(text)
-    first = yaml.safe_load((_WORKLOAD / "small.yaml").read_text(encoding="utf-8"))[workload]
+    first = _small()[workload]
     values = {
         "{package}": package,
         "{workload}": workload,
@@ -155,3 +151,10 @@ def _package(title: str, name: str | None) -> str:
             "package would hide; give another name"
         )
     return package
+
+
+def _small() -> dict[str, Any]:
+    """Return by workload the configuration to run first, and overrides for a first look."""
+    file = _WORKLOAD / "small.yaml"
+    found: dict[str, Any] = load_yaml(file.read_text(encoding="utf-8"), str(file))
+    return found

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from raypipe.config.matrix import SEED, text_value
+from raypipe.config.yaml_text import load_yaml
+from raypipe.errors import ConfigError
 from raypipe.report.comparison import variants_of
 from raypipe.report.evaluations import Evaluation, evaluations
 from raypipe.report.headlines import Headline, headlines, is_baseline
@@ -102,8 +103,8 @@ class About:
     def settings(self) -> Mapping[str, Any]:
         """The resolved configuration; empty if it cannot be read."""
         try:
-            found = yaml.safe_load(self.configuration)
-        except yaml.YAMLError:
+            found = load_yaml(self.configuration, "config.yaml")
+        except ConfigError:
             return {}
         return found if isinstance(found, dict) else {}
 

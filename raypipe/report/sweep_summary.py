@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from raypipe.config.yaml_text import load_yaml
+from raypipe.errors import ConfigError
 from raypipe.report.formatting import number, with_unit
 from raypipe.report.sections import Tile
 from raypipe.report.sweep_trials import Sweep, of_stage, short
@@ -101,7 +102,11 @@ def recommended_settings(tables: Tables, sweep: Sweep) -> dict[str, Any]:
     snippet = None if table.empty else table.iloc[0].get("snippet")
     if not isinstance(snippet, str):
         return {}
-    return dict(_flat(yaml.safe_load(snippet) or {}, ""))
+    try:
+        found = load_yaml(snippet, "recommendations")
+    except ConfigError:
+        return {}
+    return dict(_flat(found, "")) if isinstance(found, Mapping) else {}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
