@@ -306,7 +306,9 @@ def test_the_place_of_the_files_decides_nothing(tmp_path):
 
 def test_it_can_be_swept(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60)]
-    request = Request("sweep", str(SWEEP), given, str(tmp_path / "run"), profile="cpu")
+    request = Request(
+        "sweep", str(SWEEP), [*given, "sweep.rounds.most=1"], str(tmp_path / "run"), profile="cpu"
+    )
     assert sweep(request) == 0
     rows = found(tmp_path, "trials")
     by_precision = rows.groupby("precision")["status"].agg(set).to_dict()

@@ -144,7 +144,13 @@ def test_it_learns(tmp_path, monkeypatch, inputs):
 
 def test_it_can_be_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
-    request = Request("sweep", str(SWEEP), [*SMALL, *TABLE], str(tmp_path / "run"), profile="cpu")
+    request = Request(
+        "sweep",
+        str(SWEEP),
+        [*SMALL, *TABLE, "sweep.rounds.most=1"],
+        str(tmp_path / "run"),
+        profile="cpu",
+    )
     assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")
     assert set(rows["status"]) == {"succeeded"}

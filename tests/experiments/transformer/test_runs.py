@@ -257,7 +257,9 @@ def test_rare_classes_are_shown_as_one():
 def test_what_trains_on_data_can_be_swept(tmp_path):
     path = PROJECT / "configs/sweeps/transformer.yaml"
     given = [*SMALL, *of_table(tmp_path)]
-    request = Request("sweep", str(path), given, str(tmp_path / "run"), profile="cpu")
+    request = Request(
+        "sweep", str(path), [*given, "sweep.rounds.most=1"], str(tmp_path / "run"), profile="cpu"
+    )
     assert sweep(request) == 0
     rows = found(tmp_path, "trials")
     assert set(rows["status"]) == {"succeeded"}
