@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -54,8 +56,17 @@ def test_the_code_of_a_page_runs(
     folder = tmp_path / "work"
     folder.mkdir()
     reader = Reader(folder)
+    for name in [name for name, module in sys.modules.items() if _is_temporary(module)]:
+        monkeypatch.delitem(sys.modules, name)  # a module of another test may have its name
     for block in [*files_before(page), *blocks(page)]:
         reader.follow(block)
+
+
+def _is_temporary(module: object) -> bool:
+    """Whether a module is a file of an earlier test."""
+    return str(getattr(module, "__file__", None) or "").startswith(
+        tempfile.gettempdir() + "/pytest"
+    )
 
 
 ALL = [block for page in PAGES for block in blocks(page)]

@@ -180,21 +180,23 @@ def test_the_gpu_of_another_program_is_that_of_its_environment(
 
 
 def test_of_another_program_only_its_descendants_count(card: Card) -> None:
-    code = "held = bytearray(80_000_000); print(flush=True); input()"
+    held = "held = bytearray(80_000_000); print(flush=True); input()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         assert child.stdout is not None
         child.stdout.readline()
-        with Telemetry("small", CPU, program=Program(os.getpid(), None)) as telemetry:
+        with Telemetry("small", CPU, program=Program(child.pid, None)) as telemetry:
             card.pass_time(1.0)
         assert 80_000_000 < telemetry.summary()["host_peak_bytes"] < 160_000_000
-        with Telemetry("small", CPU, program=Program(child.pid, None)) as telemetry:
+        (held_by,) = psutil.Process(child.pid).children()
+        with Telemetry("small", CPU, program=Program(held_by.pid, None)) as telemetry:
             card.pass_time(1.0)
         assert telemetry.summary()["host_peak_bytes"] == 0
     finally:
-        child.kill()
+        child.communicate(b"\n")
         child.wait()
 
 
