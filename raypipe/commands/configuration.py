@@ -87,14 +87,14 @@ def resolve(
         ConfigError: every mistake, in one message.
 
     """
-    experiment, source = _named(document)
+    function = load_function(document) if document.function else None
+    experiment, source = _named(document, function)
     named = {key: value for key in NAMES if (value := getattr(document, key))}
     used, others = shipped.hidden(document.experiment) if document.experiment else (None, [])
     if others:
         print(f"experiment: {used}, not {', '.join(map(str, others))}", file=sys.stderr, flush=True)
     model = settings_model(experiment)
-    if document.function:
-        function = load_function(document)
+    if function is not None:
         overrides = [override_of(text, function, model.model_fields) for text in overrides]
     name = profile_name(document.profiles, profile, nodes)
     profile_values = document.profiles.get(name, {}).items()
@@ -109,7 +109,6 @@ def resolve(
     ]
     settings, levels = settings_of(levels, model)
     if isinstance(settings, FunctionSettings):  # its tables follow from the settings
-        function = load_function(document)
         experiment = function_experiment(document.function, function, settings)
     return Configuration(document.origin, experiment, named, source, name, model, settings, levels)
 
@@ -135,10 +134,11 @@ def load_function(document: Document) -> Callable[..., Any]:
     return document.loaded or reference.load(document.function, document.origin)
 
 
-def _named(document: Document) -> tuple[Experiment, Callable[[], Source]]:
+def _named(
+    document: Document, function: Callable[..., Any] | None
+) -> tuple[Experiment, Callable[[], Source]]:
     """Return the experiment that a document names, and what reads its source code."""
-    if document.function:
-        function = load_function(document)
+    if function is not None:
         source = partial(reference.source, document.function, function)
         return function_experiment(document.function, function), source
     search_path.prefer()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import math
 import os
@@ -12,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -36,10 +36,23 @@ from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
 _START_S = 300.0
-#: source modules that workers of this process's Ray may have imported; of the process, as Ray is
-_MODULES = "RAYPIPE_IMPORTED"
 _STDERR = 2  # a notebook's stderr has no file descriptor
 _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
+
+
+@dataclass
+class _Kept:
+    """Ray of this process that goes on between calls, which is one per process as Ray itself is.
+
+    ``started`` says whether raypipe started it; ``modules`` are the hashes of the source modules
+    that its workers may have imported.
+    """
+
+    started: bool = False
+    modules: dict[str, str] = field(default_factory=dict)
+
+
+_kept = _Kept()
 
 
 class RayLauncher:
@@ -195,19 +208,29 @@ class RayLauncher:
 
 
 def _is_kept(modules: Mapping[str, str]) -> bool:
-    """Whether this process started Ray before and its workers have not imported other source code.
+    """Whether this process has Ray, and its workers have not imported other source code.
 
     Ray is stopped otherwise, since workers do not import a module twice.
+
+    Raises:
+        ConfigError: the user's program started that Ray.
+
     """
-    kept = json.loads(os.environ.get(_MODULES, "{}"))
     # a function of no module, `__main__:name`, is sent with each run
     modules = {name: digest for name, digest in modules.items() if ":" not in name}
-    changed = any(kept.get(name, digest) != digest for name, digest in modules.items())
+    changed = [
+        name for name, digest in modules.items() if _kept.modules.get(name, digest) != digest
+    ]
     if changed and ray.is_initialized():
+        if not _kept.started:
+            raise ConfigError(
+                f"{', '.join(changed)}: changed since workers of the Ray that this program started "
+                "imported it; call ray.shutdown() first"
+            )
         ray.shutdown()
-    if changed or not ray.is_initialized():
-        kept = {}
-    os.environ[_MODULES] = json.dumps({**kept, **modules})
+    if not ray.is_initialized():
+        _kept.started, _kept.modules = True, {}
+    _kept.modules.update(modules)
     return ray.is_initialized()
 
 

@@ -99,6 +99,9 @@ def test_a_table_is_classified(tmp_path):
     assert found(tmp_path, "confusion")["rows"].sum() == rows["rows"].iloc[0]
     drawn = {p.name for p in (tmp_path / "run/report/figures").rglob("*.svg")}
     assert "confusion.svg" in drawn
+    page = (tmp_path / "run/report/index.html").read_text()
+    assert f"{rows.loc['transformer', 'accuracy']:.4g}" in page
+    assert "above majority class" in page
 
 
 def test_a_number_is_predicted_in_its_own_unit(tmp_path):

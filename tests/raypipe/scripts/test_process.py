@@ -110,13 +110,12 @@ def test_a_script_does_not_survive_its_starter(tmp_path: Path, killed: str) -> N
     starter = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=_environment())
     wait_for(lambda: len(processes(tmp_path)) == 3 and (tmp_path / "guard").exists())
     guard = int((tmp_path / "guard").read_text())
-    scripts = [pid for pid in processes(tmp_path) if "stubborn.py" in _command_line(pid)]
-    assert scripts
+    (script_pid,) = [pid for pid in processes(tmp_path) if "stubborn.py" in _command_line(pid)]
     os.kill(starter.pid if killed == "starter" else guard, signal.SIGKILL)
     if killed == "starter":
         wait_for(lambda: all(map(is_gone, processes(tmp_path))))
     else:  # the script itself dies with its guard
-        wait_for(lambda: any(map(is_gone, scripts)))
+        wait_for(lambda: is_gone(script_pid))
         for pid in processes(tmp_path):
             if not is_gone(pid):
                 os.kill(pid, signal.SIGKILL)
