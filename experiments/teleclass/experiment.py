@@ -102,7 +102,7 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
             reads=("encode", "infer", "train.classifier"),
             workload=f"{predicted} documents",
             on_gpu=settings.infer.gpus != 0,
-            portable=False,  # it writes a table of its own, as large as the corpus
+            portable=False,  # it writes a separate table, as large as the corpus
         ),
     ]
 

@@ -1,4 +1,4 @@
-"""What the report knows of a run besides its tables, and the tables with their declarations."""
+"""Read a run for its report: the tables with their declarations, the request, the versions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Tables = Mapping[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class Declarations:
-    """What an experiment declares.
+    """An experiment's own description of itself.
 
     Args:
         sentence: what it does, or empty.
         tables: its tables.
         step_metrics: the columns that its trainings add to ``steps``.
-        core: names of the tables that every run has; those of neither kind are undeclared.
+        core: names of the tables that every run has; a table that is in neither is undeclared.
 
     """
 

@@ -19,7 +19,7 @@ from raypipe.storage.tables import Column, Table
 
 _MOST_RANGES = 4
 _ROUNDING = 1e-9  # relative difference that is none
-_LONGEST_NAME = 50  # characters; a longer text is no name
+_LONGEST_NAME = 50  # characters; a longer text is not a name
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Difference:
     """How much better a point is than another one: the mean, and half of its 95 % interval.
 
     ``half`` is NaN without repetitions. Repetitions with the same seed are paired: what they share
-    is no difference of the points.
+    is not a difference of the points.
     """
 
     mean: float

@@ -34,7 +34,7 @@ from raypipe.report.sections import (
     Tiles,
 )
 
-#: rows, and width in letters, of a table beside a figure
+#: rows, and width in letters, of a table next to a figure
 _MOST_ROWS, _MOST_LETTERS = 14, 75
 _OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
@@ -116,7 +116,7 @@ class Beside:
 def _grouped(parts: Sequence[Part]) -> Iterator[Part | list[Plot] | Beside]:
     """Yield the visible parts; plots in sequence stand side by side, as a list.
 
-    A single plot stands beside the table that follows it, if that is small.
+    A single plot stands next to the table that follows it, if that is small.
     """
     waiting: list[Plot] = []
     for part in _titled(parts):

@@ -51,7 +51,7 @@ def report_files(
     Args:
         tables: of the run.
         sections: the experiment's own, and those of a matrix; tables that they cover have no
-            section of their own. Those with headline numbers come before them.
+            separate section. Those with headline numbers come before them.
         title: the experiment.
         facts: shown below the title.
         command: continues this run.

@@ -180,7 +180,7 @@ def new_axes(width: float = 0.84, height: float = 0.78) -> tuple[Figure, Axes]:
 
 
 def single_stroke() -> Stroke:
-    """Return the stroke of a line that has no other one beside it."""
+    """Return the stroke of a line that has no other one next to it."""
     return Stroke(_COLORS[3], "-")
 
 

@@ -1,4 +1,4 @@
-"""What the summary says of a sweep: its points, the recommended one, and how certain it is."""
+"""Summarize a sweep: its points, the recommended one, and how certain the choice is."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _plots(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Part]:
 
 
 def _ranking(column: Column, rows: pd.DataFrame, shape: Shape) -> TableView:
-    """Return the best points by a number, to stand beside its figure."""
+    """Return the best points by a number, to stand next to its figure."""
     by = [*shape.groups, *shape.axes]
     found = means(rows, by, column.name, shape.seeds)
     order = found.mean.sort_values(ascending=column.better == "lower", kind="stable").index

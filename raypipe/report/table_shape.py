@@ -52,7 +52,7 @@ class Shape:
 
 
 def plain(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with a plain index and names, and any value that is no scalar as its text."""
+    """Return rows with a plain index and names, and any value that is not a scalar as its text."""
     rows = rows.reset_index(drop=True).rename(columns=str)
     rows = rows.loc[:, ~rows.columns.duplicated()]
     for name in rows.columns:
@@ -116,7 +116,7 @@ def is_number(values: pd.Series[Any]) -> bool:
 
 
 def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
-    """Whether a column has texts of more than so many characters, by its first rows."""
+    """Whether a column has texts longer than this number of characters, by its first rows."""
     if values.dtype != object and not pd.api.types.is_string_dtype(values):
         return False
     first = values.head(_FIRST_ROWS)
@@ -124,7 +124,7 @@ def is_long(values: pd.Series[Any], length: int = LONG) -> bool:
 
 
 def as_numbers(values: pd.Series[Any]) -> pd.Series[float]:
-    """Return a column as floats; a value that is no number is NaN."""
+    """Return a column as floats; a value that is not a number is NaN."""
     return pd.to_numeric(values, errors="coerce").astype(float)
 
 
