@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -223,14 +223,20 @@ def loader_workers(
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Return a batch with every tensor on the device, copied without blocking if possible."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+    return over_leaves(
+        batch,
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf,
+    )
+
+
+def over_leaves(batch: Any, function: Callable[[Any], Any]) -> Any:
+    """Return a batch with ``function`` of everything in it, through mappings, tuples and lists."""
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: over_leaves(value, function) for key, value in batch.items()}
     if isinstance(batch, tuple | list):
-        values = [to_device(value, device) for value in batch]
+        values = [over_leaves(value, function) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
-    return batch
+    return function(batch)
 
 
 def _load(

@@ -22,6 +22,7 @@ from raypipe.errors import BatchLimit
 from raypipe.storage import tables as results
 from raypipe.training import bottleneck, evaluation, loader, parallel, precision, telemetry
 from raypipe.training import oom as memory
+from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
@@ -191,6 +192,10 @@ class _Loop:
                     batch, context, exchange=number == len(parts), counted=counted
                 )
             add(sums, loss, self.worker.device, counted=counted)
+            if step == self.start and number == 1 and not (self.sharded or self.job.measured):
+                self.throughput.pause()
+                refuse_means(self.job, self.worker, self.module, batch, size, context)
+                self.throughput.start()
         self.ending.ask(sums)
         sums = parallel.all_reduce(sums, workers)
         self.interval_weight += sums["weight"]
@@ -312,10 +317,7 @@ class _Loop:
         )
 
     def _choose_loader_workers(self) -> None:
-        """Measure the bottleneck before the run and choose the loader processes.
-
-        For ``loader: auto``.
-        """
+        """Choose the loader processes by the bottleneck, measured before the run."""
         numbers = bottleneck.candidates(loader.cores(), self.worker.workers_on_node)
         prefetch, phase = self.settings.loader.prefetch, self.phases[0]
         left = self.job.steps - self.start
@@ -323,7 +325,6 @@ class _Loop:
         if left * a_step < bottleneck.needed(numbers, prefetch):
             self.report("loader: auto needs a longer run to measure; the default is taken")
             return
-        kept = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         context = StepContext(self.start, phase, self.training.seed)
 
         def run(batch: Any, exchange: bool) -> None:
@@ -331,11 +332,10 @@ class _Loop:
             if self.worker.device.type == "cuda":
                 torch.cuda.synchronize(self.worker.device)
 
-        with memory.fitting(BatchLimit("training", self.plan.micro_batch)):
+        limit = BatchLimit("training", self.plan.micro_batch)
+        with memory.fitting(limit), parallel.same_buffers(self.model):
             found = bottleneck.diagnose(self._batches, run, numbers, prefetch, a_step, self.worker)
         self.update.drop_gradients()
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(kept[name])
         self.report(str(found))
         self.diagnosis = found
         self.settings = self.settings.with_loader_workers(found.loader_workers)

@@ -136,6 +136,21 @@ def evaluating(module: ModelCall | DistributedDataParallel) -> Iterator[ModelCal
             call.reshard()
 
 
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a model after the body, such as the means of a batch normalization.
+
+    Those that the body creates or resizes, such as caches, stay.
+    """
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in model.named_buffers():
+            if name in kept and buffer.shape == kept[name].shape:
+                buffer.copy_(kept[name])
+
+
 def batch_norm_warning(model: nn.Module, plan: BatchPlan) -> str | None:
     """Return a warning if a step is split and the model normalizes over the batch, else None."""
     names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]

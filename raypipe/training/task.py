@@ -47,7 +47,8 @@ class Loss(NamedTuple):
 
     ``total`` (scalar, with gradient) is summed over the micro-batch. ``weight`` is the number of
     samples or tokens in the sum. The step minimizes ``sum(total) / sum(weight)`` over all
-    micro-batches of all workers. ``metrics`` are sums over the same weight, without gradient.
+    micro-batches of all workers. ``metrics`` are sums over the same weight, without gradient. A
+    mean is refused at the first step.
     """
 
     total: Tensor

@@ -1,0 +1,87 @@
+"""The losses of the experiments are sums, and would be refused at the first step as means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.lm_pretrain.model import LmSettings
+from experiments.lm_pretrain.training import random_task
+from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings, CurvePolicyTask
+from experiments.pabbo_lda.pabbo.model import ModelSettings
+from experiments.pabbo_lda.pabbo.perplexity_curves import CurveSettings
+from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from experiments.pabbo_lda.pabbo.training_task import PabboTask
+from experiments.summarization.dataset import RandomPairs
+from experiments.summarization.model import T5Settings
+from experiments.summarization.training import SummarizationTask
+from experiments.teleclass.dataset import LongestSamples
+from experiments.teleclass.settings import ClassifierSettings
+from experiments.teleclass.training import TeleclassTask
+from experiments.transformer.dataset import RandomSamples
+from experiments.transformer.settings import TransformerSettings
+from experiments.transformer.training import TransformerTask
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import loader
+from raypipe.training.additivity import refuse_means
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.parallel import ModelCall
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+
+SMALL: dict[str, Any] = {"hidden": 16, "heads": 2, "layers": 1}
+WIDTHS = ModelSettings(d_model=8, heads=2, layers=1, feed_forward=8)
+PABBO = PabboSettings(
+    model=WIDTHS, trajectories=3, horizon=4, query_points=9, candidate_pairs=12,
+    prediction_points=8, prediction_duels=10, prediction_splits=3, max_context=4,
+)  # fmt: skip
+CURVES = CurvePolicySettings(
+    model=WIDTHS, curves=CurveSettings(t_max=(60, 60), start=(2, 4)), points=59, steps=6
+)
+T5 = T5Settings(vocabulary=40, width=16, head_width=8, heads=2, feed_forward=16, layers=1)
+LM = LmSettings(vocabulary=11, width=12, heads=3, layers=1, feed_forward=10, context=9)
+SEQUENCE = TransformerSettings(vocabulary=12, length=10, outputs=3, **SMALL)
+TABLE = TransformerSettings(numeric=4, categories=(3,), outputs=1, kind="regression", **SMALL)
+BERT = ClassifierSettings(vocabulary=512, length=10, vectors=False, **SMALL)
+TASKS: dict[str, TrainTask] = {
+    "burn_in": PabboTask(PABBO),
+    "policy": PabboTask(PABBO),
+    "curves": CurvePolicyTask(CURVES),
+    "lm_pretrain": random_task(LM),
+    "summarization": SummarizationTask(T5, RandomPairs(40, 32, 8, 10), label_smoothing=0.1),
+    "teleclass": TeleclassTask(BERT, 6, LongestSamples(10, 512, 6, 0)),
+    "sequence": TransformerTask(SEQUENCE, RandomSamples(SEQUENCE, 50)),
+    "table": TransformerTask(TABLE, RandomSamples(TABLE, 50), deviation=2.0),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_is_a_sum(name: str, samples: int) -> None:
+    task, phase = TASKS[name], Phase(name, 1, samples, 1e-3)
+    settings, plan, worker = (
+        TrainStageSettings(),
+        BatchPlan(samples, 1, samples, 1),
+        Worker(0, torch.device("cpu")),
+    )
+    torch.manual_seed(0)
+    call = ModelCall(task.build_model())
+    batch = next(loader.batches(task, [phase], settings, plan, worker))
+
+    def check(loss: Any) -> None:
+        shown: Any = SimpleNamespace(loss=loss)
+        job = TrainingJob("t", "run", shown, settings, plan, RunDirectory.at(Path("unused")))
+        refuse_means(job, worker, call, batch, samples, StepContext(0, phase, 0))
+
+    def mean(*arguments: Any) -> Loss:
+        loss = task.loss(*arguments)
+        return Loss(loss.total / loss.weight, loss.weight)
+
+    check(task.loss)
+    with pytest.raises(ValueError, match="is a mean"):
+        check(mean)

@@ -1,0 +1,249 @@
+"""The check of a loss at the first step: what it refuses, what passes, and that nothing changes."""
+
+from __future__ import annotations
+
+from bdb import BdbQuit
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from example_tasks import Regression, job
+from torch import Tensor, nn
+
+from raypipe.storage import tables as results
+from raypipe.training import loop
+from raypipe.training.additivity import refuse_means
+from raypipe.training.job import Worker
+from raypipe.training.loop import train
+from raypipe.training.parallel import ModelCall
+from raypipe.training.task import Loss, Phase, StepContext
+
+CPU = torch.device("cpu")
+CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
+Batch = dict[str, Any]
+
+
+def classes(model: Any, batch: Batch, reduction: str = "sum") -> Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"], reduction=reduction)
+
+
+def check(
+    loss: Callable[[Any, Batch], Loss],
+    model: nn.Module | None = None,
+    samples: int = 6,
+    *,
+    changed: Callable[[Batch], Any] = lambda batch: batch,
+    **training: Any,
+) -> None:
+    """Check a loss on a batch of samples with 5 features and one of 3 classes."""
+    asked = job(Regression(), Path("unused"), **training)
+    task: Any = SimpleNamespace(loss=lambda model, batch, context: loss(model, batch))
+    draw = torch.Generator().manual_seed(1)
+    batch = {
+        "x": torch.randn(samples, 5, generator=draw),
+        "y": torch.arange(samples) % 3,
+        "tokens": torch.arange(samples) % 4 + 1,
+    }
+    call = ModelCall(nn.Linear(5, 3) if model is None else model)
+    refuse_means(replace(asked, task=task), Worker(0, CPU), call, changed(batch), samples, CONTEXT)
+
+
+MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
+    "samples": lambda model, b: Loss(classes(model, b, "mean"), len(b["y"])),
+    "tokens": lambda model, b: Loss(
+        (classes(model, b, "none") * b["tokens"]).sum() / b["tokens"].sum(), b["tokens"].sum()
+    ),
+    "a ratio over the batch": lambda model, b: Loss(
+        1 - F.one_hot(b["y"], 3).mul(model(b["x"]).softmax(1)).sum() / len(b["y"]) ** 1.0,
+        torch.tensor(len(b["y"])),
+    ),
+    "a metric": lambda model, b: Loss(
+        classes(model, b), len(b["y"]), {"shape": (b["y"] == 0).float().mean()}
+    ),
+}
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", MEANS)
+def test_a_mean_is_refused(name: str, precision: str, samples: int) -> None:
+    part = r"metrics\['shape'\]" if name == "a metric" else "total"
+    with pytest.raises(ValueError, match=rf"loss: Loss\.{part} is a mean, but must be a sum"):
+        check(MEANS[name], samples=samples, precision=precision)
+
+
+def test_the_message_has_the_values_and_what_to_write() -> None:
+    def loss(model: Any, batch: Batch) -> Loss:
+        return Loss(classes(model, batch, "mean") * 0 + 1.5, len(batch["y"]))
+
+    with pytest.raises(ValueError, match="is a mean") as error:
+        check(loss)
+    assert str(error.value) == (
+        "SimpleNamespace.loss: Loss.total is a mean, but must be a sum, as Loss.weight is: "
+        "2 sample(s) give 1.5 with weight 2, the same twice give 1.5 with weight 4; take "
+        'reduction="sum", or multiply the mean by the weight'
+    )
+
+
+def contrastive(model: Any, batch: Batch, reduction: str) -> Tensor:
+    """InfoNCE between two views; the other samples of the batch are the negatives."""
+    one, other = model(batch["x"]), model(batch["x"] + 0.1)
+    return F.cross_entropy(one @ other.T, torch.arange(len(one)), reduction=reduction)
+
+
+def masked(batch: Batch) -> Tensor:
+    """Whether a sample counts, drawn anew for each call."""
+    return torch.rand(len(batch["y"])) < 0.3
+
+
+PASSES: dict[str, Callable[[Any, Batch], Loss]] = {
+    "a sum": lambda model, b: Loss(classes(model, b), len(b["y"])),
+    "a sum over tokens": lambda model, b: Loss(
+        (classes(model, b, "none") * b["tokens"]).sum(), b["tokens"].sum()
+    ),
+    "a mean over classes": lambda model, b: Loss(model(b["x"]).square().mean(1).sum(), len(b["y"])),
+    "a mean of weight 1": lambda model, b: Loss(classes(model, b, "mean"), 1),
+    "contrastive, a sum": lambda model, b: Loss(contrastive(model, b, "sum"), len(b["y"])),
+    "contrastive, a mean": lambda model, b: Loss(contrastive(model, b, "mean"), len(b["y"])),
+    "zero": lambda model, b: Loss(classes(model, b) * 0, len(b["y"]), {"none": torch.zeros(())}),
+    "NaN": lambda model, b: Loss(classes(model, b) * torch.nan, len(b["y"])),
+    "random": lambda model, b: Loss((classes(model, b, "none") * masked(b)).sum(), len(b["y"])),
+    "metrics that come and go": lambda model, b: Loss(
+        classes(model, b), len(b["y"]), {f"of_{len(b['y'])}": torch.ones(())}
+    ),
+    "another error": lambda model, b: Loss(classes(model, b["z"]), len(b["y"])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", PASSES)
+def test_other_losses_pass(name: str, precision: str, samples: int) -> None:
+    check(PASSES[name], samples=samples, precision=precision)
+
+
+def test_a_random_loss_passes_for_any_draw() -> None:
+    """Also if the second copies count nothing, so that the sum stays the same."""
+    for seed in range(100):
+        torch.manual_seed(seed)
+        check(PASSES["random"], samples=2)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda batch: batch | {"all": len(batch["y"])},  # the samples of the whole batch
+        lambda batch: batch | {"all": torch.tensor(len(batch["y"]))},
+        lambda batch: batch | {"pairs": torch.ones(len(batch["y"]) ** 2)},
+        lambda batch: batch | {"all": object()},
+    ],
+)
+def test_a_batch_that_cannot_be_taken_apart_is_not_judged(changed: Any) -> None:
+    check(MEANS["samples"], changed=changed)
+
+
+def test_texts_and_missing_parts_of_a_batch_stay() -> None:
+    with pytest.raises(ValueError, match="is a mean"):
+        check(MEANS["samples"], changed=lambda batch: batch | {"from": "a", "mask": None})
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def test_dropout_and_batch_normalization_are_in_eval_mode() -> None:
+    check(PASSES["a sum"], model())
+    with pytest.raises(ValueError, match="is a mean"):
+        check(MEANS["samples"], model())
+
+
+def test_random_numbers_buffers_and_mode_stay() -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(5, 3)
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("cache", None, persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert not torch.is_grad_enabled()
+            seen.append(len(x))
+            self.calls += 1
+            self.cache = torch.rand(len(x))
+            return self.linear(x)
+
+    seen: list[int] = []
+    drawing = Drawing().train()
+    before = torch.get_rng_state()
+    check(MEANS["samples"], drawing)
+    assert seen == [2, 2, 4]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert drawing.training
+    assert drawing.calls == 0
+
+
+class Normalized(Regression):
+    """With dropout, batch normalization and random numbers in the loss."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(model(), nn.Linear(3, 1)).double()
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        noisy = batch["x"] + 0.1 * torch.randn_like(batch["x"])
+        return super().loss(model, {**batch, "x": noisy}, context)
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return ()
+
+
+def test_the_losses_of_a_training_are_those_without_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = []
+    for folder in ("with", "without"):
+        asked = job(Normalized(), tmp_path / folder, (4, 4, 16, 1), steps=3)
+        train(asked, Worker(0, CPU))
+        steps.append(results.read_table(asked.run_dir, "steps").drop(columns="samples_per_s"))
+        monkeypatch.setattr(loop, "refuse_means", lambda *_: None)
+    assert steps[0].equals(steps[1])
+
+
+class Mean(Regression):
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        total, weight, metrics = super().loss(model, batch, context)
+        return Loss(total / weight, weight, metrics)
+
+
+def test_a_training_refuses_a_mean_at_its_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^Mean\.loss: Loss\.total is a mean"):
+        train(job(Mean(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
+
+
+def test_an_error_of_the_loss_is_that_of_the_step(tmp_path: Path) -> None:
+    sizes = []
+
+    class Broken(Regression):
+        def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+            sizes.append(len(batch["y"]))
+            raise ArithmeticError("broken")
+
+    with pytest.raises(ArithmeticError, match="broken"):
+        train(job(Broken(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
+    assert sizes == [4]
+
+
+def test_the_end_of_the_debugger_is_not_an_error_of_the_loss() -> None:
+    def loss(model: Any, batch: Batch) -> Loss:
+        raise BdbQuit
+
+    with pytest.raises(BdbQuit):
+        check(loss)
+
+
+def test_a_benchmark_is_not_checked(tmp_path: Path) -> None:
+    train(replace(job(Mean(), tmp_path), measured=True), Worker(0, CPU))
