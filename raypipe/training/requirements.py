@@ -65,19 +65,24 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obs
     )
     if scaling.reserved_cpus > node.cpus:
         key, reason = f"{stage}.scaling.cpus_per_worker", f"this machine has {node.cpus} CPUs"
-        advice = "lower it, or use a cluster with larger nodes (--address)"
+        advice = "lower it, or use a cluster with larger nodes (`raypipe run --address`)"
         found.append(Obstacle(key, scaling.reserved_cpus, reason, advice))
     if (scaling.gpus_per_worker or 0) > gpus:
         key, reason = f"{stage}.scaling.gpus_per_worker", f"this machine has {gpus or 'no'} GPUs"
-        advice = "lower it (0 uses the CPUs), or use a cluster that has them (--address)"
+        advice = (
+            "lower it (0 uses the CPUs), or use a cluster that has them (`raypipe run --address`)"
+        )
         found.append(Obstacle(key, scaling.gpus_per_worker, reason, advice))
-    if not found and room < scaling.fewest_workers:
-        key = "loader.workers" if room < 1 else "scaling.workers"
-        value = settings.loader.workers if room < 1 else scaling.fewest_workers
-        size = f"{cpus:g} CPUs (with its loader's processes)" + f" and {each:g} GPUs" * bool(each)
-        has = f"{node.cpus} CPUs" + f" and {gpus} GPUs" * bool(each)
-        reason = f"this machine has {has}, room for {room} workers of {size} each"
-        advice = "lower it, or use a cluster (--address)"
+    if not found and room < (workers := scaling.fewest_workers):
+        need = f"{cpus:g} CPU(s)" + f" and {each:g} GPU(s)" * bool(each)
+        has = f"{node.cpus} CPU(s)" + f" and {gpus} GPU(s)" * bool(each)
+        if cpus > scaling.reserved_cpus:
+            need += " with its loader processes"
+        key = "scaling.workers" if room else "loader.workers"
+        value = workers if room else settings.loader.workers
+        reason = f"needs {need} per worker, and this machine has {has}"
+        advice = f"give at most {room}" if room else "lower it"
+        advice += ", or use a cluster (`raypipe run --address`)"
         found.append(Obstacle(f"{stage}.{key}", value, reason, advice))
     return found
 
