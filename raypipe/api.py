@@ -220,6 +220,7 @@ def plan(
     *,
     run_dir: str | os.PathLike[str] | None = None,
     profile: str = "auto",
+    only: Sequence[str] = (),
 ) -> pd.DataFrame:
     """Return the stages that would run, what is done, and the expected time: ``raypipe plan``.
 
@@ -228,7 +229,10 @@ def plan(
     from raypipe.commands.plan import plan as planned
 
     with _messages_alone():
-        return planned(_request("plan", config, overrides or {}, run_dir=run_dir, profile=profile))
+        request = _request(
+            "plan", config, overrides or {}, run_dir=run_dir, profile=profile, only=only
+        )
+        return planned(request)
 
 
 def map(

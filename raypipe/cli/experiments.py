@@ -200,6 +200,7 @@ def plan(
     overrides: Overrides = None,
     run_dir: RunDir = None,
     profile: Profile = "auto",
+    only: Only = None,
     matrix: Matrix = None,
     yes: Yes = False,
 ) -> None:
@@ -207,7 +208,7 @@ def plan(
     from raypipe.commands import plan as command
     from raypipe.commands.request import Request
 
-    given = with_matrix(overrides, matrix), run_dir, profile
+    given = with_matrix(overrides, matrix), run_dir, profile, only or []
     print_frame(command.plan(Request("plan", config, *given, yes=yes)))
 
 

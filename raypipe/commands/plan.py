@@ -33,8 +33,8 @@ def plan(request: Request) -> pd.DataFrame:
     document = request.document or read(request.path)
     nodes = [hardware.detect()]
     configuration = resolve(document, request.overrides, request.profile, nodes)
-    configuration, _ = matrix_or_sweep(configuration, ())
-    graph = selected(configuration, (), nodes, confirmed=request.yes)
+    configuration, _ = matrix_or_sweep(configuration, request.only)
+    graph = selected(configuration, request.only, nodes, confirmed=request.yes)
     if misfit := misfits(configuration, graph, nodes):
         print(f"does not fit this machine: {misfit}", file=sys.stderr, flush=True)
     ledger = None

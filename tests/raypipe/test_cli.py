@@ -354,6 +354,15 @@ def test_plan_shows_what_is_done_and_starts_nothing(work, capsys):
     assert row.split()[-3:] == ["4", "3", "1"] or row.split()[2:5] == ["4", "3", "1"]
 
 
+def test_plan_of_some_stages_shows_them_and_what_they_need(work, capsys):
+    for only, shown in (("squares", ["hardware", "squares"]), ("hardware", ["hardware"])):
+        assert raypipe("plan", "toy.yaml", "--only", only) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == shown
+    assert raypipe("plan", "toy.yaml", "--only", "square") == 2
+    assert "--only square: unknown stage; did you mean squares?" in capsys.readouterr().err
+
+
 def test_doctor_prints_the_hardware(capsys):
     assert raypipe("doctor", "--json") == 0
     found = json.loads(capsys.readouterr().out)
