@@ -68,11 +68,15 @@ class History:
         self._points: list[_Point] = []
         self._given: list[float] = []
         self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
+        #: added to epochs that are steps: 1 if the script counts them from 0
+        self._shift = 0
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
         stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = {row["step"]: row for row in stored}
+        first = min(self.rows, default=0)
+        self._shift = int(first > 0 and self.rows[first].get("epoch") == first - 1)
 
     def add(self, batch: Batch, at: float | None) -> list[Row]:
         """Add records and return the rows that are new or differ.
@@ -96,6 +100,10 @@ class History:
             if step is None:
                 self.summary |= values
                 continue
+            if not counts_steps:
+                if not self.rows:  # an evaluation before the training has no loss
+                    self._shift = int(step == 0 and "loss" in values)
+                step += self._shift
             number = int(step)
             if batch.restarted and not touched:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}

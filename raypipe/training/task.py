@@ -221,7 +221,10 @@ class ExternalTask(TrainTask):
 
     def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
         """Return how much of the training a logged step has done, in steps or epochs."""
-        return int(row.get("epoch", 0) if training.length_in == "epochs" else row["step"])
+        if training.length_in == "steps":
+            return int(row["step"])
+        epoch = int(row.get("epoch", 0))
+        return epoch + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
         """Return one phase, whose steps are epochs if the length is in epochs."""

@@ -19,6 +19,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_rows
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob
+from raypipe.training.settings import TrainingSettings
 
 LIGHTNING = (
     "epoch,step,train_loss,val_loss\n0,4,0.27,\n0,9,0.37,\n0,15,,0.44\n1,19,0.54,\n1,31,,0.41\n"
@@ -187,6 +188,25 @@ def test_without_steps_epochs_count_and_samples_give_the_speed(tmp_path: Path) -
         rows.add(Batch([{"epoch": epoch, "loss": 1.0, "samples": 500 * epoch}]), 10.0 * epoch)
     assert rows.rows[2].items() >= {"step": 2, "epoch": 2.0, "samples_per_s": 50.0}.items()
     assert rows.speed(60)["samples_per_s"] == 50.0
+
+
+def test_epochs_from_zero_are_steps_from_one(tmp_path: Path) -> None:
+    rows, task, training = history(tmp_path), job(tmp_path).task, TrainingSettings(epochs=3)
+    new = rows.add(Batch([{"epoch": n, "loss": 1.0, "val_loss": 2.0} for n in (0, 1)]), 1.0)
+    found = [(row["step"], row["epoch"], task.done(row, training)) for row in new]
+    assert found == [(1, 0.0, 1), (2, 1.0, 2)]
+    rows.store()
+    again = history(tmp_path)
+    again.restore()
+    again.add(Batch([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.4}], restarted=True), 9.0)
+    assert [(step, row["loss"]) for step, row in again.rows.items()] == [(1, 1), (2, 0.5), (3, 0.4)]
+    assert again.last_step == 3
+
+
+def test_an_evaluation_before_the_first_epoch_is_step_zero(tmp_path: Path) -> None:
+    rows = history(tmp_path)
+    rows.add(Batch([{"epoch": 0, "val_loss": 2.0}, {"epoch": 1, "loss": 1.0}]), 1.0)
+    assert list(rows.rows) == [0, 1]
 
 
 def test_losses_that_are_not_finite_end_it_after_three_rows(tmp_path: Path) -> None:
