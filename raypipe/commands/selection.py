@@ -9,6 +9,7 @@ from raypipe.commands.declarations import declared
 from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.functions.experiment import check_stored
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage, in_order, with_needs
@@ -89,16 +90,16 @@ def stored_stages(graph: Graph, ledger: Ledger, where: str) -> tuple[Sequence[St
     """Return the stages of a graph that are known so far, and whether all of them are stored.
 
     Raises:
-        ConfigError: the configuration would alter stored results.
+        ConfigError: the configuration would alter stored results, or they lack what it optimizes.
 
     """
     if graph.growing is None:
-        stages = graph.stages
-        refuse_changes(ledger, stages, where)
-        return stages, all_stored(stages, ledger)
-    graph.growing.refuse_changes(ledger, where)
-    stages, complete = graph.growing.growth(ledger).replay(ledger)
+        stages, complete = graph.stages, True
+    else:
+        graph.growing.refuse_changes(ledger, where)
+        stages, complete = graph.growing.growth(ledger).replay(ledger)
     refuse_changes(ledger, stages, where)
+    check_stored(stages, ledger, where)
     return stages, complete and all_stored(stages, ledger)
 
 

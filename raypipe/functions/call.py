@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import PurePath
 from typing import Any
 
+from raypipe.config.validation import did_you_mean
 from raypipe.errors import UnitError
 
 _EXAMPLE = "return a mapping of single values, such as {'accuracy': 0.93}"
@@ -83,16 +84,28 @@ def row_of(
             raise ValueError(
                 f"the function returned {name!r}, which is also an argument; rename it"
             )
-    for name in expected.numbers:
-        is_number = isinstance(row.get(name), int | float) and not isinstance(row[name], bool)
+    check_numbers(row, expected.numbers)
+    row |= {name: float(row[name]) for name in expected.numbers}
+    return {name: value for name, value in row.items() if name not in arguments}
+
+
+def check_numbers(returned: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Check that a function returned the numbers that ``maximize`` and ``minimize`` name.
+
+    Raises:
+        ValueError: one is missing or is not a number.
+
+    """
+    for name in names:
+        value = returned.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number:
-            given = f"{row[name]!r} for {name!r}" if name in row else f"no {name!r}"
+            given = f"{value!r} for {name!r}" if name in returned else f"no {name!r}"
+            hint = "" if name in returned else did_you_mean(name, list(returned))
             raise ValueError(
                 f"the function returned {given}, but `maximize` or `minimize` names it: return a "
-                f"number (returned: {', '.join(row)})"
+                f"number (returned: {', '.join(returned)}){hint}"
             )
-        row[name] = float(row[name])
-    return {name: value for name, value in row.items() if name not in arguments}
 
 
 def _single(value: Any) -> Any:

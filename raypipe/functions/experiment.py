@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,13 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_
 
 from raypipe.config.matrix import SEED, value_text
 from raypipe.config.settings import Operational, Settings
-from raypipe.errors import UnitError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.functions.arguments import axis, calls, check_signature, count
-from raypipe.functions.call import Expected, call
+from raypipe.functions.call import Expected, call, check_numbers
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.identity import canonical_json, fingerprint
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.tables import Column, Table
 
 if TYPE_CHECKING:
@@ -109,6 +110,31 @@ def function_experiment(
     )
 
 
+def check_stored(stages: Sequence[Stage], ledger: Ledger, where: str) -> None:
+    """Check that stored calls of functions returned what ``maximize`` and ``minimize`` name.
+
+    Calls that are not stored are checked when they return.
+
+    Raises:
+        ConfigError: a stored call did not return it.
+
+    """
+    for stage in stages:
+        settings, seen = stage.settings, stage.seen(ledger)
+        if not isinstance(settings, FunctionSettings):
+            continue
+        numbers = (*settings.maximize, *settings.minimize)
+        given = {*_reserved(), *settings.arguments}
+        for unit in stage.units if numbers else ():
+            row = seen.get(CALLS, unit.key)
+            if row is not None:
+                returned = {name: value for name, value in row.items() if name not in given}
+                try:
+                    check_numbers(returned, numbers)
+                except ValueError as error:
+                    raise ConfigError(f"{where}: {unit.key}: {error}") from None
+
+
 def _table(settings: FunctionSettings) -> Table:
     """Return the declaration of the table: what is returned is known once a call has ended."""
     better = [(name, "higher") for name in settings.maximize]
@@ -116,8 +142,21 @@ def _table(settings: FunctionSettings) -> Table:
     about = "Returned by the function."
     returned = (Column(name, "real", about, better=each) for name, each in better)  # type: ignore[arg-type]
     row = "a call of the function; further columns are its arguments and what it returned"
+    columns = (_WRITTEN[0], *returned, *_WRITTEN[1:])
     axes = tuple(name for name in settings.arguments if name != SEED)
-    return Table(CALLS, row, (_WRITTEN[0], *returned, *_WRITTEN[1:]), open=True, axes=axes)
+    order = partial(
+        _position,
+        {
+            name: {repr(item): place for place, item in enumerate(axis(value) or [value])}
+            for name, value in settings.arguments.items()
+        },
+    )
+    return Table(CALLS, row, columns, open=True, axes=axes, order=order)
+
+
+def _position(places: Mapping[str, Mapping[str, int]], row: Row) -> tuple[int, ...]:
+    """Return the place of a call among those of the configuration; others follow."""
+    return tuple(place.get(repr(row.get(name)), len(place)) for name, place in places.items())
 
 
 def _reserved() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ the durable record; the tables derive from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -85,6 +85,7 @@ class Table:
         headline: values of columns that select the rows of the headline numbers, such as
             ``{"level": "all"}``; by default all rows.
         repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
+        order: the sort key of its rows; by default they are in the order in which they appeared.
 
     """
 
@@ -100,6 +101,7 @@ class Table:
     baselines: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict, hash=False)
     repeats: str = ""
+    order: Callable[[Row], Any] | None = field(default=None, compare=False)
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
@@ -157,7 +159,10 @@ def write_tables(
 ) -> None:
     """Write all tables that are one file from the ledger."""
     for table in single_tables(ledger, declared):
-        write_table(run_dir, table, ledger.rows(table.name), run_id)
+        rows = ledger.rows(table.name)
+        if table.order is not None:
+            rows = sorted(rows, key=table.order)
+        write_table(run_dir, table, rows, run_id)
 
 
 def conform(run_dir: RunDirectory, table: Table) -> None:

@@ -84,7 +84,8 @@ def test_what_is_not_a_row_is_an_invalid_value(returned, problem):
     [
         ({"loss": "low"}, "'low' for 'loss', but `maximize` or `minimize` names it"),
         ({"loss": True}, "True for 'loss'"),
-        ({"other": 1}, r"no 'loss', .*\(returned: other\)"),
+        ({"other": 1}, r"no 'loss', .*\(returned: other\)$"),
+        ({"losses": 1}, r"no 'loss', .*\(returned: losses\); did you mean losses\?$"),
     ],
 )
 def test_a_number_that_is_to_be_optimized_must_be_returned(returned, problem):

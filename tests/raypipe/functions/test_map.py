@@ -128,6 +128,37 @@ def test_another_version_is_refused(name):
     assert "version: stored 1, now 2" in refused.output
 
 
+def test_a_value_that_stored_calls_did_not_return_is_refused(folder, name):
+    """With the message of a call that ran."""
+    problem = (
+        "the function returned no 'los', but `maximize` or `minimize` names it: return a number"
+    )
+    words = ("map", f"{name}:score", "x=[1,2]", "--maximize", "los", "--run-dir")
+    ran = raypipe(*words, "fresh")
+    assert ran.status == 1
+    assert f"calls/x=1: invalid_value: {problem} (returned: loss, noisy, name)" in ran.output
+    assert raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r").status == 0
+    stored = raypipe(*words, "r")
+    assert stored.status == 2
+    assert f"calls/x=1: {problem} (returned: loss, noisy, name); did you mean" in stored.output
+    assert (
+        raypipe("map", f"{name}:score", "x=[1,2]", "--maximize", "loss", "--run-dir", "r").status
+        == 0
+    )
+
+
+def test_calls_are_listed_in_the_order_of_their_arguments(folder, name):
+    """As the last command gave them, followed by the other calls; not as they ended."""
+    assert raypipe("map", f"{name}:score", "x=[9,2]", "--run-dir", "r").status == 0
+    ended = raypipe("map", f"{name}:score", "x=[3,2,1]", "scale=[2,1]", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    ended = raypipe("map", f"{name}:score", "x=[3,10,1]", "scale=[2,1]", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    frame = read_table(RunDirectory.at("r"), "calls")
+    assert frame["x"].tolist() == [3, 3, 10, 10, 1, 1, 2, 2, 9, 2]
+    assert frame["scale"].tolist()[:8] == [2, 1] * 4
+
+
 def test_a_plan_counts_calls(name):
     planned = raypipe("plan", "own.yaml")
     assert "8 calls of" in planned.output
