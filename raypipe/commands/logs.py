@@ -45,6 +45,8 @@ def listing(run_dir: str) -> pd.DataFrame:
 def text(run_dir: str, unit: str) -> str:
     """Return the log of a unit, task or trial by its name, the end of it, or its log's name.
 
+    Without the variant, a name is that of a unit of any variant.
+
     Raises:
         ConfigError: there is no such log, or more than one.
 
@@ -68,7 +70,11 @@ def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequenc
     exact = run.log(asked).rpartition("/")[2].removesuffix(_SUFFIX)
     named = [_file(run, row).removesuffix(_SUFFIX) for row in failures if row["unit"] == unit]
     ends = [name for name in known if name.endswith(f"-{exact}")]
-    for found in ([exact] if exact in known else [], list(dict.fromkeys(named)), ends):
+    stage = asked.partition("/")[0]
+    rest = exact.removeprefix(stage)
+    variants = [name for name in known if name.startswith(f"{stage}@") and name.endswith(rest)]
+    exactly = [exact] if exact in known else []
+    for found in (exactly, list(dict.fromkeys(named)), ends, variants):
         if len(found) == 1:
             return found[0]
         if found:

@@ -113,6 +113,18 @@ def test_logs_are_listed_and_shown(failing, no_ray, capsys):
         command.listing("nowhere")
 
 
+def test_a_name_without_the_variant_is_that_of_each_variant(run: RunDirectory, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "at", classmethod(lambda cls, location: run))
+    run.write(f"{run.ledger}/rows", b"")
+    for unit in ("train@lr=0.1", "train@lr=1", "lda@lr=1/news/tpe", "lda@lr=1/wiki/tpe"):
+        run.append(run.log(unit), unit.encode())
+    with pytest.raises(ConfigError, match=r"train: names several logs: train@lr=0\.1, train@lr=1$"):
+        command.text("it", "train")
+    assert command.text("it", "lda/news/tpe") == "lda@lr=1/news/tpe"
+    with pytest.raises(ConfigError, match="did you mean train@lr=1"):
+        command.text("it", "trane@lr=1")
+
+
 def test_logs_before_the_first_table(run: RunDirectory, remote: RunDirectory, monkeypatch):
     for place in (run, remote):
         monkeypatch.setattr(RunDirectory, "at", classmethod(lambda cls, location, it=place: it))
