@@ -4,50 +4,73 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from raypipe import redaction
 from raypipe.launch.output import redirected
-from raypipe.redaction import LogFormatter, without_credentials
 from raypipe.training.job import TrainingJob
+
+#: seconds to wait until the output of a job is copied, and for the end of the copying process
+_COPY_S, _END_S = 10.0, 0.1
 
 
 @contextmanager
 def logged(job: TrainingJob, rank: int) -> Iterator[None]:
     """Write what this process prints and logs to the log of a training, which only then exists.
 
-    On an object store the log is written at the end of the job.
+    Credentials are redacted before anything is written. On an object store the log is written at
+    the end of the job.
     """
     path = job.run_dir.log(job.trial_id if rank == 0 else f"{job.trial_id}-{rank}")
     local = job.run_dir.is_local
     if local:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644) if local else -1
-    with tempfile.TemporaryFile("ab+") as temporary:
-        target = descriptor if local else temporary.fileno()
-        begin = os.fstat(target).st_size
+    with Path(path).open("ab") if local else tempfile.TemporaryFile() as log:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
         try:
-            with redirected(target):
+            with _redacted(log.fileno()) as file, redirected(file):
                 yield
         finally:
-            written = os.pread(target, os.fstat(target).st_size - begin, begin)
-            shown = without_credentials(written.decode(errors="replace")).encode()
-            if local:
-                if shown != written:
-                    os.ftruncate(target, begin)
-                    os.write(target, shown)
-                os.close(target)
-                if not begin and not shown:
-                    Path(path).unlink(missing_ok=True)
-            elif shown:
+            size = os.fstat(log.fileno()).st_size
+            if local and not size:
+                Path(path).unlink(missing_ok=True)
+            elif size and not local:
                 earlier = job.run_dir.read(path) if job.run_dir.exists(path) else b""
-                job.run_dir.write(path, earlier + shown)
+                job.run_dir.write(path, earlier + os.pread(log.fileno(), size, 0))
+
+
+@contextmanager
+def _redacted(file: int) -> Iterator[int]:
+    """Yield a descriptor; what is written to it arrives in the file without credentials.
+
+    Another process copies it, so that the last words of a dying process arrive, too.
+    """
+    own, control = socket.socketpair()
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", redaction.__file__, str(control.fileno())]
+    process = subprocess.Popen(
+        command, stdin=reading, stdout=file, pass_fds=[control.fileno()], start_new_session=True
+    )
+    os.close(reading)
+    control.close()
+    try:
+        yield writing
+    finally:
+        os.close(writing)
+        own.settimeout(_COPY_S)
+        with own, suppress(OSError):
+            own.shutdown(socket.SHUT_WR)
+            own.recv(1)  # returns when everything is copied
+        with suppress(subprocess.TimeoutExpired):  # else a process that the job started goes on
+            process.wait(_END_S)
 
 
 def compute_with(threads: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from raypipe.redaction import Redactor, last_state
 from raypipe.scripts import guard
 
 #: last lines of the standard error that are kept for the message of a failure
@@ -151,18 +152,19 @@ class ScriptProcess:
 
 
 def _copy(descriptor: int, log: BinaryIO, keep: Callable[[str], None]) -> None:
-    """Copy an output to the log, and pass on its lines; of a progress bar, its last state."""
-    rest = b""
+    """Copy an output to the log without credentials, and pass on its lines."""
+    rest, redactor = b"", Redactor(log.write)
     with os.fdopen(descriptor, "rb", buffering=0) as stream:
         while chunk := stream.read(65536):
-            log.write(chunk)
+            redactor.write(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-1_000_000:]
             for line in lines:
                 keep(_text(line))
+    redactor.flush()
     if rest:
         keep(_text(rest))
 
 
 def _text(line: bytes) -> str:
-    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2][:_LONGEST_LINE]
+    return last_state(line.decode(errors="replace"))[:_LONGEST_LINE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -121,8 +122,27 @@ def test_a_training_worker_writes_what_it_prints_to_its_log(place, request, tmp_
     process.join()
     assert process.exitcode == 0
     text = where.read(where.log("fit")).decode()
-    assert text.splitlines() == ["first", "child s3://***@bucket", "second"]
+    lines = ["first", "child s3://***@bucket", "second", "third", "at https://***@host"]
+    assert text.splitlines() == lines
     assert where.list(where.logs) == ["fit.log"]  # nothing for the silent worker
+
+
+def test_a_log_holds_no_credentials_even_if_its_worker_is_killed(run, tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=die_loudly, args=(run, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    deadline = time.monotonic() + 60
+    while not (text := run.read(run.log("fit"))).endswith(b"words"):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.01)
+    assert text == b"s3://***@bucket\nlast words"
+
+
+def die_loudly(where: RunDirectory, folder: Path) -> None:
+    with logged(replace(job(Regression(), folder), run_dir=where), rank=0):
+        os.write(1, b"s3://key:secret@bucket\nlast words")
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train_loudly(where: RunDirectory, folder: Path) -> None:
@@ -132,5 +152,9 @@ def train_loudly(where: RunDirectory, folder: Path) -> None:
         os.system("echo child s3://key:secret@bucket")
     with logged(loud, rank=0):
         os.write(2, b"second\n")
+        outliving = subprocess.Popen(["sleep", "600"])  # as those of a compiler
+    with logged(loud, rank=0):
+        os.write(1, b"third\nat https://me:secret@host")
+    outliving.kill()
     with logged(loud, rank=1):
         pass

@@ -136,7 +136,7 @@ def _command_line(pid: int) -> str:
 
 def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) -> None:
     code = (
-        "import sys; print('out', flush=True)\n"
+        "import sys; print('out s3://me:secret@bucket', flush=True)\n"
         "sys.stderr.write(' 1%\\r 99%\\n' + ''.join(f'{n}\\n' for n in range(300)) + 'end')\n"
         "sys.exit(3)"
     )
@@ -148,8 +148,10 @@ def test_output_is_logged_and_the_last_lines_of_errors_are_kept(tmp_path: Path) 
         assert run.poll().peak_bytes > 2**20
         errors = run.errors()
     assert (len(errors), errors[-2:]) == (200, ["299", "end"])
-    assert heard == ["out"]
-    assert "99%" in (tmp_path / "log").read_text()
+    assert heard == ["out s3://me:secret@bucket"]
+    log = (tmp_path / "log").read_text()
+    assert "99%" in log
+    assert "out s3://***@bucket\n" in log
 
 
 def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
