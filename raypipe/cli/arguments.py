@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe.cli import completion
-from raypipe.redaction import without_credentials
+from raypipe.redaction import printable, without_credentials
 
 Config = Annotated[
     str,
@@ -103,4 +103,4 @@ def show_start() -> None:
 def print_frame(frame: Any) -> None:
     """Print a whole table on the terminal."""
     text = frame.to_string(index=False, max_colwidth=60) if len(frame) else "(no rows)"
-    typer.echo(without_credentials(text))
+    typer.echo(printable(without_credentials(text), keep="\n"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
-from raypipe.redaction import without_credentials
+from raypipe.redaction import last_state, printable, without_credentials
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
 
@@ -46,6 +46,8 @@ def text(run_dir: str, unit: str) -> str:
     """Return the log of a unit, task or trial by its name, the end of it, or its log's name.
 
     Without the variant, a name is that of a unit of any variant.
+    It does not act on a terminal: it has no control sequences, and a line that was written over,
+    such as that of a progress bar, is its last state.
 
     Raises:
         ConfigError: there is no such log, or more than one.
@@ -57,9 +59,12 @@ def text(run_dir: str, unit: str) -> str:
     name = _chosen(run, unit, logs, failures)
     if name in logs:
         path = run.path("logs", f"{name}{_SUFFIX}")
-        return without_credentials(run.read(path).decode(errors="replace")).rstrip()
-    rows = [row for row in failures if _file(run, row) == f"{name}{_SUFFIX}"]
-    return "\n".join(f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
+        found = without_credentials(run.read(path).decode(errors="replace"))
+    else:
+        rows = [row for row in failures if _file(run, row) == f"{name}{_SUFFIX}"]
+        texts = (f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
+        found = "\n".join(texts)
+    return printable("\n".join(map(last_state, found.split("\n"))), keep="\n\t").rstrip()
 
 
 def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
-from raypipe.commands.table_view import cell, printable, shorten
+from raypipe.commands.table_view import cell, shorten
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
 from raypipe.pipeline.unit_logs import first_line
+from raypipe.redaction import printable
 from raypipe.storage import tables
 from raypipe.storage.run_directory import BASE, RunDirectory
 

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from rich.cells import cell_len
 
-from raypipe.redaction import without_credentials
+from raypipe.redaction import printable, without_credentials
 from raypipe.storage.run_directory import BASE
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, better
 
@@ -124,11 +124,6 @@ def cell(value: Any) -> str:
         return value.strftime("%Y-%m-%d %H:%M:%S")
     text = without_credentials(str(value))
     return printable(" ".join(text.split()))
-
-
-def printable(text: str) -> str:
-    """Return a text without control characters, which would act on a reader's terminal."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _columns(rows: pa.Table, first: Sequence[str]) -> list[_Column]:

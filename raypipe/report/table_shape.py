@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import SEED
+from raypipe.redaction import printable
 from raypipe.stats import half_width
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 
@@ -246,7 +247,7 @@ def value_label(value: Any) -> str:
         return f"{float(value):.6g}"
     if value is None or isinstance(value, Real) or value is pd.NaT or value is pd.NA:
         return "none"
-    return "".join(letter if letter.isprintable() else " " for letter in str(value))
+    return printable(str(value))
 
 
 def _is_numeric_text(value: str) -> bool:

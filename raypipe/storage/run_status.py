@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+from raypipe.redaction import printable
 from raypipe.storage.run_directory import RunDirectory
 
 #: bytes above which a file is not one that raypipe wrote
@@ -21,6 +23,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float":
 #: seconds above which a duration is not one, and years between which a time is one
 _LONGEST_S, _YEARS = 1e11, range(1970, 9000)
 _NUMBERS = ("done", "total", "seconds")
+_shown = partial(printable, keep="\n")
 
 
 @dataclass(frozen=True)
@@ -144,8 +147,3 @@ def _running(row: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise TypeError(name)
     return {"stage": _shown(str(row["stage"])), **numbers, "note": _shown(str(row.get("note", "")))}
-
-
-def _shown(text: str) -> str:
-    """Return a text without control characters, which would act on a reader's terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)

@@ -25,6 +25,7 @@ from raypipe.commands.results import chosen, to_csv, to_json
 from raypipe.commands.table_view import shorten, view
 from raypipe.commands.watch import watch
 from raypipe.pipeline.status_writer import key_result
+from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import is_held, writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
@@ -453,7 +454,7 @@ def test_one_damaged_status_hides_no_other_run(tmp_path, capsys, values):
 @pytest.mark.parametrize("command", ["ls", "show", "watch"])
 def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, capsys, command):
     run = RunDirectory.at(str(tmp_path / "r"))
-    sign = "\x1b]0;title\x07"
+    sign = "\x1b]0;window\x07title"
     row = {"stage": sign, "done": 1, "total": 2, "note": sign}
     key = KeyResult("t", sign, 1.0, "lower", sign)
     texts = {"experiment": sign, "message": sign, "profile": sign, "messages": ((1, sign),)}
@@ -463,6 +464,22 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(tmp_path, capsys,
     assert "title" in shown
     assert "\x1b" not in shown
     assert "\x07" not in shown
+
+
+def test_a_log_does_not_act_on_the_terminal(tmp_path, capsys):
+    run = RunDirectory.at(str(tmp_path / "r"))
+    unit, text = "fit\x1b[2J/0", "a\x1b]0;window\x07\tb\n 1%\r 9%\r\nat \x1b[31mx.py\x07"
+    rows = {"0": {"unit": unit, "log": "0.log", "kind": "error", "outcome": "", "traceback": text}}
+    Ledger(run).put("failures", rows)
+    assert raypipe("logs", str(tmp_path / "r")) == 0
+    shown = capsys.readouterr().out
+    assert "fit/0" in shown
+    assert "\x1b" not in shown
+    for written in (False, True):
+        assert raypipe("logs", str(tmp_path / "r"), "0") == 0
+        assert capsys.readouterr().out.endswith("a\tb\n 9%\nat x.py\n")
+        if not written:
+            run.append(run.log("0"), text.encode())
 
 
 def test_the_version_names_what_results_depend_on(capsys):
