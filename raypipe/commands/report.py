@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 
 from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.declarations import of_report
 from raypipe.commands.results import existing
+from raypipe.config import search_path
 from raypipe.config.document import parse
 from raypipe.errors import ConfigError
 
 
 def report(location: str, variant: str | None = None) -> str:
-    """Write the page and the figures from the tables; return the path of the page."""
+    """Write the page and the figures from the tables; return the path of the page.
+
+    The experiment that the run names is imported from the search path, but never from the run
+    directory, which may be someone else's. Raises ConfigError.
+    """
     from raypipe.report.build import build
 
     run_dir = existing(location)
@@ -24,6 +32,8 @@ def report(location: str, variant: str | None = None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
     document = parse(text, f"{shown}/config.yaml")
+    if run_dir.is_local and document.experiment:
+        _refuse_code_inside(Path(run_dir.path()), document.experiment)
     experiment = stored_experiment(document)
     path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
     command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
@@ -32,3 +42,20 @@ def report(location: str, variant: str | None = None) -> str:
         return build(run_dir, experiment.name, experiment.report, command, variant, declared)
     except OSError as error:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error
+
+
+def _refuse_code_inside(run_dir: Path, module: str) -> None:
+    """Raise ConfigError if Python would find a module in a run directory."""
+    search_path.prefer()
+    package, *within = module.split(".")
+    spec = None
+    with suppress(ValueError):  # it is not the name of a module
+        spec = find_spec(package)  # imports nothing, since the name has no dot
+    places = (spec.submodule_search_locations or [str(spec.origin)]) if spec is not None else []
+    for path in (Path.cwd(), *(Path(place, *within) for place in places)):
+        if path.resolve().is_relative_to(run_dir):
+            raise ConfigError(
+                f"{run_dir}/config.yaml: experiment = {module}: would be imported from the run "
+                "directory, whose files are never run as code; run the command in the directory "
+                "that has the experiment"
+            )

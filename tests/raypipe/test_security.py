@@ -177,6 +177,26 @@ def test_a_cache_and_a_ledger_with_a_payload_do_not_run_it(
     assert Ledger(run).tables() == []
 
 
+@pytest.mark.parametrize(("place", "module"), [("out", "evil"), (".", "out.evil"), (".", "out")])
+def test_a_report_imports_no_module_of_the_run_directory(
+    work: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    module: str,
+) -> None:
+    run = RunDirectory.at(work / "out")
+    run.write(run.config, f"experiment: {module}\n".encode())
+    run.write(run.status, b"{}")
+    run.write(f"{run.table('stages')}/x", b"")
+    for name in ("evil.py", "__init__.py"):
+        (work / "out" / name).write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(place)
+    assert raypipe("report", run.location) == 2
+    told = capsys.readouterr().err
+    assert f"experiment = {module}: would be imported from the run directory" in told
+
+
 # paths
 
 
