@@ -25,6 +25,8 @@ SIZES = ("micro_batch", "accumulation", "effective_batch")
 SCALING = ("workers", "strategy", "threads")
 PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
 RESUME = "resume"
+#: environment variables that change what raypipe does, also in a script that uses it
+OWN = frozenset({"RAYPIPE_CACHE", "RAYPIPE_FAULTS", "RAYPIPE_RUNS", "RAYPIPE_STORE"})
 #: names that a parameter cannot have
 RESERVED = frozenset({*SIZES, *PRECISIONS, *SCALING, *PLACES, RESUME})
 
@@ -54,20 +56,32 @@ def check_names(texts: Iterable[str], known: Collection[str], key: str) -> None:
 
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return parameters by dotted name. Raises ValueError for a value without a text."""
+    """Return parameters by dotted name.
+
+    Raises:
+        ValueError: a value without a text, or two parameters of one name.
+
+    """
     found: dict[str, Any] = {}
-    for name, value in parameters.items():
+    for key, value in parameters.items():
+        name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
-            continue
-        for each in value if isinstance(value, list | tuple) else [value]:
-            if each is None or isinstance(each, Mapping | list | tuple):
-                raise ValueError(
-                    f"parameters.{prefix}{name} = {json.dumps(value)}: must be a number, text, "
-                    "true or false, or a list of them"
-                )
-        found[f"{prefix}{name}"] = value
+            inner = flat(value, f"{name}.")
+        elif all(map(_is_single, value if isinstance(value, list | tuple) else [value])):
+            inner = {name: value}
+        else:
+            raise ValueError(
+                f"parameters.{name} = {json.dumps(value)}: must be a number, text, true or false, "
+                "or a list of them"
+            )
+        if twice := found.keys() & inner.keys():
+            raise ValueError(f"parameters.{min(twice)}: is given twice; give it once")
+        found |= inner
     return found
+
+
+def _is_single(value: Any) -> bool:
+    return value is not None and not isinstance(value, Mapping | list | tuple)
 
 
 def setting_values(

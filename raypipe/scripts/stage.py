@@ -71,7 +71,11 @@ def script_stage(
 
 def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) -> set[str]:
     """Return the names of all values. Raises ValueError if a parameter has a taken name."""
-    training = settings.training
+    training, plan = settings.training, BatchPlan(1, 1, 1, 1)
+    settled = {*command.setting_values(settings, plan, training.steps), "threads"}
+    settled |= {*command.PLACES, command.RESUME}
+    named = dict.fromkeys(command.OWN, "raypipe itself")
+    named |= {command.variable(each): each for each in settled}
     for parameter in own:
         default = getattr(TrainingSettings(), parameter, None)
         given = parameter in command.TRAINING and getattr(training, parameter) != default
@@ -81,9 +85,13 @@ def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) ->
                 f"parameters.{parameter}: the name is taken by {where}; give the parameter "
                 "another name"
             )
-    plan = BatchPlan(1, 1, 1, 1)
-    settled = set(command.setting_values(settings, plan, training.steps))
-    return settled | set(own) | {"threads", *command.PLACES, command.RESUME}
+        variable = command.variable(parameter)
+        if (other := named.setdefault(variable, parameter)) != parameter:
+            raise ValueError(
+                f"parameters.{parameter}: its environment variable {variable} is that of {other}; "
+                "give the parameter another name"
+            )
+    return settled | set(own)
 
 
 def _files(name: str, settings: ScriptStageSettings, directory: Path) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -54,6 +55,13 @@ def test_a_value_is_one_argument_whatever_it_is(text: str) -> None:
     assert command.arguments(own, {"name": text}, resumes=False) == ["t.py", text]
     *_, line = command.arguments(settings("t.py {name}", shell=True), {"name": text}, resumes=False)
     assert shlex.split(line) == ["t.py", text]
+
+
+def test_no_parameter_can_set_a_variable_of_raypipe() -> None:
+    package = Path(command.__file__).parents[1]
+    files = [file for file in package.rglob("*.py") if file.parent.name != "scripts"]
+    texts = [file.read_text() for file in files]
+    assert {name for text in texts for name in re.findall(r'"(RAYPIPE_\w+)"', text)} == command.OWN
 
 
 def test_variables_have_the_same_values() -> None:
