@@ -13,7 +13,7 @@ from raypipe.errors import FailureKind
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import living_nodes
 from raypipe.launch.failures import is_node_gone
-from raypipe.launch.pool import RayPool, left_output
+from raypipe.launch.pool import RayPool
 from raypipe.launch.process import TaskProcess
 from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -100,9 +100,9 @@ class ActorPool(RayPool):
         except (OutOfMemoryError, RayActorError) as error:
             ray.kill(process.actor)  # Ray may only have lost contact with it
             if isinstance(error, RayActorError) and (overdue := self._overdue(call)):
-                return replace(overdue, output=left_output(call.key, call.attempt))
+                return replace(overdue, output=self._left_output(call))
             failed = self._failed(call, _kind(error, ray.get(process.node)), str(error))
-            return replace(failed, output=left_output(call.key, call.attempt))
+            return replace(failed, output=self._left_output(call))
         if result.error is not None and self._options.gpus:
             # some CUDA errors break the rest of the process
             ray.kill(process.actor)

@@ -28,22 +28,25 @@ _SUFFIX = ".raypipe"
 _STANDARD = (1, 2)  # standard output and standard error
 
 
-def run_captured(key: str, attempt: int, *arguments: Any) -> TaskResult:
-    """Run a task with ``run_task`` in a worker, and return what it printed with its result."""
-    with _captured(key, attempt) as output:
+def run_captured(pool: str, key: str, attempt: int, *arguments: Any) -> TaskResult:
+    """Run a task with ``run_task`` in a worker, and return what it printed with its result.
+
+    ``pool`` is a unique name: tasks of other pools and commands may have the same key.
+    """
+    with _captured(pool, key, attempt) as output:
         result = run_task(key, attempt, *arguments)
     text = output()
     return replace(result, output=text) if text else result
 
 
 @contextmanager
-def _captured(key: str, attempt: int) -> Iterator[Callable[[], str]]:
+def _captured(pool: str, key: str, attempt: int) -> Iterator[Callable[[], str]]:
     """Capture the output of the body; yield a function that returns it afterwards."""
     file, text = _file(), ""
     if file is None:
         yield lambda: ""
         return
-    header = _header(key, attempt)
+    header = _header(pool, key, attempt)
     os.ftruncate(file, 0)
     os.write(file, header)
     with redirected(file):
@@ -86,9 +89,9 @@ def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _header(key: str, attempt: int) -> bytes:
+def _header(pool: str, key: str, attempt: int) -> bytes:
     """Return the first line of a task's output, by which it is found."""
-    return f"{json.dumps([key, attempt])}\n".encode()
+    return f"{json.dumps([pool, key, attempt])}\n".encode()
 
 
 def _folder() -> Path | None:
@@ -120,9 +123,9 @@ def _bounded(file: int, begin: int) -> str:
     return f"{head}\n... {left_out} bytes left out ...\n{tail}"
 
 
-def take_output(key: str, attempt: int) -> str:
-    """Return and remove the output of a dead process that ran a task on this node."""
-    header = _header(key, attempt)
+def take_output(pool: str, key: str, attempt: int) -> str:
+    """Return and remove the output of a dead process that ran a task of a pool on this node."""
+    header = _header(pool, key, attempt)
     for path in (_folder() or Path("/nonexistent")).glob(f"*{_SUFFIX}"):
         with suppress(OSError):
             file = os.open(path, os.O_RDONLY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -35,6 +35,7 @@ from raypipe.launch.capacity import (
 from raypipe.launch.output import run_captured, take_output
 from raypipe.pipeline.allocator import Claim, Lease
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.redaction import printable
 
 # oversubscription factor: keeps Ray's queue non-empty, so that CPUs never wait for the driver
 _AHEAD = 1.25
@@ -44,8 +45,6 @@ _MEASURE_S = 2.0
 # seconds to look for the output of a dead worker on other nodes
 _SEARCH_S = 10.0
 _CRASHED = "the worker process died: a signal ended it, or code outside of Python crashed"
-# colors in Ray's messages
-_ESCAPES = re.compile(r"\x1b\[[\d;]*m")
 # seconds between looks at what other stages leave, which are slow compared with a submission
 _LOOK_S = 0.05
 
@@ -104,21 +103,6 @@ def claim_of_tasks(options: PoolOptions) -> Claim:
     return Claim(each, most=options.most_tasks or room(options.cpus, options.gpus))
 
 
-def left_output(key: str, attempt: int) -> str:
-    """Return what a task printed whose process died; empty if nothing is found."""
-    text, nodes = take_output(key, attempt), living_nodes()
-    if text or len(nodes) <= 1:
-        return text
-    look = ray.remote(num_cpus=0, max_retries=0)(take_output)
-    pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    calls = [look.options(scheduling_strategy=node).remote(key, attempt) for node in pinned]
-    ready, _ = ray.wait(calls, num_returns=len(calls), timeout=_SEARCH_S)
-    for call in ready:
-        with suppress(ray.exceptions.RayError):  # its node was lost
-            text = text or ray.get(call)
-    return text
-
-
 def _custom(
     options: PoolOptions, nodes: Collection[Mapping[str, float]] | None = None
 ) -> str | None:
@@ -139,7 +123,7 @@ class RayPool:
     """
 
     def __init__(self, options: PoolOptions, admission: Admission, lease: Lease) -> None:
-        self._custom = _custom(options)
+        self._name, self._custom = secrets.token_hex(8), _custom(options)
         self._options, self._admission, self._lease = options, admission, lease
         self._measured, self._capacity = 0.0, 0.0
         self._looked, self._share = 0.0, 0.0
@@ -269,6 +253,7 @@ class RayPool:
         """Start the oldest queued call as a Ray task or an actor call of ``run_captured``."""
         call = replace(self._waiting.popleft(), started=time.monotonic())
         reference = remote.remote(
+            self._name,
             call.key,
             call.attempt,
             max(1, int(call.cpus)),
@@ -306,11 +291,26 @@ class RayPool:
         """Return the result of an attempt whose process died, perhaps at its time limit."""
         failed = self._overdue(call) if kind != "host_out_of_memory" else None
         failed = failed or self._failed(call, kind, message)
-        return replace(failed, output=left_output(call.key, call.attempt))
+        return replace(failed, output=self._left_output(call))
+
+    def _left_output(self, call: Call) -> str:
+        """Return what a task printed whose process died; empty if nothing is found."""
+        task = self._name, call.key, call.attempt
+        text, nodes = take_output(*task), living_nodes()
+        if text or len(nodes) <= 1:
+            return text
+        look = ray.remote(num_cpus=0, max_retries=0)(take_output)
+        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+        looks = [look.options(scheduling_strategy=node).remote(*task) for node in pinned]
+        ready, _ = ray.wait(looks, num_returns=len(looks), timeout=_SEARCH_S)
+        for found in ready:
+            with suppress(ray.exceptions.RayError):  # its node was lost
+                text = text or ray.get(found)
+        return text
 
     def _rejected(self, call: Call, error: Exception) -> TaskResult:
         """Return the result of an attempt that Ray failed, such as a value it cannot send."""
-        text = _ESCAPES.sub("", str(error)).strip()
+        text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
         failed = self._failed(call, "error", text.rpartition("\n")[2])
         return replace(failed, trace=Trace(text))
 

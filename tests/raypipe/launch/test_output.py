@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from example_tasks import Regression, job
 
+from raypipe.launch import output
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.worker import logged
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
@@ -47,6 +48,11 @@ def speak(text: str) -> str:
 
 def die(text: str) -> None:
     print(text)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_c(text: str) -> None:
+    os.write(1, text.encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -101,6 +107,19 @@ def test_the_output_of_a_dead_process_is_found(launcher: RayLauncher, keep):
     assert [result.kind for result in done["dead"]] == ["worker_died"] * 2
     assert [result.output for result in done["dead"]] == ["last words\n"] * 2
     assert [result.trace for result in done["dead"]] == [None] * 2
+
+
+def test_the_output_of_another_pool_s_task_of_the_same_key_is_not_taken(tmp_path, monkeypatch):
+    """As of two commands on one cluster, whose tasks died."""
+    monkeypatch.setattr(output, "_folder", lambda: tmp_path)
+    for pool in ("one", "two"):
+        arguments = pool, "unit", 1, 1, None, die_in_c, f"words of {pool}"
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=output.run_captured, args=arguments)
+        process.start()
+        process.join()
+    found = [output.take_output(pool, "unit", 1) for pool in ("three", "two", "one", "one")]
+    assert found == ["", "words of two", "words of one", ""]
 
 
 def test_at_the_time_limit_the_output_says_where_the_task_was(launcher: RayLauncher, keep):
