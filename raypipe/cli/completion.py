@@ -17,7 +17,6 @@ import typer
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-_MARKS = ("status.json", "ledger")
 #: folders below the runs, one inside the other, and the suggestions
 _DEPTH, _MOST = 3, 200
 
@@ -88,12 +87,16 @@ def stages(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    with suppress(OSError):
-        for each in folder.iterdir():
-            if any((each / mark).exists() for mark in _MARKS):
-                yield each
-            elif depth > 1 and each.is_dir():
-                yield from _below(each, depth - 1)
+    """Yield the run directories among a folder and those below."""
+    from raypipe.storage.run_directory import is_run
+
+    with suppress(OSError):  # a file, or another user's folder
+        names = [each.name for each in folder.iterdir()]
+        if is_run(names):
+            yield folder
+        elif depth:
+            for name in names:
+                yield from _below(folder / name, depth - 1)
 
 
 def _model(context: typer.Context) -> type[BaseModel]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from raypipe.commands.run_summary import opened
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.redaction import last_state, printable, without_credentials
@@ -21,7 +22,7 @@ def listing(run_dir: str) -> pd.DataFrame:
     """Return a row per log, and per failed unit without one; also while the run goes on."""
     import pandas as pd
 
-    run = _existing(run_dir)
+    run = opened(run_dir)
     ledger = Ledger(run, writable=False)
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
@@ -53,7 +54,7 @@ def text(run_dir: str, unit: str) -> str:
         ConfigError: there is no such log, or more than one.
 
     """
-    run = _existing(run_dir)
+    run = opened(run_dir)
     failures = Ledger(run, writable=False).rows("failures")
     logs = [name.removesuffix(_SUFFIX) for name in run.list(run.logs)]
     name = _chosen(run, unit, logs, failures)
@@ -106,12 +107,3 @@ def _status(ledger: Ledger, failed: Sequence[Row]) -> str:
 def _file(run: RunDirectory, failure: Row) -> str:
     """Return the name of the log of a failure; earlier versions of raypipe did not record it."""
     return str(failure.get("log") or run.log(failure["unit"]).rpartition("/")[2])
-
-
-def _existing(run_dir: str) -> RunDirectory:
-    """Return a run directory, which may not have tables yet. Raises ConfigError."""
-    run = RunDirectory.at(run_dir)
-    run.check()
-    if not run.exists(run.ledger):
-        raise ConfigError(f"{run.shown}: is not a run directory (it has no ledger/)")
-    return run

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
 
-from raypipe.commands.run_summary import MARKS, Summary, summary
+from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import view
 from raypipe.errors import ConfigError
 from raypipe.pipeline.progress import rough
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_directory import RunDirectory, is_run
 
 #: folders below the given one in which runs are looked for, one inside the other
 _DEPTH = 4
@@ -49,8 +49,8 @@ def run_directories(root: RunDirectory, threads: ThreadPoolExecutor) -> list[Run
     level = [root]
     for _ in range(_DEPTH + 1):
         below: list[RunDirectory] = []
-        for folder, (is_run, names) in zip(level, threads.map(_listed, level), strict=True):
-            if is_run:
+        for folder, (is_found, names) in zip(level, threads.map(_listed, level), strict=True):
+            if is_found:
                 found.append(folder)
             else:
                 below += [folder.inside(name) for name in names]
@@ -100,9 +100,8 @@ def _listed(folder: RunDirectory) -> tuple[bool, list[str]]:
         return False, []
     names = {info.base_name for info in infos}
     folders = [i.base_name for i in infos if i.type == arrow_fs.FileType.Directory]
-    is_run = len(MARKS & names) >= 2 or "status.json" in names
     usable = (n for n in folders if not n.startswith(".") and n.isprintable())
-    return is_run, sorted(usable)
+    return is_run(names), sorted(usable)
 
 
 def _summary(run: RunDirectory) -> Summary | None:

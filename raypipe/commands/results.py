@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raypipe.commands.run_summary import opened
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.pipeline.tables import CORE
@@ -45,17 +46,10 @@ def table(run: RunDirectory, name: str | None) -> pa.Table:
 
 
 def existing(run_dir: str) -> RunDirectory:
-    """Return the run directory at a location. Raises ConfigError if there is none."""
-    run = RunDirectory.at(run_dir)
-    run.check()
+    """Return the run directory at a location, with results. Raises ConfigError if there is none."""
+    run = opened(run_dir)
     if not run.exists(run.path("results")):
-        if run.exists(run.ledger) or run.exists(run.status):
-            raise ConfigError(f"{run.shown}: has no results yet: no stage of it has ended")
-        if not run.exists(run.path()):
-            raise ConfigError(
-                f"{run.shown}: is not a run directory: it does not exist; `raypipe ls` lists them"
-            )
-        raise ConfigError(f"{run.shown}: is not a run directory (it has no results/)")
+        raise ConfigError(f"{run.shown}: has no results yet: no stage of it has ended")
     return run
 
 

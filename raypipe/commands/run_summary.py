@@ -12,11 +12,9 @@ from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.storage import run_status, tables
 from raypipe.storage.lock import is_held
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_directory import RunDirectory, is_run
 from raypipe.storage.run_status import RunStatus
 
-#: names of which each tells a run directory from another folder
-MARKS = frozenset({"status.json", "ledger", "config.yaml"})
 KILLED = "its process ended without a word: killed, or the machine is gone"
 
 #: statuses of stages, the worst first
@@ -65,7 +63,7 @@ def opened(location: str) -> RunDirectory:
         raise ConfigError(
             f"{run.shown}: is not a run directory: it does not exist; `raypipe ls` lists them"
         )
-    if not MARKS.intersection(run.list(run.path())):
+    if not is_run(run.list(run.path())):
         raise ConfigError(
             f"{run.shown}: is not a run directory (it has no status.json and no ledger/); "
             "`raypipe ls` lists run directories"

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -289,6 +290,11 @@ class RunDirectory:
             self.fs.delete_dir(path)
         elif kind == arrow_fs.FileType.File:
             self.fs.delete_file(path)
+
+
+def is_run(names: Collection[str]) -> bool:
+    """Whether a folder with files and folders of these names is a run directory."""
+    return "ledger" in names or "status.json" in names
 
 
 def variant_name(name: str, variant: str) -> str:

@@ -120,7 +120,8 @@ def test_a_lease_of_another_form(tmp_path: Path) -> None:
 def test_the_report_of_a_run_whose_configuration_is_damaged(tmp_path: Path) -> None:
     from raypipe.commands import report as inspection
 
-    (tmp_path / "results").mkdir()
+    for name in ("ledger", "results"):
+        (tmp_path / name).mkdir()
     (tmp_path / "config.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=r"config\.yaml: is damaged"):
         inspection.report(str(tmp_path))

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,10 +21,14 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from raypipe.cli.completion import run_directories
+from raypipe.commands.logs import listing
 from raypipe.commands.ls import runs
-from raypipe.commands.results import chosen, to_csv, to_json
+from raypipe.commands.results import chosen, existing, to_csv, to_json
+from raypipe.commands.run_summary import opened
 from raypipe.commands.table_view import shorten, view
 from raypipe.commands.watch import watch
+from raypipe.errors import ConfigError
 from raypipe.pipeline.status_writer import key_result
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import is_held, writing
@@ -166,7 +171,8 @@ def test_results_of_a_run(work, capsys):
 
 
 def test_without_duckdb_sql_says_what_to_install(work, capsys, monkeypatch):
-    Path("out/results").mkdir(parents=True)
+    for name in ("ledger", "results"):
+        Path("out", name).mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert raypipe("results", "out", "--sql", "select 1") == 2
     assert "pip install 'raypipe-runner[sql]'" in capsys.readouterr().err
@@ -176,6 +182,7 @@ def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path):
     from raypipe.storage.tables import Column, Table, write_table
 
     run = RunDirectory.at(tmp_path / "out")
+    write(run, status())
     rows = [{"value": float(i)} for i in range(50_000)]
     write_table(run, Table("many", "a row", (Column("value", "real", "A value."),)), rows, "r")
     command = f"{sys.executable} -m raypipe results {tmp_path}/out many --csv | head -2"
@@ -265,6 +272,23 @@ def test_the_key_result_of_a_training_is_its_held_out_loss():
 def test_what_is_no_run_is_a_mistake(work, capsys, arguments, message):
     assert raypipe(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("status.json", True), ("ledger/x", True), ("config.yaml", False), ("results/t/x", False)],
+)
+def test_all_commands_agree_on_what_a_run_is(tmp_path, monkeypatch, name, expected):
+    run = RunDirectory.at(tmp_path / "some/run")
+    run.write(run.path(name), b"{}")
+    assert [found.run.location for found in runs(str(tmp_path))] == [run.location] * expected
+    monkeypatch.setenv("RAYPIPE_RUNS", str(tmp_path))
+    assert (run.location in run_directories(run.location)) == expected
+    for open_run in (opened, listing):
+        with nullcontext() if expected else pytest.raises(ConfigError, match="is not a run"):
+            open_run(run.location)
+    with pytest.raises(ConfigError, match="no results yet" if expected else "is not a run"):
+        existing(run.location)
 
 
 def test_a_run_without_a_status_is_known_by_its_stages(work, capsys):
