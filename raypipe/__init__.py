@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raypipe.pipeline.experiment import Experiment, Stage, Unit
     from raypipe.pipeline.launcher import PoolOptions
     from raypipe.pipeline.stages import hardware_stage, train_stage
+    from raypipe.pipeline.unit_logs import Failure
     from raypipe.scripts.settings import ScriptStageSettings
     from raypipe.scripts.stage import script_stage
     from raypipe.storage.run_directory import RunDirectory
@@ -30,6 +31,7 @@ __all__ = [
     "Column",
     "ConfigError",
     "Experiment",
+    "Failure",
     "Loss",
     "Operational",
     "PoolOptions",
@@ -65,6 +67,7 @@ _MODULES = {
     "raypipe.pipeline.experiment": ("Experiment", "Stage", "Unit"),
     "raypipe.pipeline.launcher": ("PoolOptions",),
     "raypipe.pipeline.stages": ("hardware_stage", "train_stage"),
+    "raypipe.pipeline.unit_logs": ("Failure",),
     "raypipe.scripts.settings": ("ScriptStageSettings",),
     "raypipe.scripts.stage": ("script_stage",),
     "raypipe.storage.run_directory": ("RunDirectory",),

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raypipe.errors import Trace, UnitError
+from raypipe.errors import UnitError
 from raypipe.pipeline.continuation import records
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
 from raypipe.pipeline.sharing import RecordedView
 from raypipe.pipeline.stage_units import StageUnits
-from raypipe.pipeline.unit_logs import UnitLogs, failure_row
+from raypipe.pipeline.unit_logs import Failure, UnitLogs
 from raypipe.pipeline.unit_training import job_of, train
 from raypipe.provenance import ago
 from raypipe.storage.cache import Cache
@@ -137,28 +137,12 @@ class StageContext:
         """Record that units are finished, durably together with rows, all or nothing."""
         self.ledger.put_tables({**rows, **records(self, units, "succeeded")})
 
-    def fail(
-        self,
-        unit: str,
-        attempt: int,
-        kind: str,
-        message: str,
-        outcome: str = "",
-        trace: Trace | None = None,
-        output: str = "",
-        *,
-        shown: bool = True,
-    ) -> None:
-        """Record a failed attempt, write its log, and show it unless others like it were shown.
-
-        ``trace`` is that of an exception, ``output`` what the attempt printed. ``shown`` is False
-        if the failure is an expected result.
-        """
-        about = unit, attempt, kind, message, outcome, trace
-        row = {**failure_row(*about), "stage": self.stage.name, "log": self.logs.file(unit)}
-        key = f"{self.stage.name}/{unit}/{self.ledger.count('failures')}"
+    def fail(self, failure: Failure) -> None:
+        """Record a failed attempt, write its log, and show it unless others like it were shown."""
+        row = {**failure.row(), "stage": self.stage.name, "log": self.logs.file(failure.unit)}
+        key = f"{self.stage.name}/{failure.unit}/{self.ledger.count('failures')}"
         self.ledger.put("failures", {key: row})
-        self.logs.failed(unit, attempt, kind, message, outcome, trace, output, shown=shown)
+        self.logs.failed(failure)
 
     @cached_property
     def logs(self) -> UnitLogs:
@@ -196,7 +180,7 @@ class StageContext:
                 if result.error is not None:
                     outcome = "again" if result.retried else "gave up"
                     about = result.error, outcome, result.trace, result.output
-                    self.fail(result.key, result.attempt, result.kind or "error", *about)
+                    self.fail(Failure(result.key, result.attempt, result.kind or "error", *about))
                 elif result.output:
                     self.logs.printed(result.key, result.attempt, result.output)
             if final := [result for result in results if not result.retried]:

@@ -32,6 +32,7 @@ from raypipe.pipeline.scheduler import (
 )
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import all_stored, is_done
+from raypipe.pipeline.unit_logs import Failure
 from raypipe.provenance import now
 from raypipe.storage import tables
 from raypipe.storage.ledger import Ledger, Row
@@ -219,7 +220,8 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     except UnitError as error:
         status, message = error.status, str(error)
         if not context.logs.any_failed:  # the stage itself raised it
-            context.fail(error.unit, 1, error.kind, error.message, "gave up", error.trace)
+            about = error.kind, error.message, "gave up", error.trace
+            context.fail(Failure(error.unit, 1, *about))
     except BdbQuit:  # the user ended the debugger
         status = "interrupted"
         raise KeyboardInterrupt from None
@@ -231,7 +233,7 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
             status = "interrupted"
             raise KeyboardInterrupt from None
         message = message_of(error)
-        context.fail(stage.name, 1, "error", message, "gave up", trace_of(error))
+        context.fail(Failure(stage.name, 1, "error", message, "gave up", trace_of(error)))
     finally:
         started_at, clock = context.began or (started_at, clock)
         seconds = time.monotonic() - clock

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -19,6 +20,45 @@ from raypipe.storage.run_directory import RunDirectory
 _MOST_LOGS, _MOST_SHOWN = 1000, 10
 _LONGEST_LINE = 300
 _NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failed attempt of a unit or task.
+
+    Args:
+        unit: its key.
+        attempt: the number of the attempt, from 1.
+        kind: a kind of failure (:data:`~raypipe.errors.FailureKind`).
+        message: what went wrong.
+        outcome: what follows, such as ``gave up``.
+        trace: that of the exception.
+        output: what the attempt printed.
+        shown: False if the failure is an expected result.
+
+    """
+
+    unit: str
+    attempt: int
+    kind: str
+    message: str
+    outcome: str = ""
+    trace: Trace | None = None
+    output: str = ""
+    shown: bool = True
+
+    def row(self) -> Row:
+        """Return the row of the table ``failures``, without credentials."""
+        return {
+            "unit": self.unit,
+            "attempt": self.attempt,
+            "kind": self.kind,
+            "message": without_credentials(self.message),
+            "frame": without_credentials(self.trace.frame) if self.trace is not None else None,
+            "traceback": without_credentials(self.trace.text) if self.trace is not None else None,
+            "outcome": self.outcome,
+            "at": now(),
+        }
 
 
 class UnitLogs:
@@ -58,35 +98,24 @@ class UnitLogs:
         """Write the output of a task that succeeded."""
         self._write(unit, f"attempt {attempt}: succeeded", output)
 
-    def failed(
-        self,
-        unit: str,
-        attempt: int,
-        kind: str,
-        message: str,
-        outcome: str = "",
-        trace: Trace | None = None,
-        output: str = "",
-        *,
-        shown: bool = True,
-    ) -> None:
+    def failed(self, failure: Failure) -> None:
         """Write a failed attempt with its output and traceback; show it if none was like it."""
-        text = trace.text if trace is not None and trace.text else message
-        title = f"attempt {attempt}: {kind}" + f"; {outcome}" * bool(outcome)
-        log = self._write(unit, title, output, text)
-        frame = trace.frame if trace is not None else ""
-        like = kind, frame, _NUMBER.sub("0", first_line(message)), outcome
+        trace, message = failure.trace or Trace(), first_line(failure.message)
+        title = f"attempt {failure.attempt}: {failure.kind}"
+        then = f"; {failure.outcome}" * bool(failure.outcome)
+        text = trace.text or failure.message
+        log = self._write(failure.unit, title + then, failure.output, text)
+        like = failure.kind, trace.frame, _NUMBER.sub("0", message), failure.outcome
         with self._lock:
             self._alike[like] += 1
-            if not shown or self._alike[like] > 1:
+            if not failure.shown or self._alike[like] > 1:
                 return
             if len(self._shown) >= _MOST_SHOWN:
                 self._not_shown += 1
                 return
-            self._shown[like] = unit
-        lines = [f"{self._full(unit)}: attempt {attempt}: {kind}: {first_line(message)}"]
-        lines[0] += f"; {outcome}" * bool(outcome)
-        lines += [f"  at {_near(frame)}"] if frame else []
+            self._shown[like] = failure.unit
+        lines = [f"{self._full(failure.unit)}: {title}: {message}{then}"]
+        lines += [f"  at {_near(trace.frame)}"] if trace.frame else []
         lines += [f"  log: {log}"] if log else []
         self._say("\n".join(lines))
 
@@ -123,22 +152,6 @@ class UnitLogs:
         except OSError:  # the ledger, which is on the same disk, reports it
             return ""
         return _near(f"{self._run_dir.shown}/logs/{self.file(unit)}")
-
-
-def failure_row(
-    unit: str, attempt: int, kind: str, message: str, outcome: str, trace: Trace | None
-) -> Row:
-    """Return the row of a failed attempt in the table ``failures``, without credentials."""
-    return {
-        "unit": unit,
-        "attempt": attempt,
-        "kind": kind,
-        "message": without_credentials(message),
-        "frame": without_credentials(trace.frame) if trace is not None else None,
-        "traceback": without_credentials(trace.text) if trace is not None else None,
-        "outcome": outcome,
-        "at": now(),
-    }
 
 
 def first_line(text: str) -> str:

@@ -12,6 +12,7 @@ from raypipe.hardware import bytes_text
 from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
 from raypipe.pipeline.identity import fingerprint
 from raypipe.pipeline.training_notes import held_out, last_step, training_note, workers_text
+from raypipe.pipeline.unit_logs import Failure
 from raypipe.provenance import now
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def train(
         context.advance(job.task.done(row, job.settings.training), note)
 
     def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
-        context.fail(unit.key, job.attempt, error.kind, error.message, outcome, error.trace)
+        about = error.kind, error.message, outcome, error.trace
+        context.fail(Failure(unit.key, job.attempt, *about))
         context.record_trial(job, error.status, {})
 
     def launch(job: TrainingJob) -> dict[str, Any]:

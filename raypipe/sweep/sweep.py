@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raypipe.errors import TRANSIENT, UnitError
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.stage_units import is_done
-from raypipe.pipeline.unit_logs import first_line
+from raypipe.pipeline.unit_logs import Failure, first_line
 from raypipe.provenance import ago
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
@@ -186,7 +186,7 @@ class Sweep:
         again = error.kind in TRANSIENT and job.attempt <= job.settings.max_restarts
         about = error.message, "again" if again else "recorded", error.trace
         shown = error.kind not in ("out_of_memory", "invalid_value")
-        self._context.fail(job.trial_id, job.attempt, error.kind, *about, shown=shown)
+        self._context.fail(Failure(job.trial_id, job.attempt, error.kind, *about, shown=shown))
         if again:
             self._attempts[job.trial_id] = job.attempt + 1
             self._waiting.insert(0, trial)

@@ -14,6 +14,7 @@ from experiments.pabbo_lda.objective.objectives import Objective
 from experiments.pabbo_lda.optimizers import Point
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.launcher import TaskPool, TaskResult
+from raypipe.pipeline.unit_logs import Failure
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Row
 
@@ -120,10 +121,8 @@ class Evaluations:
                 continue
             value = float(result.value)
             if not math.isfinite(value):
-                message = f"the value is {value}"
-                self._context.fail(
-                    request.name, result.attempt, "invalid_value", message, "worst value"
-                )
+                about = "invalid_value", f"the value is {value}", "worst value"
+                self._context.fail(Failure(request.name, result.attempt, *about))
             measured = {name: getattr(result, name) for name in _SHARED} | {"value": value}
             rows[request.key] = self._row(request, measured, cached=False)
         self._store(rows)

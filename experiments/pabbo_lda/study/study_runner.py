@@ -28,6 +28,7 @@ from raypipe.errors import FailureKind, UnitError
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Unit
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.unit_logs import Failure
 from raypipe.provenance import package_version
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger, Row
@@ -194,7 +195,7 @@ class _OpenStudies:
                 f"{_other_versions(self._context.ledger, spec.key)}; use the versions that "
                 "recorded it, or another --run-dir"
             )
-            self._context.fail(spec.key, 1, "error", message, "gave up")
+            self._context.fail(Failure(spec.key, 1, "error", message, "gave up"))
             self._fail(spec.key, "error", message)
 
     def _begin(self, spec: StudySpec) -> Study:

@@ -24,6 +24,7 @@ from raypipe.pipeline.scheduler import remaining_paths, run_concurrently, run_in
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.stages import train_stage
+from raypipe.pipeline.unit_logs import Failure
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
@@ -326,7 +327,7 @@ def test_what_both_record_at_the_same_time_is_all_there(session):
 
     def record(context: StageContext) -> None:
         for unit in context.stage.units:
-            context.fail(unit.key, 1, "error", "rehearsed")
+            context.fail(Failure(unit.key, 1, "error", "rehearsed"))
             context.ledger.put("evaluations", {unit.key: {"dataset": unit.key, "value": 1.0}})
             context.ledger.put("passing", {unit.key: {"x": 1}})
             context.say(unit.key)

@@ -6,7 +6,7 @@ import pytest
 
 from raypipe.errors import Trace
 from raypipe.pipeline import unit_logs
-from raypipe.pipeline.unit_logs import UnitLogs, first_line
+from raypipe.pipeline.unit_logs import Failure, UnitLogs, first_line
 from raypipe.storage.run_directory import RunDirectory
 
 TRACE = Trace("Traceback ...\nValueError: boom", "code.py:7 in score")
@@ -28,7 +28,9 @@ def read(folder: RunDirectory, unit: str) -> str:
 
 def test_a_failure_is_shown_with_its_place_and_its_log(folder):
     logs, said = opened(folder)
-    logs.failed("lda/news/0", 1, "error", "ValueError: boom", "gave up", TRACE, "working\n")
+    logs.failed(
+        Failure("lda/news/0", 1, "error", "ValueError: boom", "gave up", TRACE, "working\n")
+    )
     logs.close()
     unit, at, log = said[0].splitlines()
     assert unit == "lda/news/0: attempt 1: error: ValueError: boom; gave up"
@@ -42,7 +44,9 @@ def test_a_failure_is_shown_with_its_place_and_its_log(folder):
 
 def test_attempts_follow_each_other_in_one_log(folder):
     logs, _ = opened(folder)
-    logs.failed("lda/0", 1, "worker_died", "the worker process died", "again", None, "first")
+    logs.failed(
+        Failure("lda/0", 1, "worker_died", "the worker process died", "again", None, "first")
+    )
     opened(folder)[0].printed("lda/0", 2, "second\n")
     lines = read(folder, "lda/0").splitlines()
     assert [line for line in lines if not line.startswith("#")] == [
@@ -55,7 +59,7 @@ def test_attempts_follow_each_other_in_one_log(folder):
 def test_a_thousand_equal_failures_are_shown_once_with_a_count(run):
     logs, said = opened(run)
     for n in range(1000):
-        logs.failed(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE)
+        logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE))
     logs.close()
     assert len(said) == 2
     assert said[1] == "lda/0: the same error 999 more time(s)"
@@ -65,8 +69,8 @@ def test_different_failures_are_shown_up_to_a_limit(run):
     logs, said = opened(run)
     for n in range(100):
         trace = Trace("trace", f"code.py:{n} in score")
-        logs.failed(f"lda/{n}", 1, "error", "ValueError", "gave up", trace)
-    logs.failed("lda/100", 1, "out_of_memory", "as expected", shown=False)
+        logs.failed(Failure(f"lda/{n}", 1, "error", "ValueError", "gave up", trace))
+    logs.failed(Failure("lda/100", 1, "out_of_memory", "as expected", shown=False))
     logs.close()
     assert len(said) == 11
     assert said[-1] == "lda: 90 more failures are in the table `failures`"
@@ -77,7 +81,7 @@ def test_the_number_of_logs_is_bounded(run, monkeypatch):
     logs, said = opened(run)
     for n in range(5):
         logs.printed(f"lda/{n}", 1, "hello")
-    logs.failed("lda/4", 1, "error", "ValueError", "gave up", TRACE)
+    logs.failed(Failure("lda/4", 1, "error", "ValueError", "gave up", TRACE))
     logs.printed("lda/0", 2, "again")
     assert run.list(run.logs) == ["lda-0.log", "lda-1.log", "lda-2.log"]
     assert "log:" not in said[0]
@@ -85,7 +89,9 @@ def test_the_number_of_logs_is_bounded(run, monkeypatch):
 
 def test_credentials_are_redacted(folder):
     logs, _ = opened(folder)
-    logs.failed("lda/0", 1, "error", "no", "", Trace("at s3://key:secret@bucket/x"), "s3://a:b@c")
+    logs.failed(
+        Failure("lda/0", 1, "error", "no", "", Trace("at s3://key:secret@bucket/x"), "s3://a:b@c")
+    )
     text = read(folder, "lda/0")
     assert "secret" not in text
     assert "a:b" not in text
