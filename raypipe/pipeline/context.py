@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import TrainTask
+    from raypipe.training.task import JobTask
 
 K = TypeVar("K")
 #: maximum number of results buffered behind an earlier call before `map` draws no more calls
@@ -282,7 +282,7 @@ class StageContext:
     def train(
         self,
         unit: Unit,
-        task: TrainTask,
+        task: JobTask,
         settings: TrainStageSettings,
         initial: InitialWeights | None = None,
     ) -> None:
@@ -294,7 +294,7 @@ class StageContext:
         """
         train(self, unit, task, settings, initial)
 
-    def job(self, unit: Unit, task: TrainTask, settings: TrainStageSettings) -> TrainingJob:
+    def job(self, unit: Unit, task: JobTask, settings: TrainStageSettings) -> TrainingJob:
         """Return the training job of a unit on the available devices."""
         return job_of(self, unit, task, settings)
 

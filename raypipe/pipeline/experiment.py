@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.presets import Preset
     from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import TrainTask
+    from raypipe.training.task import JobTask
 
 #: by stage, what its units compute: milestones and budget of each
 Extents = Mapping[str, Sequence[Sequence[int]]]
@@ -92,7 +92,7 @@ class Training:
     """
 
     settings: TrainStageSettings
-    build_task: Callable[[Any, RunDirectory | None], TrainTask]
+    build_task: Callable[[Any, RunDirectory | None], JobTask]
     settings_view: Any = None
     initial: InitialWeights | None = None
 
@@ -100,7 +100,7 @@ class Training:
         """Return the configuration key of the length of a stage's training."""
         return f"{stage}.training.{self.settings.training.length_in}"
 
-    def task(self, run_dir: RunDirectory | None) -> TrainTask:
+    def task(self, run_dir: RunDirectory | None) -> JobTask:
         """Return the task for a run directory, or for none."""
         return self.build_task(self.settings_view, run_dir)
 

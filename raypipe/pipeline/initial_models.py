@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Stage
@@ -33,7 +34,8 @@ def check_initial_weights(
 
         try:
             with torch.device("meta"):  # shapes only
-                model = training.task(stage.files(run_dir)).build_model()
+                task: Any = training.task(stage.files(run_dir))
+                model = task.build_model()
             shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
         except Exception:  # its data do not exist yet, say; the worker checks the shapes, too
             continue

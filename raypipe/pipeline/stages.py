@@ -13,7 +13,7 @@ from raypipe.training.settings import TrainStageSettings
 if TYPE_CHECKING:
     from raypipe.pipeline.context import StageContext
     from raypipe.storage.run_directory import RunDirectory
-    from raypipe.training.task import TrainTask
+    from raypipe.training.task import JobTask
 
 
 def hardware_stage() -> Stage:
@@ -39,7 +39,7 @@ def _report_hardware(context: StageContext) -> None:
 def train_stage(
     name: str,
     settings: TrainStageSettings,
-    build_task: Callable[[Any, RunDirectory | None], TrainTask],
+    build_task: Callable[[Any, RunDirectory | None], JobTask],
     needs: tuple[str, ...] = (),
     reads: tuple[str, ...] | None = None,
     literals: Mapping[str, Any] | None = None,

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from raypipe.training.initial_weights import InitialWeights
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
-    from raypipe.training.task import TrainTask
+    from raypipe.training.task import JobTask
 
 
 def train(
     context: StageContext,
     unit: Unit,
-    task: TrainTask,
+    task: JobTask,
     settings: TrainStageSettings,
     initial: InitialWeights | None = None,
 ) -> None:
@@ -100,7 +100,7 @@ def train(
 
 
 def job_of(
-    context: StageContext, unit: Unit, task: TrainTask, settings: TrainStageSettings
+    context: StageContext, unit: Unit, task: JobTask, settings: TrainStageSettings
 ) -> TrainingJob:
     """Return the training job of a unit on the available devices."""
     from raypipe.training.batching import BatchPlan

@@ -12,12 +12,14 @@ from torch.utils.data import Dataset
 from raypipe.errors import BatchLimit
 from raypipe.training import loader, parallel, precision
 from raypipe.training import oom as memory
-from raypipe.training.job import TrainingJob, Worker
-from raypipe.training.task import Loss, StepContext
+from raypipe.training.job import Worker
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import Loss, StepContext, TrainTask
 
 
 def evaluate(
-    job: TrainingJob,
+    task: TrainTask,
+    settings: TrainStageSettings,
     worker: Worker,
     call: parallel.ModelCall,
     dataset: Dataset[Any] | None,
@@ -35,20 +37,21 @@ def evaluate(
     measures: dict[str, float] = {}
     with (
         memory.fitting(BatchLimit("evaluation", batch_size)),
-        precision.autocast(job.settings.training.precision, worker.device),
+        precision.autocast(settings.training.precision, worker.device),
     ):
         if dataset is not None:
             sums = parallel.all_reduce(
-                _sums(job, worker, call, dataset, batch_size, context), worker.workers
+                _sums(task, settings, worker, call, dataset, batch_size, context), worker.workers
             )
             weight = sums.pop("weight").item()
             measures = {name: value.item() / weight for name, value in sums.items()}
-        measures |= call(job.task.evaluate, worker.device, batch_size)
+        measures |= call(task.evaluate, worker.device, batch_size)
     return measures
 
 
 def _sums(
-    job: TrainingJob,
+    task: TrainTask,
+    settings: TrainStageSettings,
     worker: Worker,
     call: parallel.ModelCall,
     dataset: Dataset[Any],
@@ -56,10 +59,10 @@ def _sums(
     context: StepContext,
 ) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
-    batches = loader.eval_batches(job.task, dataset, batch_size, worker, job.settings.loader)
+    batches = loader.eval_batches(task, dataset, batch_size, worker, settings.loader)
     with closing(batches):
         for batch, counted in batches:
-            loss: Loss = call(job.task.loss, batch, context)
+            loss: Loss = call(task.loss, batch, context)
             # a worker without samples left still takes part: FSDP gathers weights from all
             add(sums, loss, worker.device, counted=counted)
     return sums

@@ -14,7 +14,7 @@ from raypipe.training.batching import BatchPlan
 from raypipe.training.initial_weights import InitialWeights
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.tables import STEPS
-from raypipe.training.task import TrainTask
+from raypipe.training.task import JobTask
 
 #: receives logged steps (rows) and messages to the user (text) during the run; not called for
 #: every step
@@ -37,7 +37,7 @@ class TrainingJob:
 
     trial_id: str
     run_id: str
-    task: TrainTask
+    task: JobTask
     settings: TrainStageSettings
     plan: BatchPlan
     run_dir: RunDirectory

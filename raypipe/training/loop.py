@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from raypipe.training.peak_flops import peak_flops
 from raypipe.training.recovery import lost_state
 from raypipe.training.schedule import Trace, check_phases, learning_rate, steps
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.task import ExternalTask, Loss, Phase, StepContext
+from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
 from raypipe.training.throughput import Throughput
 from raypipe.training.update import Update
@@ -97,28 +97,28 @@ class _Loop:
         self.settings = job.settings
         self.diagnosis: Diagnosis | None = None
         self.report = report if worker.rank == 0 else _ignore
-        self.training = job.settings.training
+        self.task, self.training = cast("TrainTask", job.task), job.settings.training
         self.plan: BatchPlan = job.plan.for_workers(worker.workers)
         self.faults = faults.from_environment()
         precision.check(self.training.precision, worker.device)
         precision.configure(self.training.precision)
-        self.phases = job.task.phases(self.training, self.plan.effective_batch)
+        self.phases = self.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
         check_phases(self.training, self.phases, self.plan)
         self.trace = Trace(self.training, self.phases, job.identity, job.steps)
         torch.manual_seed(self.training.seed)
-        self.model = job.task.build_model()
+        self.model = self.task.build_model()
         if job.initial is not None:
             job.initial.load_into(self.model)
         if warning := parallel.batch_norm_warning(self.model, self.plan):
             self.report(f"WARNING: {warning}")
-        self.module = parallel.wrap(self.model, job.task, job.settings, worker)
-        self.loss = job.task.loss
-        if self.training.compile and job.task.compile_loss and not self.sharded:
-            self.loss = torch.compile(job.task.loss)
+        self.module = parallel.wrap(self.model, self.task, job.settings, worker)
+        self.loss = self.task.loss
+        if self.training.compile and self.task.compile_loss and not self.sharded:
+            self.loss = torch.compile(self.task.loss)
         self.update = Update(self.model, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
-        self.held_out = job.task.build_eval_dataset()
+        self.held_out = self.task.build_eval_dataset()
         self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
@@ -229,7 +229,7 @@ class _Loop:
         context = StepContext(step, phase, self.training.seed)
         with parallel.evaluating(self.module) as call:
             measures = evaluation.evaluate(
-                self.job, self.worker, call, self.held_out, size, context
+                self.task, self.settings, self.worker, call, self.held_out, size, context
             )
         self.history.settle(measures)
         self.ending.took(evaluation_s=time.monotonic() - begun)
@@ -307,7 +307,7 @@ class _Loop:
         if processes is not None:
             settings = settings.with_loader_workers(processes)
         return loader.batches(
-            self.job.task,
+            self.task,
             self.phases,
             settings,
             self.plan,
@@ -365,7 +365,7 @@ class _Loop:
             if self.training.monitor is not None:
                 weights = self.store.best()
             path = self.job.run_dir.model(self.job.trial_id)
-            write_weights(self.job.run_dir, path, on_cpu(weights), self.job.task.metadata())
+            write_weights(self.job.run_dir, path, on_cpu(weights), self.task.metadata())
 
     def speed(self) -> dict[str, Any]:
         """Return throughput, FLOPs utilization and the bottleneck."""
@@ -373,7 +373,7 @@ class _Loop:
         rows = self.history.rows[1:] or self.history.rows
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
-        flops, rate = self.job.task.flops_per_sample(self.model), summary["samples_per_s"]
+        flops, rate = self.task.flops_per_sample(self.model), summary["samples_per_s"]
         achieved = None if flops is None or rate is None else flops * rate
         peak = None
         if self.worker.device.type == "cuda":

@@ -70,7 +70,38 @@ class SampleIds(Dataset[int]):
         return index
 
 
-class TrainTask(ABC):
+class JobTask(ABC):
+    """Task of a training job, whatever program trains. Subclasses must be picklable."""
+
+    #: unit of the work of a step, which is that of ``Loss.weight``
+    counts: Literal["samples", "tokens"] = "samples"
+
+    @abstractmethod
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        """Return the phases of the run."""
+
+    def shortened(self) -> tuple[JobTask, str] | None:
+        """Return the task with shorter samples and a description; None if none is possible.
+
+        Called for ``on_oom: [shorten]``.
+        """
+        return None
+
+    def columns(self) -> Mapping[str, Any]:
+        """Return values of columns of ``trials`` that differ from, or add to, the settings'."""
+        return {}
+
+    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
+        """Return the settings with which the launcher runs the training."""
+        return settings
+
+    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
+        """Return how much of the training a logged step has done, in the steps of its phases."""
+        del training
+        return int(row["step"])
+
+
+class TrainTask(JobTask):
     """Training problem. Subclasses must be picklable: they hold settings, not tensors.
 
     A task runs unchanged on one CPU, one GPU or many GPUs. The training loop handles devices,
@@ -83,8 +114,6 @@ class TrainTask(ABC):
     unused_parameters: bool = False
     #: whether ``training.compile`` also compiles the loss; False suits a loss with a long loop
     compile_loss: bool = True
-    #: unit of ``Loss.weight``
-    counts: Literal["samples", "tokens"] = "samples"
 
     @abstractmethod
     def build_model(self) -> nn.Module:
@@ -119,13 +148,6 @@ class TrainTask(ABC):
 
         In a shuffled map-style dataset, each step then has samples of similar lengths, which
         reduces padding in ``collate``.
-        """
-        return None
-
-    def shortened(self) -> tuple[TrainTask, str] | None:
-        """Return the task with shorter samples and a description; None if none is possible.
-
-        Called for ``on_oom: [shorten]``.
         """
         return None
 
@@ -173,21 +195,8 @@ class TrainTask(ABC):
         del model, device, batch_size
         return {}
 
-    def columns(self) -> Mapping[str, Any]:
-        """Return values of columns of ``trials`` that differ from, or add to, the settings'."""
-        return {}
 
-    def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
-        """Return the settings with which the launcher runs the training."""
-        return settings
-
-    def done(self, row: Mapping[str, Any], training: TrainingSettings) -> int:
-        """Return how much of the training a logged step has done, in the steps of its phases."""
-        del training
-        return int(row["step"])
-
-
-class ExternalTask(TrainTask):
+class ExternalTask(JobTask):
     """Training by another program, which a single worker runs on the resources of all workers.
 
     It has no model, dataset or loss: ``run`` takes the place of the training loop.
@@ -196,18 +205,6 @@ class ExternalTask(TrainTask):
     @abstractmethod
     def run(self, job: TrainingJob, report: Report, ending: Ending) -> dict[str, Any]:
         """Train to completion; parameters, result and errors are those of ``loop.train``."""
-
-    def build_model(self) -> nn.Module:
-        """Raise NotImplementedError: the program has the model."""
-        raise NotImplementedError("the training is another program's")
-
-    def build_dataset(self) -> Dataset[Any]:
-        """Raise NotImplementedError: the program has the data."""
-        raise NotImplementedError("the training is another program's")
-
-    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
-        """Raise NotImplementedError: the program has the loss."""
-        raise NotImplementedError("the training is another program's")
 
     def placed(self, settings: TrainStageSettings) -> TrainStageSettings:
         """Return the settings for one worker that reserves the resources of all, on one node."""
