@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raypipe.commands.request import Request
-    from raypipe.commands.run import Ended
     from raypipe.config.document import Document
 
 #: a configuration: its file, or its content
@@ -143,18 +142,9 @@ def run(
 
     """
     given = {**(overrides or {}), **{f"matrix.{k}": v for k, v in (matrix or {}).items()}}
-    request = _request(
-        "run",
-        config,
-        given,
-        run_dir=run_dir,
-        profile=profile,
-        only=only,
-        address=address,
-        time_budget=time_budget,
-        local=local,
-    )
-    return _run_of(_execute(request))
+    where = {"run_dir": run_dir, "profile": profile, "address": address}
+    more = {"only": only, "time_budget": time_budget, "local": local}
+    return _executed(_request("run", config, given, **where, **more))
 
 
 def sweep(
@@ -171,17 +161,9 @@ def sweep(
     ``run.table("recommendations")`` has the recommended settings. Arguments and errors are those of
     :func:`run`.
     """
-    request = _request(
-        "sweep",
-        config,
-        overrides or {},
-        run_dir=run_dir,
-        profile=profile,
-        only=["sweep"],
-        address=address,
-        time_budget=time_budget,
-    )
-    return _run_of(_execute(request))
+    where = {"run_dir": run_dir, "profile": profile, "address": address}
+    more = {"only": ["sweep"], "time_budget": time_budget}
+    return _executed(_request("sweep", config, overrides, **where, **more))
 
 
 def fit(
@@ -209,7 +191,7 @@ def fit(
 
     from raypipe.commands.fit import fit as fitted
 
-    request = _request("fit", config, overrides or {}, profile=profile, address=address)
+    request = _request("fit", config, overrides, profile=profile, address=address)
     with _messages_alone():
         return pd.DataFrame(fitted(request, stage)).convert_dtypes()
 
@@ -229,10 +211,9 @@ def plan(
     from raypipe.commands.plan import plan as planned
 
     with _messages_alone():
-        request = _request(
-            "plan", config, overrides or {}, run_dir=run_dir, profile=profile, only=only
+        return planned(
+            _request("plan", config, overrides, run_dir=run_dir, profile=profile, only=only)
         )
-        return planned(request)
 
 
 def map(
@@ -280,7 +261,6 @@ def map(
         KeyboardInterrupt: it was interrupted, or its time is over.
 
     """
-    from raypipe.commands.request import Request
     from raypipe.config.document import Document
     from raypipe.functions import reference
 
@@ -307,42 +287,24 @@ def map(
         "version": version,
     }
     document = Document(_ORIGIN, "", name, values, {}, loaded)
-    request = Request(
-        "run",
-        "",
-        _texts(overrides or {}),
-        None if run_dir is None else os.fspath(run_dir),
-        address=address,
-        time_budget=time_budget,
-        document=document,
-        keep_cluster=True,
-        local=local,
-    )
-    return _run_of(_execute(request))
+    more = {"run_dir": run_dir, "address": address, "time_budget": time_budget, "local": local}
+    return _executed(_request("run", document, overrides, **more))
 
 
-def _request(command: str, config: Config, overrides: Mapping[str, Any], **more: Any) -> Request:
+def _request(
+    command: str, config: Config | Document, overrides: Mapping[str, Any] | None, **more: Any
+) -> Request:
+    """Return the request of a command, with overrides as on the command line."""
     from raypipe.commands.request import Request
+    from raypipe.config.document import Document, parse
 
-    document = _document(config) if isinstance(config, Mapping) else None
-    path = "" if isinstance(config, Mapping) else os.fspath(config)
+    texts = [f"{key}={json.dumps(_plain(value))}" for key, value in (overrides or {}).items()]
     if more.get("run_dir") is not None:
         more["run_dir"] = os.fspath(more["run_dir"])
-    texts = _texts(overrides)
+    if isinstance(config, Mapping):
+        config = parse(json.dumps(_plain(config)), "config")
+    path, document = ("", config) if isinstance(config, Document) else (os.fspath(config), None)
     return Request(command, path, texts, document=document, keep_cluster=True, **more)
-
-
-def _document(config: Mapping[str, Any]) -> Document:
-    from raypipe.config.document import parse
-
-    return parse(json.dumps(_plain(config)), "config")
-
-
-def _execute(request: Request) -> Ended:
-    from raypipe.commands.run import execute
-
-    with _messages_alone():
-        return execute(request)
 
 
 @contextmanager
@@ -354,19 +316,18 @@ def _messages_alone() -> Iterator[None]:
         raise ConfigError(str(error)) from None
 
 
-def _run_of(ended: Ended) -> Run:
-    """Return the run of a command that succeeded. Raises RunFailedError or KeyboardInterrupt."""
+def _executed(request: Request) -> Run:
+    """Run a command and return its run. Raises ConfigError, RunFailedError, KeyboardInterrupt."""
+    from raypipe.commands.run import execute
+
+    with _messages_alone():
+        ended = execute(request)
     found = Run(ended.run_dir)
     if ended.status == 130:
         raise KeyboardInterrupt(ended.failure)
     if ended.status:
         raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
     return found
-
-
-def _texts(overrides: Mapping[str, Any]) -> list[str]:
-    """Return overrides as on the command line."""
-    return [f"{key}={json.dumps(_plain(value))}" for key, value in overrides.items()]
 
 
 def _plain(value: Any) -> Any:
