@@ -46,9 +46,8 @@ def listing(run_dir: str) -> pd.DataFrame:
 def text(run_dir: str, unit: str) -> str:
     """Return the log of a unit, task or trial by its name, the end of it, or its log's name.
 
-    Without the variant, a name is that of a unit of any variant.
-    It does not act on a terminal: it has no control sequences, and a line that was written over,
-    such as that of a progress bar, is its last state.
+    Without the variant, a name is that of a unit of any variant. The text has no control
+    sequences, and a line that was written over, such as that of a progress bar, is its last state.
 
     Raises:
         ConfigError: there is no such log, or more than one.
