@@ -40,6 +40,17 @@ TABLES = (
         headline={"level": "all"},
     ),
     Table(
+        "predictions",
+        "a document with its predicted classes",
+        (
+            Column("id", "text", "Id of the document."),
+            Column("labels", "texts", "Ids of the predicted classes, ancestors included."),
+            Column("most_probable", "texts", "Ids of the `infer.scores` most probable classes."),
+            Column("probabilities", "reals", "Probabilities of `most_probable`."),
+        ),
+        optional=True,  # infer writes the file, which is as large as the corpus
+    ),
+    Table(
         "classes",
         "a class of the taxonomy",
         (

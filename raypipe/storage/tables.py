@@ -31,6 +31,8 @@ _TYPES = {
     "real": pa.float64(),
     "boolean": pa.bool_(),
     "time": pa.timestamp("us", tz="UTC"),
+    "texts": pa.list_(pa.string()),
+    "reals": pa.list_(pa.float64()),
 }
 _VALUES: Mapping[str, tuple[type, ...]] = {
     "text": (str,),
@@ -38,6 +40,8 @@ _VALUES: Mapping[str, tuple[type, ...]] = {
     "real": (int, float),
     "boolean": (bool,),
     "time": (str,),
+    "texts": (list,),
+    "reals": (list,),
 }
 
 
@@ -45,12 +49,13 @@ _VALUES: Mapping[str, tuple[type, ...]] = {
 class Column:
     """A column of a results table: its type, a line of meaning, and the unit of its values.
 
-    ``better`` says which values are better, if that is what the column measures. ``baseline`` is
-    the column with the same number of a baseline.
+    Values of the types ``texts`` and ``reals`` are lists. ``better`` says which values are better,
+    if that is what the column measures. ``baseline`` is the column with the same number of a
+    baseline.
     """
 
     name: str
-    type: Literal["text", "integer", "real", "boolean", "time"]
+    type: Literal["text", "integer", "real", "boolean", "time", "texts", "reals"]
     meaning: str
     unit: str = ""
     better: Literal["lower", "higher", ""] = ""

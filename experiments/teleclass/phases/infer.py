@@ -159,7 +159,8 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
     run_dir = context.run_dir
     parts = [read_parquet(run_dir, path) for path in paths]
     table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
-    added = {"run_id": context.session.run_id, "variant": run_dir.variant}
+    session = context.session
+    added = {"run_id": session.run_id, "variant": run_dir.variant, "command_id": session.command_id}
     for place, (name, value) in enumerate(added.items()):
         table = table.add_column(place, name, pa.array([value] * len(table), pa.string()))
     write_parquet(run_dir, run_dir.partition("predictions"), table)
