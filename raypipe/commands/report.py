@@ -10,9 +10,12 @@ from pathlib import Path
 from raypipe.commands.configuration import stored_experiment
 from raypipe.commands.declarations import of_report
 from raypipe.commands.results import existing
+from raypipe.commands.show import newest
 from raypipe.config import search_path
 from raypipe.config.document import parse
 from raypipe.errors import ConfigError
+from raypipe.storage import run_status, tables
+from raypipe.storage.run_directory import RunDirectory
 
 
 def report(location: str, variant: str | None = None) -> str:
@@ -35,10 +38,8 @@ def report(location: str, variant: str | None = None) -> str:
     if run_dir.is_local and document.experiment:
         _refuse_code_inside(Path(run_dir.path()), document.experiment)
     experiment = stored_experiment(document)
-    path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
-    command = shlex.join(["raypipe", "run", path, "--run-dir", shown])
     try:
-        declared = of_report(experiment)
+        declared, command = of_report(experiment), command_of(run_dir)
         return build(run_dir, experiment.name, experiment.report, command, variant, declared)
     except OSError as error:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error
@@ -59,3 +60,17 @@ def _refuse_code_inside(run_dir: Path, module: str) -> None:
                 "directory, whose files are never run as code; run the command in the directory "
                 "that has the experiment"
             )
+
+
+def command_of(run_dir: RunDirectory) -> str:
+    """Return the newest command of a run directory: as its status has it, else the environment.
+
+    Of a run that recorded none it is the one that continues its configuration.
+    """
+    if (status := run_status.read(run_dir)) is not None and status.command:
+        return status.command
+    rows = newest(tables.read_arrow(run_dir, "environment").to_pylist())
+    if rows and (command := rows[0].get("command")):
+        return str(command)
+    path = run_dir.config if run_dir.is_local else "CONFIG"  # raypipe run reads it from a disk
+    return shlex.join(["raypipe", "run", path, "--run-dir", run_dir.shown])
