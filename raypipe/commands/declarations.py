@@ -32,7 +32,11 @@ def of_report(experiment: Experiment) -> Declarations:
     core = {table.name for table in declared(experiment).values()}
     core -= {table.name for table in experiment.tables}
     return Declarations(
-        sentence(experiment), experiment.tables, experiment.step_metrics, frozenset(core)
+        sentence(experiment),
+        experiment.tables,
+        experiment.step_metrics,
+        frozenset(core),
+        experiment.asked,
     )
 
 

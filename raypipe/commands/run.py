@@ -35,6 +35,7 @@ from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import refuse_lost_states
 from raypipe.pipeline.durations import Durations
+from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.initial_models import check_initial_weights
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
@@ -106,7 +107,7 @@ def execute(request: Request) -> Ended:
         print(f"run directory: {run_dir.shown}", flush=True)
         if warning:
             print(warning, flush=True)
-        if not fresh and complete and _is_shown(run_dir, stored, configuration):
+        if not fresh and complete and _is_shown(run_dir, stored, configuration, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
             return Ended(0, run_dir)
@@ -181,7 +182,9 @@ def execute(request: Request) -> Ended:
                 experiment = configuration.experiment
                 build(run_dir, name, experiment.report, again, None, of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
-            status.key_result = key_result(ledger, configuration.experiment.tables, session.tables)
+            settings = configuration.settings.model_dump()
+            own = configuration.experiment.tables
+            status.key_result = key_result(ledger, own, session.tables, settings)
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
@@ -231,8 +234,16 @@ def _refuse_another(ledger: Ledger, configuration: Configuration, run_dir: RunDi
         )
 
 
-def _is_shown(run_dir: RunDirectory, ledger: Ledger, configuration: Configuration) -> bool:
-    """Whether the tables and the report exist, written after the last unit was stored."""
+def _is_shown(
+    run_dir: RunDirectory, ledger: Ledger, configuration: Configuration, stages: Sequence[Stage]
+) -> bool:
+    """Whether the tables and the report exist, written after the last unit was stored.
+
+    A stage that failed in units that are not asked for any more is not shown as it is.
+    """
+    rows = (ledger.get("stages", stage.key) for stage in stages)
+    if any(row is not None and row["status"] != "succeeded" for row in rows):
+        return False
     single = single_tables(ledger, declared(configuration.experiment))
     tables = [run_dir.partition(table.name, "data") for table in single]
     files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
+from raypipe.config.matrix import is_seed
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
@@ -87,40 +88,63 @@ def results(run: RunDirectory, found: Summary) -> Iterator[str]:
     yield f"{key.table}.{key.text}"
     rows = tables.read_arrow(run, key.table)
     measures = {key.column: key.better, **tables.better(rows.schema)}
+    points = _without_seeds(run)
     shown = 0
     for name in sorted(measures, key=lambda each: each != key.column):
         if name not in rows.column_names or shown == _MOST_MEASURES:
             continue
-        if text := _measure(rows, name, measures[name]):
+        if text := _measure(rows, name, measures[name], points):
             shown += 1
             yield f"{key.table}.{name} ({measures[name]} is better): {text}"
 
 
-def _measure(rows: pa.Table, name: str, better: str) -> str:
-    values = [row for row in rows.to_pylist() if isinstance(row[name], int | float)]
-    values = [row for row in values if row[name] == row[name]]  # not NaN
-    values.sort(key=lambda row: float(row[name]), reverse=better == "higher")
-    labels = _labels(rows, values)
-    parts = [
-        f"{row[name]:.4g}" + (f" {label}" if label else "")
-        for row, label in zip(values, labels, strict=True)
-    ]
-    more = f", and {len(parts) - _MOST_ROWS} more" if len(parts) > _MOST_ROWS else ""
-    return ", ".join(parts[:_MOST_ROWS]) + more
+def _measure(rows: pa.Table, name: str, better: str, points: Mapping[str, str]) -> str:
+    """Return the best values of a measure; ``points`` are those of :func:`_without_seeds`."""
+    known = [row for row in rows.to_pylist() if isinstance(row[name], int | float)]
+    known = [row for row in known if row[name] == row[name]]  # not NaN
+    known = [{**row, "variant": points.get(row.get("variant"), row.get("variant"))}
+             for row in known]  # fmt: skip
+    values: dict[Any, list[float]] = {}
+    for place, (row, label) in enumerate(zip(known, _labels(rows, known, points), strict=True)):
+        repeated = row["variant"] in points.values()
+        values.setdefault((label, None if repeated else place), []).append(float(row[name]))
+    means = [(sum(of) / len(of), label, len(of)) for (label, _), of in values.items()]
+    means.sort(key=lambda each: each[0], reverse=better == "higher")
+    parts = []
+    for mean, label, count in means[:_MOST_ROWS]:
+        about = (label, f"(mean of {count})" if count > 1 else "")
+        parts.append(" ".join(filter(None, (f"{mean:.4g}", *about))))
+    more = f", and {len(means) - _MOST_ROWS} more" if len(means) > _MOST_ROWS else ""
+    return ", ".join(parts) + more
 
 
-def _labels(table: pa.Table, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _labels(
+    table: pa.Table, rows: Sequence[Mapping[str, Any]], points: Mapping[str, str]
+) -> list[str]:
     """Return what tells each row from the others: its texts that are not the same in all rows."""
     names = [
         field.name
         for field in table.schema
         if pa.types.is_string(field.type)
-        and field.name not in ("run_id", "command_id", "worker")
+        and field.name not in ("run_id", "command_id", "worker", *(["trial_id"] if points else []))
         and len({row[field.name] for row in rows}) > 1
     ]
     return [
         " ".join(cell(row[name]) for name in names if row[name] not in (None, BASE)) for row in rows
     ]
+
+
+def _without_seeds(run: RunDirectory) -> dict[str, str]:
+    """Return the variants that depend on a seed, each with the name of its point without seeds."""
+    found: dict[str, dict[str, str]] = {}
+    seeded = set()
+    for row in _rows(run, "variants"):
+        values = found.setdefault(row["variant"], {})
+        if is_seed(row["key"]):
+            seeded.add(row["variant"])
+        else:
+            values[row["key"]] = row["value"]
+    return {v: ", ".join(f"{key}={text}" for key, text in found[v].items()) for v in seeded}
 
 
 def _status(found: Summary) -> str:

@@ -137,7 +137,8 @@ class MatrixSettings(Settings):
             for key in point:
                 if key in self.axes:
                     raise ValueError(f"points: {key} is also an axis; give it in one of the two")
-        if self.runs and SEED in self.axes:
+        given = [*self.axes, *(key for point in self.points for key in point)]
+        if self.runs and SEED in given:
             raise ValueError("runs: the axis `seed` is also given; give one of the two")
         self._check_growth()
         for excluded in self.exclude:
@@ -150,7 +151,7 @@ class MatrixSettings(Settings):
         """Reject a search or a race that contradicts the other keys. Raises ValueError."""
         fixed = [*self.axes, *(key for point in self.points for key in point)]
         for key in self.searched:
-            if key == SEED:
+            if is_seed(key):
                 raise ValueError("search: a seed is nothing to choose; repeat points with runs")
             if key in fixed:
                 raise ValueError(f"search: {key} is also an axis of the matrix; give it once")
@@ -160,8 +161,13 @@ class MatrixSettings(Settings):
             raise ValueError("race: cannot be combined with search; race its best points later")
         if self.runs is not None:
             raise ValueError("race: decides the number of seeds itself; leave out runs")
-        if SEED in fixed:
-            raise ValueError("race: the axis `seed` is also given; leave it out")
+        for key in filter(is_seed, fixed):
+            raise ValueError(f"race: the axis `{key}` is also given; leave it out")
+
+
+def is_seed(key: str) -> bool:
+    """Whether a varied key is a seed: its values are repetitions, which are not compared."""
+    return key.rpartition(".")[2] == SEED
 
 
 def point_text(point: Mapping[str, Any]) -> str:

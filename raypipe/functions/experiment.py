@@ -107,6 +107,7 @@ def function_experiment(
         settings=FunctionSettings,
         stages=partial(_stages, reference, function),
         tables=(_table(settings or FunctionSettings()),),
+        asked=partial(_asked, settings) if settings is not None else None,
     )
 
 
@@ -170,7 +171,7 @@ def _stages(
         raise ValueError(f"function = {reference}: is not available in this process")
     check_signature(function, tuple(settings.arguments), f"function = {reference}", _reserved())
     units = [
-        Unit(f"{CALLS}/{_name_of(arguments)}", _literals(arguments, settings))
+        Unit(_key_of(arguments), _literals(arguments, settings))
         for arguments in calls(settings.arguments)
     ]
     return [
@@ -184,6 +185,14 @@ def _stages(
             strict_code=settings.version is None,
         )
     ]
+
+
+def _asked(settings: FunctionSettings) -> set[str]:
+    return {_key_of(arguments) for arguments in calls(settings.arguments)}
+
+
+def _key_of(arguments: Mapping[str, Any]) -> str:
+    return f"{CALLS}/{_name_of(arguments)}"
 
 
 def _literals(arguments: Mapping[str, Any], settings: FunctionSettings) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import pandas as pd
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity, stage_fingerprint
-from raypipe.report.comparison import Observations, best, summary, tests
+from raypipe.report.comparison import COSTS, Observations, best, summary, tests
+from raypipe.report.measures import monitors_of, training_measures
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import BASE
 
@@ -37,17 +38,25 @@ def compare(context: StageContext) -> None:
     """Derive the tables of means, tests and best points from the results of all variants."""
     ledger, declared = context.session.ledger, context.session.tables
     names = ("variants", "trials", "measures")
-    frames = {name: _frame(ledger.rows(name)) for name in names}
-    better = {
-        (name, column.name): column.better
-        for name in names
-        if name in declared
-        for column in declared[name].columns
-        if column.better
-    }
+    frames = {name: frame_of(ledger.rows(name)) for name in names}
+    columns = {name: declared[name].columns for name in names if name in declared}
+    measured = [
+        *(("measures", column) for column in columns.get("measures", ())),
+        *(
+            ("trials", column)
+            for column in training_measures(
+                frames["trials"].columns,
+                columns.get("trials", ()),
+                monitors_of(context.session.settings.model_dump()),
+            )
+        ),
+        *(("trials", c) for c in columns.get("trials", ()) if c.name in COSTS),
+    ]
+    better = {(name, column.name): column.better for name, column in measured if column.better}
     observed = Observations.of(frames)
+    axes: list[str | None] = [*observed.axes]
     derived = {
-        "variant_metrics": [summary(observed, axis) for axis in observed.axes],
+        "variant_metrics": [summary(observed, axis) for axis in axes or [None]],
         "variant_tests": [tests(observed, axis) for axis in observed.axes],
         "best_variants": [best(observed, better)],
     }
@@ -57,7 +66,7 @@ def compare(context: StageContext) -> None:
         ledger.put(table, rows)
 
 
-def _frame(rows: Sequence[Row]) -> pd.DataFrame:
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """Return rows as a table with their variants."""
     frame = pd.DataFrame(rows)
     if len(frame):

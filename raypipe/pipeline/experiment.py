@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -210,6 +210,8 @@ class Experiment:
         presets: batch sizes published for some GPUs, which ``raypipe fit`` also prints.
         tables: declarations of the tables that its stages write.
         step_metrics: columns ``eval_...`` that its training runs add to the table ``steps``.
+        asked: returns the keys of the units that its settings ask for, if a later command may ask
+            for others; the report shows no failures of other units.
 
     """
 
@@ -221,6 +223,7 @@ class Experiment:
     presets: tuple[Preset, ...] = ()
     tables: tuple[Table, ...] = ()
     step_metrics: tuple[Column, ...] = ()
+    asked: Callable[[], Collection[str]] | None = None
 
 
 def in_order(stages: Sequence[Stage]) -> list[Stage]:

@@ -58,6 +58,12 @@ class PointBuilder:
         self, configuration: Configuration, matrix: MatrixSettings, stages: Stages
     ) -> None:
         self.axes = {key: _keys_of(key, configuration) for key in matrix.keys}
+        for key in self.axes.get(SEED, ()):
+            if key != SEED and key in self.axes:
+                raise ConfigError(
+                    f"{configuration.origin}: matrix: {key} is an axis, and repetitions (`runs`, "
+                    "`race` or `seed`) set it, too; give one of the two"
+                )
         self.base = {key: _base_value(key, configuration) for key in self.axes}
         self._configuration, self._matrix, self._stages = configuration, matrix, stages
         self._built: dict[str, BuiltPoint | None] = {}

@@ -10,16 +10,21 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from raypipe.pipeline.comparison import frame_of
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
+from raypipe.report.measures import LOSS, monitors_of, training_measures
 from raypipe.storage import run_status
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import LostLeaseError
 from raypipe.storage.run_directory import BASE, RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
-from raypipe.storage.tables import Column, Table
+from raypipe.storage.tables import Table
+
+if TYPE_CHECKING:
+    from raypipe.report.headlines import Headline
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +35,6 @@ _PATIENCE_S = 10.0
 #: values of a label of a key result, and the characters of each
 _MOST_VALUES, _LONGEST = 4, 40
 _LONGEST_MESSAGE = 2000
-#: the training loss, and the loss on held-out data, which a task need not declare
-_LOSS, _EVAL_LOSS = "loss_final", Column("eval_loss", "real", "Held-out loss.", better="lower")
 
 
 class StatusWriter:
@@ -141,57 +144,61 @@ def first_status(
 
 
 def key_result(
-    ledger: Ledger, own: Iterable[Table], tables: Mapping[str, Table]
+    ledger: Ledger,
+    own: Iterable[Table],
+    tables: Mapping[str, Table],
+    settings: Mapping[str, Any] | None = None,
 ) -> KeyResult | None:
-    """Return the best value of the first declared measure that has one; None if there is none.
+    """Return the best value of the first measure that has one; None if there is none.
 
-    The experiment's own tables come first, as the report reads them: a mean over repetitions. Then
-    come the trainings' metrics, then their held-out loss, then their training loss.
+    Measures and means over repetitions are those of the report: the experiment's own tables come
+    first, then the evaluations of its trainings (the monitored one first), then the training loss.
     """
+    from raypipe.report.about import training_headlines  # with matplotlib, slow to import
+
     own = list(own)
+    rows = {name: ledger.rows(name) for name in {"variants", "trials", *(t.name for t in own)}}
     for table in own:
-        if (found := _headline(table, ledger.rows(table.name))) is not None:
-            return found
+        if found := _headlines(table, rows):
+            return _key_result(found[0])
     trials = tables.get("trials")
     candidates = [(table, column) for table in own for column in table.columns]
-    if trials is not None:
-        metrics = list(reversed(trials.columns))
-        names = [column.name for column in metrics]
-        if _EVAL_LOSS.name not in names and _LOSS in names:
-            metrics.insert(names.index(_LOSS), _EVAL_LOSS)
-        candidates += [(trials, column) for column in metrics]
+    if trials is not None and rows["trials"]:
+        monitors = monitors_of(settings or {})
+        frames = {name: frame_of(rows[name]) for name in ("variants", "trials")}
+        if varied := training_headlines(frames, trials.columns, monitors):
+            return _key_result(next(iter(varied.values())))
+        names = frames["trials"].columns
+        metrics = training_measures(names, trials.columns, monitors)
+        candidates += [(trials, column) for column in (*metrics, LOSS, *trials.columns)]
     for table, column in candidates:
         if not column.better:
             continue
-        rows = [row for row in ledger.rows(table.name) if _is_number(row.get(column.name))]
-        if rows:
+        known = [row for row in rows[table.name] if _is_number(row.get(column.name))]
+        if known:
             choose = min if column.better == "lower" else max
-            best = choose(rows, key=lambda row: float(row[column.name]))
-            label = _label(best, rows, table)
+            best = choose(known, key=lambda row: float(row[column.name]))
+            label = _label(best, known, table)
             value = float(best[column.name])
             return KeyResult(table.name, column.name, value, column.better, label)
     return None
 
 
-def _headline(table: Table, rows: Sequence[Row]) -> KeyResult | None:
-    """Return the best point of a table; None if it declares no measure, or has several variants."""
-    if not rows or not any(column.better for column in table.columns):
-        return None
-    if any(row.get("variant", BASE) != BASE for row in rows):
-        return None
-    import pandas as pd  # with matplotlib, slow to import
+def _headlines(table: Table, rows: Mapping[str, Sequence[Row]]) -> list[Headline]:
+    """Return the best points of a table, none if it declares no measure or has no rows."""
+    if not rows[table.name] or not any(column.better for column in table.columns):
+        return []
+    from raypipe.report.about import joined
 
-    from raypipe.report.headlines import headlines
-    from raypipe.report.table_shape import plain, shape_of
+    return joined(
+        table, frame_of(rows[table.name]), {"variants": frame_of(rows["variants"])}
+    ).headlines
 
-    frame = plain(pd.DataFrame(rows))
-    found = headlines(table, frame, shape_of(table, frame))
-    if not found:
-        return None
-    best = found[0]
+
+def _key_result(best: Headline) -> KeyResult:
     parts = [best.group, best.point, f"mean of {best.runs}" if best.runs > 1 else ""]
     label = without_credentials(", ".join(filter(None, parts)))
-    return KeyResult(table.name, best.column.name, best.mean, best.column.better, label)
+    return KeyResult(best.table, best.column.name, best.mean, best.column.better, label)
 
 
 def _is_number(value: Any) -> bool:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import pandas as pd
 
-from raypipe.config.matrix import SEED, text_value
+from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.report.comparison import variants_of
 from raypipe.report.evaluations import Evaluation, evaluations
 from raypipe.report.headlines import Headline, headlines, is_baseline
+from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import Section
 from raypipe.report.sweep_trials import SWEEP, Sweep, sweeps
 from raypipe.report.table_shape import MATRIX_SEED, Shape, plain, shape_of
@@ -32,6 +33,7 @@ class Declarations:
         tables: its tables.
         step_metrics: the columns that its trainings add to ``steps``.
         core: names of the tables that every run has; a table that is in neither is undeclared.
+        asked: returns the units that the newest command asked for, if that differs by command.
 
     """
 
@@ -39,6 +41,7 @@ class Declarations:
     tables: Sequence[Table] = ()
     step_metrics: Sequence[Column] = ()
     core: frozenset[str] | None = None
+    asked: Callable[[], Collection[str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,14 @@ class About:
 
     @cached_property
     def headlines(self) -> list[Headline]:
-        """The best points of all tables of the experiment."""
-        return [best for results in self.results for best in results.headlines]
+        """The best points of all tables of the experiment; without any, those of its trainings."""
+        own = [best for results in self.results for best in results.headlines]
+        return own or list(self.training_headlines.values())
+
+    @cached_property
+    def training_headlines(self) -> dict[str, Headline]:
+        """The best point of a matrix by each of its training stages."""
+        return training_headlines(self.tables, self.declared.step_metrics, self.monitors)
 
     @property
     def losing(self) -> list[Headline]:
@@ -146,11 +155,16 @@ class About:
     @cached_property
     def evaluations(self) -> list[Evaluation]:
         """The held-out metrics of its trainings."""
-        return evaluations(self.tables, self.declared.step_metrics, SWEEP)
+        return evaluations(self.tables, self.declared.step_metrics, SWEEP, self.monitors)
+
+    @cached_property
+    def monitors(self) -> dict[str, str]:
+        """The monitored columns ``eval_...`` of its trainings, with what is better."""
+        return monitors_of(self.settings)
 
     @cached_property
     def varied(self) -> dict[str, list[str]]:
-        """The values of each varied key of the matrix, as text; the seed is one of them."""
+        """The values of each varied key of the matrix, as text; seeds are among them."""
         found: dict[str, dict[str, None]] = {}
         for values in variants_of(self.tables).values():
             for key, value in values.items():
@@ -162,6 +176,29 @@ class About:
         if self.declared.core is not None:
             known = {table.name for table in self.declared.tables} | self.declared.core
             yield from (Table(name, "") for name in self.tables if name not in known)
+
+
+def training_headlines(
+    tables: Tables, declared: Sequence[Column], monitors: Mapping[str, str]
+) -> dict[str, Headline]:
+    """Return the best point of each training stage that a matrix varies, by stage.
+
+    It is that of the first number of :func:`training_measures`, a mean over seeds.
+    """
+    trials = tables.get("trials")
+    variants = list(variants_of(tables))
+    if trials is None or trials.empty or not variants:
+        return {}
+    found = {}
+    varied = trials[trials[VARIANT.name].isin(variants)]
+    for stage, rows in varied[varied["status"] == "succeeded"].groupby("stage", sort=False):
+        known = [str(name) for name in rows.columns if rows[name].notna().any()]
+        for column in training_measures(known, declared, monitors)[:1]:
+            table = Table("trials", "a training", (column,))
+            own = rows[[VARIANT.name, column.name]]
+            for best in joined(table, own, tables).headlines:
+                found[str(stage)] = best
+    return found
 
 
 def with_nulls(table: Table, rows: pd.DataFrame) -> pd.DataFrame:
@@ -196,7 +233,8 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
         if key not in rows.columns or key == SEED
     }
     rows = rows.assign(**columns)
-    return Results(table, plain(rows), [*own, *(key for key in columns if key != MATRIX_SEED)])
+    compared = [key for key in columns if key != MATRIX_SEED and not is_seed(key)]
+    return Results(table, plain(rows), [*own, *compared])
 
 
 def _column(

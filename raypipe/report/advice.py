@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from numbers import Real
+from numbers import Integral, Real
 
 import numpy as np
 
-from raypipe.config.matrix import SEED
+from raypipe.config.edges import Edge, edge_of_values, possible
+from raypipe.config.matrix import SEED, is_seed
 from raypipe.report.about import About
-from raypipe.report.evaluations import PREFIX, Evaluation, warning
+from raypipe.report.evaluations import Evaluation, warning
 from raypipe.report.formatting import heading
 from raypipe.report.headlines import Headline
+from raypipe.report.measures import PREFIX
 from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Part
 from raypipe.report.sweep_summary import recommended_settings
@@ -126,56 +128,54 @@ def edges(about: About) -> Iterator[Part]:
         return  # a search has ranges, and its own section
     for best in about.headlines:
         for axis in best.values:
-            found = edge(best, axis)
+            found = edge(about, best, axis)
             if found is None or axis in shown:
                 continue
             shown.add(axis)
-            side, further, values = found
+            end, values = found
+            side = "highest" if end.is_largest else "lowest"
             name = axis if axis in about.varied else heading(axis)
             yield (
                 f"{best.name} is best at the {side} {name} that was tried, "
                 f"{value_label(best.values[axis])}. Try further values:"
             )
-            wider = sorted([*values, further])
+            wider = sorted([*values, end.further[0]])
             listed = f"{axis}=[{', '.join(value_label(value) for value in wider)}]"
             if axis in about.varied:
                 yield from _code(f"{about.command} --matrix {shlex.quote(listed)}")
+            elif about.setting(f"arguments.{axis}") is not None and _words(about.command):
+                yield from _code(f"{about.command} {shlex.quote(listed)}")
             else:
                 yield from _code(shlex.quote(listed))
 
 
-def edge(best: Headline, axis: str) -> tuple[str, float, list[float]] | None:
-    """Return ``lowest`` or ``highest``, a value beyond it, and the values, if it is at an end."""
+def edge(about: About, best: Headline, axis: str) -> tuple[Edge, list[float]] | None:
+    """Return the end of an axis at which the best point lies, and the values that were tried.
+
+    None if it lies between others, or nothing beyond is possible.
+    """
     if not is_number(best.points[axis]) or not isinstance(best.values[axis], Real):
         return None
     known = as_numbers(best.points[axis])
     values = sorted({float(value) for value in known if np.isfinite(value)})
     if len(values) < _LEAST_VALUES or not np.isfinite(best.mean):
         return None
-    place = float(best.values[axis])
-    if place == values[-1]:
-        return "highest", beyond(values[-2], values[-1]), values
-    if place == values[0]:
-        return "lowest", beyond(values[1], values[0]), values
-    return None
+    if all(value.is_integer() for value in values):  # the next ones are whole, too
+        values = [int(value) for value in values]
+    at = next((value for value in values if value == best.values[axis]), None)
+    most = _largest_micro_batch(about, axis)
+    found = possible(edge_of_values(values, at), lambda value: value <= most)
+    return None if found is None else (found, values)
 
 
-def beyond(inner: float, outer: float) -> float:
-    """Return the value that continues two: by their ratio if it is 1.5 or more, or by their step.
-
-    A positive value does not become negative or zero.
-    """
-    if min(inner, outer) > 0:
-        ratio = outer / inner
-        step = 2 * outer - inner
-        if max(ratio, 1 / ratio) < 1.5 and step > 0:
-            return float(f"{step:.6g}")
-        further = outer * ratio
-        whole = float(inner).is_integer() and float(outer).is_integer()
-        if whole and further < outer:
-            return float(max(1, math.floor(further)))
-        return float(round(further)) if whole else float(f"{further:.4g}")
-    return float(f"{2 * outer - inner:.6g}")
+def _largest_micro_batch(about: About, axis: str) -> float:
+    """Return the largest micro-batch that the effective batch of a matrix allows."""
+    section, _, last = axis.rpartition(".")
+    effective = about.setting("matrix.constraints.effective_batch")
+    if last != "micro_batch" or not isinstance(effective, int):
+        return math.inf
+    workers = about.setting(f"{section.rpartition('.')[0]}.scaling.workers")
+    return math.ceil(effective / (workers if isinstance(workers, int) else 1))
 
 
 def repeat(about: About) -> Iterator[Part]:
@@ -188,9 +188,11 @@ def repeat(about: About) -> Iterator[Part]:
     if not repeated and about.losing:
         return  # more seeds of it are of no use
     if not repeated:
-        command = about.command if SEED in about.varied else _elsewhere(about.command)
+        command = more_seeds(about, _RUNS)
+        if not command and (elsewhere := _elsewhere(about.command)):
+            command = f"{elsewhere} --matrix runs={_RUNS}"
         yield "Repeat with five seeds to find out what is chance:"
-        yield from _code(f"{command} --matrix runs={_RUNS}" if command else "")
+        yield from _code(command)
         return
     best = repeated[0]
     rivals = {best.baseline: best.to_baseline, best.runner_up: best.to_runner_up}
@@ -203,10 +205,40 @@ def repeat(about: About) -> Iterator[Part]:
         f"{best.runs} repetitions cannot tell {best.leaders} from {name} by {best.name}: "
         f"take {more}."
     )
-    if SEED in about.varied:
-        yield from _code(f"{about.command} --matrix runs={more}")
-    elif best.repeats and about.command:
-        yield from _code(f"{about.command} {best.repeats}={more}")
+    command = more_seeds(about, more)
+    if not command and best.repeats and about.command:
+        command = f"{about.command} {best.repeats}={more}"
+    yield from _code(command)
+
+
+def more_seeds(about: About, count: int) -> str:
+    """Return the command that adds seeds to this run, up to a number; empty if none is known.
+
+    It is that of a matrix or of the calls of a function that has an argument ``seed``.
+    """
+    words = _words(about.command)
+    if words[:1] != ["raypipe"]:
+        return ""
+    keys = [key for key in about.varied if is_seed(key)]
+    listed = about.setting("matrix.axes") or {}
+    if keys == [SEED] and SEED not in listed:
+        return f"{about.command} --matrix runs={count}"
+    if len(keys) == 1 and keys[0] in listed:
+        values = _further(listed[keys[0]], count)
+        return f"{about.command} --matrix {shlex.quote(f'{keys[0]}={values}')}" if values else ""
+    calls = about.tables.get("calls")
+    if words[1] == "map" and not keys and calls is not None and SEED in calls:
+        values = _further(calls[SEED].dropna().unique().tolist(), count)
+        return f"{about.command} {shlex.quote(f'{SEED}={values}')}" if values else ""
+    return ""
+
+
+def _further(seeds: Sequence[object], count: int) -> list[int]:
+    """Return as many seeds, the given ones first; none if those are not integers."""
+    known = sorted(int(seed) for seed in seeds if isinstance(seed, Integral))
+    if len(known) < max(1, len(seeds)):
+        return []
+    return [*known, *range(known[-1] + 1, known[-1] + 1 + max(0, count - len(known)))]
 
 
 def _code(text: str) -> Iterator[Part]:

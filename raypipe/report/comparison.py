@@ -13,13 +13,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from raypipe.config.matrix import SEED
+from raypipe.config.matrix import is_seed
+from raypipe.report.measures import LOSS, held_out_columns
+from raypipe.report.table_shape import means
 from raypipe.stats import half_width, paired_comparisons
 
 Tables = Mapping[str, pd.DataFrame]
 
-#: metrics of training runs that are compared; of ``measures`` it is every real number
-TRIAL_METRICS = ("loss_final", "samples_per_s", "energy_j")
+#: what a training costs; compared, but not what stands for it
+COSTS = ("samples_per_s", "energy_j")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ def points(tables: Tables) -> list[dict[str, str]]:
     return [one for one in values if frozenset(one.items()) not in parts[frozenset(one)]]
 
 
+def seeds_of(tables: Tables) -> int:
+    """Return the number of different seeds of the points; 0 without a matrix."""
+    found = {frozenset((k, v) for k, v in one.items() if is_seed(k)) for one in points(tables)}
+    return len(found)
+
+
 def of_point(tables: Tables, point: Mapping[str, str]) -> dict[str, pd.DataFrame]:
     """Return the tables with only the rows that belong to a point."""
     variants = variants_of(tables)
@@ -75,7 +83,7 @@ class PointMeans:
         metric: the metric.
         points: ``[P, A]``, the values of the axes as text; a column for each key.
         means: ``[P]``
-        seeds: ``[P]``, the number of values of each mean.
+        seeds: ``[P]``, the number of seeds of each mean.
 
     """
 
@@ -122,13 +130,16 @@ class Observations:
 
     @property
     def axes(self) -> list[str]:
-        """The varied keys apart from the seed."""
-        return [str(key) for key in self.variants.columns if key != SEED]
+        """The varied keys apart from seeds."""
+        return [str(key) for key in self.variants.columns if not is_seed(str(key))]
 
-    def blocks(self, axis: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each metric that depends on an axis: seeds x values, averaged over other axes."""
-        numbers = self.numbers.assign(axis=self._column(axis))
-        numbers["seed"] = self._column(SEED).fillna("0") if SEED in self.variants else "0"
+    def blocks(self, axis: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each metric that depends on an axis: seeds x values, averaged over other axes.
+
+        Without an axis, the values are one column for all points.
+        """
+        numbers = self.numbers.assign(axis="" if axis is None else self._column(axis))
+        numbers["seed"] = self._repetitions()
         for metric, group in numbers.dropna(subset=["axis"]).groupby("metric", sort=False):
             table = group.pivot_table(
                 index="seed", columns="axis", values="value", aggfunc="mean"
@@ -142,19 +153,31 @@ class Observations:
             axes = [axis for axis in self.axes if known[axis].notna().any()]
             if not axes:
                 continue
-            keys = [known[axis].fillna("").rename(None) for axis in axes]
-            values = group["value"].reset_index(drop=True).groupby(keys, sort=False)
-            points = values.size().index.to_frame(index=False).set_axis(axes, axis=1)
-            means, seeds = values.mean().to_numpy(), values.size().to_numpy(np.int64)
-            yield PointMeans(self.metrics[str(metric)], points, means, seeds)
+            names = list(map(str, range(len(axes))))  # keys may have any name
+            rows = known[axes].fillna("").set_axis(names, axis=1).reset_index(drop=True)
+            rows = rows.assign(
+                value=group["value"].to_numpy(), seed=self._repetitions()[group.index].to_numpy()
+            )
+            found = means(rows, names, "value", ["seed"])
+            points = found.points.set_axis(axes, axis=1)
+            seeds = found.runs.to_numpy(np.int64)
+            values = np.asarray(found.mean, dtype=np.float64)
+            yield PointMeans(self.metrics[str(metric)], points, values, seeds)
+
+    def _repetitions(self) -> pd.Series:
+        """Return the name of the repetition of each number: the values of its seeds."""
+        seeds = [self._column(str(key)).fillna("") for key in self.variants if is_seed(str(key))]
+        alone = pd.Series("", self.numbers.index)
+        return sum((seed + "," for seed in seeds), alone)
 
     def _column(self, key: str) -> pd.Series:
         return self.numbers["variant"].map(self.variants[key])
 
 
-def summary(observed: Observations, axis: str) -> pd.DataFrame:
+def summary(observed: Observations, axis: str | None) -> pd.DataFrame:
     """Return mean, spread and confidence interval of each metric at each value of an axis.
 
+    Without an axis, at all points together.
     Values are first averaged over the other axes, so that each seed counts once. The interval is
     Student's, at 95 %; it is missing for a single seed.
 
@@ -199,7 +222,8 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
 
     Args:
         observed: the compared numbers.
-        better: ``lower`` or ``higher`` by table and column; other metrics have no best point.
+        better: ``lower`` or ``higher`` by table and column, the most important first; other
+            metrics have no best point.
 
     Returns:
         columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared) and
@@ -207,10 +231,13 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
 
     """
     found = []
-    for each in observed.by_point():
-        direction = better.get((each.metric.table, each.metric.column))
-        if direction is None or each.means.min() == each.means.max():
+    order = list(better)
+    chosen = [e for e in observed.by_point() if (e.metric.table, e.metric.column) in better]
+    chosen.sort(key=lambda each: order.index((each.metric.table, each.metric.column)))
+    for each in chosen:
+        if each.means.min() == each.means.max():
             continue  # a baseline, which no axis affects
+        direction = better[each.metric.table, each.metric.column]
         place = int(each.means.argmin() if direction == "lower" else each.means.argmax())
         found.append(
             {
@@ -242,7 +269,8 @@ def _metrics(tables: Tables) -> Iterator[tuple[Metric, pd.Series, pd.Series]]:
     if trials is not None and len(trials):
         done = trials[trials["status"] == "succeeded"]
         for stage, group in done.groupby("stage", sort=False):
-            yield from _columns("trials", str(stage), group, TRIAL_METRICS)
+            held_out = [each.name for each in held_out_columns(map(str, trials.columns))]
+            yield from _columns("trials", str(stage), group, [*held_out, LOSS.name, *COSTS])
     if measures is not None and len(measures):
         texts = [
             name

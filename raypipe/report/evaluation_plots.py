@@ -9,9 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from raypipe.report import plots
-from raypipe.report.evaluations import PREFIX, Evaluation
+from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import heading, number
 from raypipe.report.marks import mark_best, tip, toggle
+from raypipe.report.measures import PREFIX
 from raypipe.report.plots import Plot
 from raypipe.report.training import short_names
 

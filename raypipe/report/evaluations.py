@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +12,11 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from raypipe.report.formatting import heading, number, with_unit
+from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.report.plots import finite, rows
 from raypipe.report.table_shape import as_numbers
 from raypipe.storage.tables import Column
 
-#: names of metrics of which lower is better, unless the experiment says otherwise
-_LOSSES = re.compile(r"loss|perplexity|entropy|error|regret|nll|(^|_)(mae|mse|rmse)(_|$)")
-PREFIX = "eval_"
 #: standard deviations by which one evaluation may differ from the curve by chance
 _DEVIATIONS = 2.5
 #: smallest relative change that counts, where the noise cannot be estimated or is zero
@@ -63,7 +60,7 @@ class Evaluation:
     @property
     def name(self) -> str:
         """The metric for readers: ``held-out loss``."""
-        return "held-out " + heading(self.metric.removeprefix(PREFIX))
+        return heading(self.metric)
 
     @property
     def costs(self) -> NDArray[np.floating[Any]]:
@@ -117,25 +114,27 @@ def noise(values: ArrayLike) -> float:
 
 
 def evaluations(
-    tables: Mapping[str, pd.DataFrame], metrics: Sequence[Column], swept: str
+    tables: Mapping[str, pd.DataFrame],
+    metrics: Sequence[Column],
+    swept: str,
+    monitors: Mapping[str, str],
 ) -> list[Evaluation]:
-    """Return every held-out metric of every training run.
+    """Return every held-out metric of every training run, the most important metric first.
 
     Args:
         tables: of the run.
         metrics: declarations of the columns ``eval_...``; others are taken from their names.
         swept: the stage of a sweep's trials, which are left out.
+        monitors: the monitored columns (:func:`monitors_of`).
 
     """
     steps = rows(tables, "steps", ["trial_id", "step"])
     if steps is None:
         return []
-    declared = {column.name: column for column in metrics}
     stages = _stages(tables)
     found = []
-    for name in (str(name) for name in steps.columns if str(name).startswith(PREFIX)):
-        column = declared.get(name, Column(name, "real", ""))
-        better = column.better or ("lower" if _LOSSES.search(name) else "")
+    for column in held_out_columns(map(str, steps.columns), metrics, monitors):
+        name = column.name
         rival = column.baseline if column.baseline in steps.columns else ""
         for trial, group in _measured(steps, name):
             stage = stages.get(trial, trial.partition("@")[0])
@@ -145,7 +144,7 @@ def evaluations(
                 others = as_numbers(group[rival]).to_numpy(np.float64) if rival else None
                 found.append(
                     Evaluation(
-                        stage, trial, name, better, step, values, column.unit,
+                        stage, trial, name, column.better, step, values, column.unit,
                         heading(rival.removeprefix(PREFIX)), others,
                     )
                 )  # fmt: skip

@@ -22,6 +22,7 @@ _HEADINGS = {
     "samples_per_s": "samples/s",
     "gpu_util_mean": "GPU utilization",
     "gpu_peak_bytes": "GPU memory, peak",
+    "loss_final": "training loss",
 }
 #: words of column names that readers know in another spelling
 _WORDS = {
@@ -149,6 +150,8 @@ def heading(column: str) -> str:
         return column
     if column in _HEADINGS:
         return _HEADINGS[column]
+    if column.startswith("eval_"):
+        return f"held-out {heading(column.removeprefix('eval_'))}"
     base, statistic = column, ""
     if match := re.match(r"(.+)_(mean|std|min|max|median)$", column):
         base, statistic = match[1], f" ({match[2]})"

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe.report.about import About, Declarations, Results, Tables
+from raypipe.report.comparison import variants_of
 from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
@@ -20,9 +21,10 @@ from raypipe.report.sections import (
     Pill,
     Section,
     TableView,
+    Tile,
     cells,
 )
-from raypipe.report.summary import summary_section
+from raypipe.report.summary import summary_section, summary_tiles
 from raypipe.report.sweep_section import sweep_section
 from raypipe.report.sweep_trials import SWEEP
 from raypipe.report.table_section import table_section
@@ -63,7 +65,10 @@ def report_files(
 
     """
     status = _status(tables)
-    about = About(tables, title, command, configuration, declared or Declarations(), sections)
+    declared = declared or Declarations()
+    failures, others = _asked(tables, declared)
+    about = About({**tables, **failures}, title, command, configuration, declared, sections)
+    said = summary_tiles(about)[0]
     covered = {name for section in sections for name in section.covers if section.parts}
     shown = [results for results in about.results if results.table.name not in covered]
     return render(
@@ -72,11 +77,11 @@ def report_files(
         facts,
         [
             summary_section(about),
-            _failures(tables, recovered=status == "succeeded"),
+            _failures(about.tables, others, recovered=status == "succeeded"),
             *([sweep_section(tables)] if about.only_swept else []),
-            *(_table(results) for results in shown if results.headlines),
+            *(_table(results, said) for results in shown if results.headlines),
             *sections,
-            *(_table(results) for results in shown if not results.headlines),
+            *(_table(results, said) for results in shown if not results.headlines),
             training_section(about),
             *([] if about.only_swept else [sweep_section(tables)]),
             _stages(tables),
@@ -87,8 +92,8 @@ def report_files(
     )
 
 
-def _table(results: Results) -> Section:
-    return table_section(results.table, results.rows, results.axes)
+def _table(results: Results, said: Sequence[Tile]) -> Section:
+    return table_section(results.table, results.rows, results.axes, said=said)
 
 
 def _status(tables: Tables) -> str:
@@ -104,14 +109,31 @@ def _worst(statuses: pd.Series, order: Sequence[str]) -> str:
     return next((status for status in order if status in present), "succeeded")
 
 
-def _failures(tables: Tables, *, recovered: bool) -> Section:
-    """Return the failed attempts; out of memory is an expected outcome of a sweep's trial."""
+def _asked(tables: Tables, declared: Declarations) -> tuple[dict[str, pd.DataFrame], int]:
+    """Return the failures of units that the newest command asked for, and the number of others."""
+    failures = tables.get("failures")
+    if failures is None or failures.empty or declared.asked is None or variants_of(tables):
+        return {}, 0
+    own = failures["unit"].isin(list(declared.asked()))
+    return {"failures": failures[own]}, int((~own).sum())
+
+
+def _failures(tables: Tables, others: int, *, recovered: bool) -> Section:
+    """Return the failed attempts; out of memory is an expected outcome of a sweep's trial.
+
+    ``others`` counts those of units that are not asked for any more.
+    """
     failures = rows(tables, "failures", ["stage", "unit", "attempt", "kind", "message"])
     if failures is not None:
         expected = (failures["stage"] == SWEEP) & (failures["kind"] == "out_of_memory")
         failures = failures[~expected]
+    stored = (
+        f"The table failures has {others} more, of units that are not asked for any more."
+        if others
+        else ""
+    )
     if failures is None or failures.empty:
-        return Section("Failures", [])
+        return Section("Failures", [stored] if stored else [], css="alert recovered")
     kinds = failures["kind"].astype(str).str.replace("_", " ")
     counts = ", ".join(f"{kind} ({count})" for kind, count in kinds.value_counts().items())
     attempts = "1 attempt" if len(failures) == 1 else f"{len(failures)} attempts"
@@ -125,7 +147,7 @@ def _failures(tables: Tables, *, recovered: bool) -> Section:
     return Section(
         "Failures",
         [
-            f"{attempts} failed: {counts}.{end}",
+            " ".join(filter(None, [f"{attempts} failed: {counts}.{end}", stored])),
             Fold("Failed attempts", [view]) if recovered else view,
         ],
         css="alert recovered" if recovered else "alert",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from raypipe.config.matrix import SEED, is_seed
 from raypipe.hardware import bytes_text
 from raypipe.provenance import PACKAGES
 from raypipe.report.about import About
@@ -77,5 +78,8 @@ def seeds_line(about: About) -> str:
     listed = [f"{key} = {value}" for key, value in about.seeds.items()]
     more = len(listed) - _MOST_SEEDS
     text = ", ".join(listed[:_MOST_SEEDS]) + (f" and {more} more" if more > 0 else "")
+    for key, values in about.varied.items():
+        if is_seed(key) and key != SEED:
+            text += f"; the matrix sets {key} to {', '.join(values)}"
     runs = about.setting("matrix.runs")
     return f"{text}; run r of the matrix (0 to {runs - 1}) adds 1000·r" if runs else text

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from raypipe.config.matrix import SEED
+from raypipe.config.matrix import is_seed
 from raypipe.hardware import bytes_text
 from raypipe.report.about import About, Results
 from raypipe.report.advice import advice
-from raypipe.report.evaluations import PREFIX, Evaluation
+from raypipe.report.comparison import seeds_of
+from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
+from raypipe.report.measures import PREFIX
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
@@ -66,7 +68,9 @@ def _command(about: About) -> Iterator[Part]:
 
 def _varied(about: About) -> str:
     keys = {key: len(values) for key, values in about.varied.items() if len(values) > 1}
-    if not keys:
+    seeds = seeds_of(about.tables)
+    keys = {key: count for key, count in keys.items() if not is_seed(key)}
+    if not keys and seeds < 2:
         compared = [results for results in about.results if results.headlines]
         counts = {
             heading(name): _most_values(results, name)
@@ -74,14 +78,12 @@ def _varied(about: About) -> str:
             for name in results.shape.axes
         }
         keys = {name: count for name, count in counts.items() if count > 1}
-        repeated = max((best.runs for best in about.headlines), default=1)
-        keys |= {SEED: repeated} if repeated > 1 else {}
+        seeds = max((best.runs for best in about.headlines), default=1)
         word = "Compared"
     else:
         word = "Varied"
-    seeds = keys.pop(SEED, 0)
     named = [f"{key} ({count} values)" for key, count in keys.items()]
-    if seeds:
+    if seeds > 1:
         named.append(f"{seeds} seeds")
     text = ", ".join(named)
     if not text:
@@ -120,14 +122,20 @@ def _hardware(environment: pd.DataFrame | None) -> str:
     return f"On {count} node{'s' * (count > 1)}: {', '.join(parts)}."
 
 
-def came_out(about: About) -> list[Part]:
-    """Return the headline numbers of the tables, then those of the trainings."""
+def summary_tiles(about: About) -> tuple[list[Tile], bool]:
+    """Return the headline numbers of tables and trainings, and whether there are more of them."""
     tiles = [tile(best) for best in about.headlines] + sweep_tiles(about.sweeps)
     training = list(training_tiles(about))
     if not tiles and not training:
         for results in about.results:
             tiles += range_tiles(results.rows, results.shape)
     shown = [*tiles[: max(1, _MOST_TILES - len(training))], *training][: _MOST_TILES + 2]
+    return shown, len(tiles) > len(shown) - len(training)
+
+
+def came_out(about: About) -> list[Part]:
+    """Return the headline numbers, and what does not reach its baseline."""
+    shown, has_more = summary_tiles(about)
     if not shown:
         return ["No table has a number."] if about.declared.core is not None else []
     parts: list[Part] = [Tiles(shown)]
@@ -135,7 +143,7 @@ def came_out(about: About) -> list[Part]:
     parts += _worse_than_baseline(about)
     if about.only_swept:
         parts += sweep_reasons(about.tables, about.sweeps)
-    if len(tiles) > len(shown) - len(training):
+    if has_more:
         parts.append("More numbers are in the sections below.")
     return parts
 
@@ -178,6 +186,10 @@ def training_tiles(about: About) -> Iterator[Tile]:
         if evaluation.better:
             by_stage.setdefault(evaluation.stage, []).append(evaluation)
     for stage, found in by_stage.items():
+        if (headline := about.training_headlines.get(stage)) is not None:  # a mean over seeds
+            if not any(_is_same(headline, best) for best in about.headlines):
+                yield tile(headline)
+            continue
         same = [each for each in found if each.metric == found[0].metric]
         best = min(same, key=lambda each: float(each.costs.min()))
         step, value = best.steps[best.best], float(best.values[best.best])
@@ -209,6 +221,12 @@ def _is_headline(about: About, evaluation: Evaluation) -> bool:
     value = number(float(evaluation.values[-1]))
     return any(best.column.name == column and number(best.mean) == value
                for best in about.headlines)  # fmt: skip
+
+
+def _is_same(one: Headline, other: Headline) -> bool:
+    """Whether two headlines are the same number of the same metric."""
+    names = {best.column.name.removeprefix(PREFIX) for best in (one, other)}
+    return len(names) == 1 and one.value == other.value
 
 
 def certainty(about: About) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,7 +10,17 @@ import pandas as pd
 from raypipe.report.formatting import heading, number
 from raypipe.report.headlines import headlines, range_tiles, tile, with_interval
 from raypipe.report.plots import Plot
-from raypipe.report.sections import Code, Fold, Heading, Part, Section, TableView, Tiles, cells
+from raypipe.report.sections import (
+    Code,
+    Fold,
+    Heading,
+    Part,
+    Section,
+    TableView,
+    Tile,
+    Tiles,
+    cells,
+)
 from raypipe.report.table_plots import number_plot
 from raypipe.report.table_shape import (
     ADDED,
@@ -38,6 +48,7 @@ def table_section(
     rows: pd.DataFrame,
     axes: Sequence[str] | None = None,
     seed: str | None = None,
+    said: Collection[Tile] = (),
 ) -> Section:
     """Return the section of a table: headline numbers, plots, long texts, and the first 50 rows.
 
@@ -50,6 +61,7 @@ def table_section(
         axes: the columns that were varied; by default those that the table declares, otherwise
             those that tell the rows apart.
         seed: the column that numbers the repetitions; by default ``run`` or ``seed``.
+        said: headline numbers that the page shows already, which are left out.
 
     Returns:
         a section without parts if there are no rows.
@@ -62,8 +74,9 @@ def table_section(
     shape = shape_of(table, rows, axes, seed)
     best = headlines(table, rows, shape)
     tiles = [tile(each) for each in best] or range_tiles(rows, shape)
+    tiles = [each for each in tiles if each not in said]
     parts: list[Part] = [_introduction(table, rows, shape)]
-    if len(tiles) > 0:
+    if tiles:
         parts.append(Tiles(tiles[:_MOST_TILES]))
     parts += _plots(table, rows, shape)
     parts += _texts(rows)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe.config.matrix import SEED
+from raypipe.config.matrix import SEED, is_seed
 from raypipe.redaction import printable
 from raypipe.stats import half_width
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
@@ -83,7 +83,8 @@ def shape_of(
     declared = {column.name: column for column in table.columns}
     groups = tuple(name for name in table.groups if name in columns)
     given = list(table.axes if axes is None else axes)
-    repetitions = _REPETITIONS if seed is None else (seed,)
+    dotted = [name for name in columns if "." in name and is_seed(name)]  # of a matrix
+    repetitions = (*_REPETITIONS, *dotted) if seed is None else (seed,)
     seeds = tuple(
         name
         for name in repetitions
@@ -100,7 +101,7 @@ def shape_of(
     numbers = [
         declared.get(name, Column(name, "real", ""))
         for name in columns
-        if name not in (*given, *seeds, *groups, *_REPETITIONS) and is_number(rows[name])
+        if name not in (*given, *seeds, *groups, *_REPETITIONS, *dotted) and is_number(rows[name])
     ]
     numbers.sort(key=lambda column: not column.better)
     return Shape(varied, groups, seeds, tuple(numbers))

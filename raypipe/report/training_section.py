@@ -8,8 +8,9 @@ import pandas as pd
 
 from raypipe.report.about import About
 from raypipe.report.evaluation_plots import evaluation_plots
-from raypipe.report.evaluations import PREFIX, Evaluation, warning
+from raypipe.report.evaluations import Evaluation, warning
 from raypipe.report.formatting import heading, number
+from raypipe.report.measures import PREFIX
 from raypipe.report.plots import Plot, rows
 from raypipe.report.sections import Fold, Part, Pill, Section, TableView, cells
 from raypipe.report.sweep_trials import SWEEP

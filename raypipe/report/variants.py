@@ -11,12 +11,13 @@ import yaml
 
 from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
-from raypipe.config.matrix import SEED, text_value
+from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.report.comparison import (
     Observations,
     Tables,
     point_name,
     points,
+    seeds_of,
     summary,
     tests,
     variants_of,
@@ -43,6 +44,11 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     searched = searched_keys(tables)  # their values are compared in the section of the search
     for axis in (axis for axis in observed.axes if axis not in searched):
         parts += _of_axis(observed, axis, same)
+    if not observed.axes:
+        means = summary(observed, None)
+        means = means[~means["metric"].isin(same)]
+        columns = [name for name in means.columns if name not in ("axis", "value")]
+        parts.append(TableView(means, columns, "Means over seeds"))
     if same:
         parts.append(f"The same at every point, and left out: {', '.join(same)}.")
     return Section("Variants", parts)
@@ -64,10 +70,9 @@ def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Par
     parts.append(TableView(compared, columns, f"Paired tests of {axis}"))
     needed = runs_needed(int(compared.groupby("metric").size().max()))
     if compared["n"].max() < needed:
-        parts.append(
-            f"No winner can be told with fewer than {needed} seeds: give `runs: {needed}` in the "
-            "matrix."
-        )
+        given = [key for key in map(str, observed.variants) if is_seed(key) and key != SEED]
+        how = f"more values of {given[0]}" if given else f"`runs: {needed}` in the matrix"
+        parts.append(f"No winner can be told with fewer than {needed} seeds: give {how}.")
     return parts
 
 
@@ -87,11 +92,13 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     for metric, point in zip(found["metric"], found["point"], strict=True):
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
     tried = [yaml_values(values) for values in variants_of(tables).values()]
+    at_edge: dict[str, list[str]] = {}
     for metric, point in zip(found["metric"], found["point"], strict=True):
         best_values = yaml_values(json.loads(point)).items()
-        searched = {key: value for key, value in best_values if key.rpartition(".")[2] != SEED}
-        edges = edge_texts(tried, searched)
-        parts += [f"{metric}: {text}." for text in edges]
+        compared = {key: value for key, value in best_values if not is_seed(key)}
+        for text in edge_texts(tried, compared):
+            at_edge.setdefault(text, []).append(metric)
+    parts += [f"{', '.join(metrics)}: {text}." for text, metrics in at_edge.items()]
     best = set(found["metric"])
     for means in observed.by_point():
         if means.metric.name in best:
@@ -116,9 +123,15 @@ def _introduction(tables: Tables, shown: Mapping[str, str] | None) -> str:
     axes: dict[str, set[str]] = {}
     for values in variants_of(tables).values():
         for key, value in values.items():
-            axes.setdefault(key, set()).add(value)
-    listed = ", ".join(f"{key} ({len(values)} values)" for key, values in sorted(axes.items()))
-    text = f"{len(points(tables))} points over {listed}."
+            if not is_seed(key):
+                axes.setdefault(key, set()).add(value)
+    compared = {point_name({k: v for k, v in p.items() if not is_seed(k)}) for p in points(tables)}
+    seeds, count = seeds_of(tables), len(compared)
+    text = f"{count} point{'s' * (count > 1)}"
+    if axes:
+        listed = (f"{key} ({len(values)} values)" for key, values in sorted(axes.items()))
+        text += f" over {', '.join(listed)}"
+    text += f", with {seeds} seeds." if seeds > 1 else "."
     if shown:
         text += f" The experiment's own sections show the point {point_name(shown)}; "
         text += "raypipe report RUN_DIR --variant POINT shows another one."

@@ -24,6 +24,7 @@ from rich.console import Console
 from raypipe.cli.completion import run_directories
 from raypipe.commands.logs import listing
 from raypipe.commands.ls import runs
+from raypipe.commands.report import command_of
 from raypipe.commands.results import chosen, existing, to_csv, to_json
 from raypipe.commands.run_summary import opened
 from raypipe.commands.table_view import shorten, view
@@ -34,7 +35,7 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import is_held, writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
-from raypipe.storage.tables import Column, Table
+from raypipe.storage.tables import Column, Table, write_table
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(
@@ -245,18 +246,44 @@ def test_the_key_result_of_a_training_is_its_held_out_loss():
         Column("samples_per_s", "real", "Speed.", better="higher"),
         Column("loss_final", "real", "Training loss.", better="lower"),
     ))  # fmt: skip
-    accuracy = Column("eval_accuracy", "real", "Accuracy.", better="higher")
-    declared = replace(trials, columns=(*trials.columns, accuracy))
+    quality = Column("eval_quality", "real", "Quality.", better="higher")
+    declared = replace(trials, columns=(*trials.columns, quality))
     row = {"samples_per_s": 9.0, "loss_final": 0.1}
-    evaluated = {**row, "eval_loss": 0.3, "eval_accuracy": 0.9}
+    evaluated = {**row, "eval_loss": 0.3, "eval_quality": 0.9}
 
     def key(row: dict[str, float], table: Table) -> str:
-        ledger = SimpleNamespace(rows=lambda name: [row])
+        ledger = SimpleNamespace(rows=lambda name: [row] if name == "trials" else [])
         return key_result(ledger, (), {"trials": table}).text  # type: ignore[arg-type, union-attr]
 
     assert key(row, trials) == "loss_final 0.1"
     assert key(evaluated, trials) == "eval_loss 0.3"
-    assert key(evaluated, declared) == "eval_accuracy 0.9"
+    assert key(evaluated, declared) == "eval_quality 0.9"
+
+
+def test_the_key_result_of_a_matrix_is_a_mean_over_seeds():
+    rows = {"variants": [], "trials": []}
+    for rate, seed, accuracy in ((1, 0, 0.9), (1, 1, 0.5), (2, 0, 0.8), (2, 1, 0.8)):
+        name = f"fit.rate={rate},fit.seed={seed}"
+        rows["variants"] += [{"variant": name, "key": "fit.rate", "value": str(rate)},
+                             {"variant": name, "key": "fit.seed", "value": str(seed)}]  # fmt: skip
+        rows["trials"].append({"variant": name, "stage": "fit", "status": "succeeded",
+                               "loss_final": 0.1, "eval_accuracy": accuracy})  # fmt: skip
+    ledger = SimpleNamespace(rows=lambda name: rows.get(name, []))
+    trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
+    found = key_result(ledger, (), {"trials": trials})  # type: ignore[arg-type]
+    assert found is not None
+    assert found.text == "eval_accuracy 0.8 (rate=2, mean of 2)"
+
+
+def test_the_command_of_a_run_is_the_one_that_was_given(run):
+    write_table(run, Table("environment", "a node"), [], "toy-1")
+    assert command_of(run) == f"raypipe run {run.config} --run-dir {run.shown}"
+    rows = [{"command": f"raypipe run {name}", "started_at": at, "command_id": name}
+            for name, at in (("new", "2026-01-02"), ("old", "2026-01-01"))]  # fmt: skip
+    write_table(run, Table("environment", "a node"), rows, "toy-1")
+    assert command_of(run) == "raypipe run new"
+    write(run, status(command="raypipe run toy.yaml a.b=2 --only fit"))
+    assert command_of(run) == "raypipe run toy.yaml a.b=2 --only fit"
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_a_failed_call_loses_no_other_and_runs_again_once_it_is_corrected(folder
     assert (calls().set_index("x").loc[[1, 2], "duration_s"] == stored["duration_s"]).all()
 
 
+def test_calls_that_failed_and_are_not_asked_for_are_no_failure_of_the_run(name):
+    assert raypipe("map", f"{name}:score", "x=[1,13]", "--run-dir", "r").status == 1
+    assert raypipe("map", f"{name}:score", "x=[1]", "--run-dir", "r").status == 0
+    page = Path("r/report/index.html").read_text()
+    assert "ValueError: thirteen" not in page
+    assert "The table failures has 1 more" in page
+    status = RunStatus.parse(Path("r/status.json").read_bytes())
+    assert status.status == "succeeded"
+
+
 def test_another_version_is_refused(name):
     assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
     assert raypipe("map", f"{name}:score", "x=1", "--version", "1", "--run-dir", "r").status == 0

@@ -245,6 +245,7 @@ def test_every_table_names_the_variant(chain):
         ("judge.power=[1,1]", "judge.power: 1 is given twice"),
         ("tracking=[[]]", "the section tracking cannot be varied"),
         ("runs=0", "matrix.runs = 0"),
+        ("points=[{fit.seed: 1, seed: 0}]", "fit.seed is an axis, and repetitions .* set it, too"),
         ("exclude=[{judge.power: 1}]", "exclude: judge.power is not varied"),
         ("runs=10001", "has 10,001 points; give --yes"),
     ],
@@ -294,7 +295,7 @@ def test_runs_is_an_axis_of_seeds():
 def test_the_report_compares_the_variants_and_shows_one_point(chain, capsys):
     assert raypipe("run", "chain.yaml", *AXES, "--run-dir", "all") == 0
     page = (chain / "all/report/index.html").read_text()
-    assert "12 points over fit.rate (2 values), judge.power (3 values), seed (2 values)" in page
+    assert "6 points over fit.rate (2 values), judge.power (3 values), with 2 seeds." in page
     assert "No winner can be told with fewer than" in page
     assert raypipe("report", "all", "--variant", "fit.rate=2.0,judge.power=3,seed=1") == 0
     assert (

@@ -110,6 +110,7 @@ def test_a_point_that_fails_is_out_of_the_race(hill, capsys):
         ("race.where={kind: a}", "where = kind: is not a column of measures"),
         ("race.alpha=0", "matrix.race.alpha = 0"),
         ("seed=[0,1]", "race: the axis `seed` is also given"),
+        ("fit.seed=[0,1]", "race: the axis `fit.seed` is also given"),
     ],
 )
 def test_an_impossible_race_is_one_message(hill, capsys, text, message):

@@ -341,6 +341,7 @@ def test_impossible_combinations_are_excluded_and_the_search_goes_on(hill):
         ("search.asha={key: fit.rate, values: [1, 2]}", "asha.key: fit.rate is also an axis"),
         ("search.asha={key: fit.steps, values: [1, 2, 3, 4]}", "no point would reach the last"),
         ("search.axes.seed={low: 1, high: 5}", "a seed is nothing to choose"),
+        ("search.axes.fit.seed={low: 1, high: 5}", "a seed is nothing to choose"),
         ("search.trials=10001", "has 10,001 points; give --yes"),
         ("race={metric: measures.value}", "race: cannot be combined with search"),
     ],

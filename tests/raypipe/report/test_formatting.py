@@ -135,6 +135,6 @@ def test_a_number_has_its_unit_and_its_better_direction() -> None:
 
 def test_headings_spell_measures_as_readers_do() -> None:
     assert [heading(name) for name in ("macro_f1", "rouge_l", "eval_mae", "r2")] == [
-        "macro F1", "ROUGE-L", "eval MAE", "R²",
+        "macro F1", "ROUGE-L", "held-out MAE", "R²",
     ]  # fmt: skip
     assert heading("train.training.learning_rate") == "train.training.learning_rate"

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from raypipe.report.about import About, Declarations
-from raypipe.report.advice import advice, beyond
+from raypipe.report.advice import advice
 from raypipe.report.evaluations import noise
 from raypipe.report.page import report_files
 from raypipe.report.sections import Code, Section
@@ -362,20 +362,24 @@ def test_a_best_point_within_an_axis_does_not() -> None:
     assert not any("further values" in text for text in _advice(about))
 
 
-@pytest.mark.parametrize(
-    ("inner", "outer", "further"),
-    [(0.1, 1.0, 10), (0.1, 0.01, 0.001), (4, 8, 16), (4, 2, 1), (10, 12, 14), (5, 4, 3),
-     (2, 1, 1), (-1, 0, 1), (0, -5, -10)],
-)  # fmt: skip
-def test_an_axis_goes_on_as_its_values_do(inner: float, outer: float, further: float) -> None:
-    assert beyond(inner, outer) == pytest.approx(further)
+def test_nothing_is_proposed_beyond_the_smallest_and_the_largest_micro_batch() -> None:
+    def texts(values: list[float], scores: list[float]) -> str:
+        tables = _matrix(values, 1, scores)
+        key = "train.training.micro_batch"
+        tables["variants"] = tables["variants"].replace({"key": {"train.rate": key}})
+        limits = "matrix: {constraints: {effective_batch: 8}}\ntrain: {scaling: {workers: 2}}\n"
+        return "\n".join(_advice(_about(limits, **tables)))
+
+    assert "further values" not in texts([1, 2, 4], [0.9, 0.3, 0.2])
+    assert "further values" not in texts([1, 2, 4], [0.2, 0.3, 0.9])
+    assert "micro_batch=[1, 2, 4, 6]'" in texts([2, 4, 6], [0.9, 0.3, 0.2])
 
 
 def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> None:
-    steps = _steps([5.0, 3.0, 3.5, 4.0]).assign(eval_f1=[0.1, 0.2, 0.3, 0.4])
+    steps = _steps([5.0, 3.0, 3.5, 4.0]).assign(eval_size=[0.1, 0.2, 0.3, 0.4])
     trials = pd.DataFrame(
         {"trial_id": ["train"], "stage": "train", "status": "succeeded", "steps": 40,
-         "eval_loss": 4.0, "eval_f1": 0.4}
+         "eval_loss": 4.0, "eval_size": 0.4}
     )  # fmt: skip
     about = _about(steps=steps, trials=trials)
     section = training_section(about)
@@ -386,11 +390,11 @@ def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> Non
     ]
     view = section.parts[-1]
     assert view.visible_columns == [
-        "trial_id", "status", "steps", "eval_loss", "best_loss", "eval_f1",
+        "trial_id", "status", "steps", "eval_loss", "best_loss", "eval_size",
     ]  # fmt: skip
     assert list(view.rows["best_loss"]) == ["3 at step 20"]
     names = [part.name for part in section.parts if hasattr(part, "figure")]
-    assert names[:2] == ["eval_loss-train", "eval_f1-train"]
+    assert names[:2] == ["eval_loss-train", "eval_size-train"]
     ring = next(
         line
         for line in section.parts[2].figure.axes[0].lines
@@ -426,3 +430,78 @@ def test_the_first_section_of_a_page_is_the_summary_and_tables_have_sections() -
     assert page.headings[:2] == ["summary", "measures"]
     for text in ("What was asked", "What came out", "How certain", "0.4 above majority (0.5)"):
         assert text in page.words
+
+
+def _trainings(keys: tuple[str, ...], seeds: int, accuracy: list[float]) -> dict[str, pd.DataFrame]:
+    """The tables of a matrix over the rate and a seed of the training itself."""
+    values = iter(accuracy)
+    variants, rows = [], []
+    for rate in (0.1, 0.2):
+        for seed in range(seeds):
+            name = f"{rate}/{seed}"
+            for key, value in zip(keys, (rate, seed), strict=True):
+                variants.append({"variant": name, "key": key, "value": str(value)})
+            rows.append({"variant": name, "trial_id": name, "stage": "train", "loss_final": 0.1,
+                         "status": "succeeded", "eval_accuracy": next(values)})  # fmt: skip
+    return {"variants": pd.DataFrame(variants), "trials": pd.DataFrame(rows)}
+
+
+def test_trainings_of_a_matrix_are_compared_by_means_over_any_seed() -> None:
+    tables = _trainings(("train.rate", "train.seed"), 2, [0.9, 0.5, 0.79, 0.81])
+    listed = "matrix: {axes: {train.rate: [0.1, 0.2], train.seed: [0, 1]}}\n"
+    about = _about(CONFIGURATION + listed, **tables)
+    (tiles,) = came_out(about)
+    (tile,) = tiles.tiles
+    assert tile.label == "held-out accuracy (higher is better)"
+    assert (tile.value, tile.note) == ("0.80 ± 0.13", "rate=0.2; highest of 2")
+    assert "Varied: train.rate (2 values), 2 seeds." in asked(about)
+    assert _advice(about) == [
+        "2 repetitions cannot tell rate=0.2 from rate=0.1 by held-out accuracy: take 6.",
+        f"{COMMAND} --matrix 'train.seed=[0, 1, 2, 3, 4, 5]'",
+    ]
+
+
+def test_calls_of_a_function_are_repeated_by_their_argument() -> None:
+    table = Table("calls", "a call", (Column("score", "real", "It.", better="higher"),),
+                  open=True, axes=("C",))  # fmt: skip
+    command = "raypipe map m:f 'C=[1,2]' seed=0 --run-dir r"
+
+    def texts(seeds: list[int], scores: list[float]) -> list[str]:
+        rows = [(C, seed) for C in (1, 2) for seed in seeds]
+        calls = pd.DataFrame(rows, columns=["C", "seed"]).assign(score=scores)
+        declared = Declarations("", (table,), (), frozenset({"stages"}))
+        tables = {"stages": _stages("succeeded"), "calls": calls}
+        configuration = "function: m:f\narguments: {C: [1, 2], seed: 0}\n"
+        return _advice(About(tables, "f", command, configuration, declared))
+
+    assert texts([0], [0.1, 0.2])[-1] == f"{command} 'seed=[0, 1, 2, 3, 4]'"
+    assert texts([3, 4], [0.1, 0.9, 0.5, 0.6])[-1] == f"{command} 'seed=[3, 4, 5, 6, 7, 8]'"
+
+
+def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
+    failures = pd.DataFrame({"stage": "calls", "unit": ["calls/x=1", "calls/x=13"], "attempt": 1,
+                             "kind": "error", "message": ["one", "thirteen"]})  # fmt: skip
+    tables = {"stages": _stages("succeeded"), "failures": failures}
+
+    def words(*units: str) -> str:
+        declared = Declarations(core=frozenset({"stages", "failures"}), asked=lambda: units)
+        return Page(
+            report_files(tables, [], "f", {}, declared=declared)["index.html"].decode()
+        ).words
+
+    more = "The table failures has 1 more, of units that are not asked for any more."
+    assert f"1 attempt failed: error (1). Every stage succeeded in the end. {more}" in words(
+        "calls/x=1"
+    )
+    assert "thirteen" not in words("calls/x=1")
+    assert "has 2 more" in words("calls/x=2")
+    assert "not asked for" not in words("calls/x=1", "calls/x=13")
+
+
+def test_a_number_of_the_summary_is_not_repeated_in_its_table() -> None:
+    tables = {"stages": _stages("succeeded"), "measures": _measures(ours=0.9, majority=0.5)}
+    declared = Declarations("", (MEASURES,), (), frozenset({"stages"}))
+    words = Page(
+        report_files(tables, [], "toy", {}, declared=declared)["index.html"].decode()
+    ).words
+    assert words.count("0.4 above majority (0.5)") == 1

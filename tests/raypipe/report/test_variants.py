@@ -13,7 +13,9 @@ from scipy import stats
 
 from raypipe.config.matrix import value_text
 from raypipe.report import comparison, variant_plots, variants
+from raypipe.report.measures import monitors_of, training_measures
 from raypipe.report.sections import TableView
+from raypipe.storage.tables import Column
 
 RATES, SIZES, SEEDS = ("0.1", "0.2", "0.3"), ("4", "8"), tuple(map(str, range(8)))
 
@@ -61,6 +63,70 @@ def test_no_other_seed_is_proposed():
     assert texts == [
         "measures.value: the best fit.rate is the largest that was tried (0.2): try larger ones."
     ]
+
+
+def seeded(rates: tuple[str, ...], **columns: list[float]) -> dict[str, pd.DataFrame]:
+    """Return trainings of a matrix over rates and two values of a training's own seed."""
+    listed, rows = [], []
+    for place, (rate, seed) in enumerate(product(rates, ("0", "1"))):
+        name = f"fit.rate={rate},fit.seed={seed}"
+        listed += [{"variant": name, "key": "fit.rate", "value": rate}] if len(rates) > 1 else []
+        listed += [{"variant": name, "key": "fit.seed", "value": seed}]
+        own = {column: values[place] for column, values in columns.items()}
+        rows.append({"variant": name, "stage": "fit", "status": "succeeded", **own})
+    return {"variants": pd.DataFrame(listed), "trials": pd.DataFrame(rows)}
+
+
+def test_any_seed_is_averaged_over_and_not_compared():
+    tables = seeded(("0.1", "0.2"), eval_accuracy=[0.9, 0.5, 0.8, 0.8])
+    observed = comparison.Observations.of(tables)
+    assert observed.axes == ["fit.rate"]
+    means = comparison.summary(observed, "fit.rate").set_index("value")
+    assert list(means["mean"]) == [pytest.approx(0.7), pytest.approx(0.8)]
+    assert list(means["seeds"]) == [2, 2]
+    (row,) = comparison.best(observed, {("trials", "eval_accuracy"): "higher"}).to_dict("records")
+    assert (json.loads(row["point"]), row["seeds"], row["points"]) == ({"fit.rate": "0.2"}, 2, 2)
+    text = variants.variants_section(tables, None).parts[0]
+    assert text == "2 points over fit.rate (2 values), with 2 seeds."
+
+
+def test_seeds_alone_are_one_point_with_its_mean():
+    section = variants.variants_section(seeded(("0.1",), eval_accuracy=[0.9, 0.5]), None)
+    assert section.parts[0] == "1 point, with 2 seeds."
+    (view,) = (part for part in section.parts if isinstance(part, TableView))
+    (row,) = view.rows.to_dict("records")
+    assert (row["metric"], row["mean"], row["seeds"]) == ("trials.eval_accuracy (fit)", 0.7, 2)
+
+
+def test_the_same_edge_is_said_once():
+    tables = seeded(
+        ("0.1", "0.2"), eval_accuracy=[0.1, 0.2, 0.3, 0.4], eval_f1=[0.1, 0.2, 0.3, 0.4]
+    )
+    observed = comparison.Observations.of(tables)
+    names = {("trials", "eval_accuracy"): "higher", ("trials", "eval_f1"): "higher"}
+    tables["best_variants"] = comparison.best(observed, names)
+    texts = [part for part in variants.variants_section(tables, None).parts if "try" in str(part)]
+    assert texts == [
+        "trials.eval_accuracy (fit), trials.eval_f1 (fit): the best fit.rate is the largest that "
+        "was tried (0.2): try larger ones."
+    ]
+
+
+def test_held_out_metrics_stand_for_a_training_before_its_loss():
+    def measures(*names: str, **more) -> list[tuple[str, str]]:
+        return [(each.name, each.better) for each in training_measures(names, **more)]
+
+    quality = Column("eval_quality", "real", "Quality.", better="higher")
+    none: dict[str, object] = {"declared": (), "monitors": {}}
+    assert measures("loss_final", "steps", **none) == [("loss_final", "lower")]
+    assert measures("steps", **none) == []
+    found = ("loss_final", "eval_loss", "eval_accuracy", "eval_size", "eval_quality")
+    assert measures(*found, **none) == [("eval_accuracy", "higher"), ("eval_loss", "lower")]
+    declared = measures(*found, declared=(quality,), monitors={})
+    assert declared[0] == ("eval_quality", "higher")
+    settings = {"fit": {"training": {"monitor": {"metric": "size", "mode": "max"}}}}
+    monitors = monitors_of(settings)
+    assert measures(*found, declared=(quality,), monitors=monitors)[0] == ("eval_size", "higher")
 
 
 def test_means_and_intervals_are_those_over_seeds(tables):
