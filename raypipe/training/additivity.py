@@ -8,7 +8,7 @@ from __future__ import annotations
 from bdb import BdbQuit
 from contextlib import nullcontext
 from math import isclose, nan
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from raypipe.training import evaluation, parallel, precision
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import ModelCall
-from raypipe.training.task import StepContext
+from raypipe.training.task import StepContext, TrainTask
 
 #: relative difference of equal values: half precision rounds differently in a larger batch
 _TOLERANCE = 0.01
@@ -51,6 +51,7 @@ def refuse_means(
         ValueError: a total or a metric is a mean.
 
     """
+    task = cast("TrainTask", job.task)
     rows = [0, 1] if samples >= 4 else [0]  # twice as many are a micro-batch at most
 
     def taken(leaf: Any, rows: list[int]) -> Any:
@@ -63,7 +64,7 @@ def refuse_means(
     def sums(rows: list[int]) -> dict[str, float]:
         found: dict[str, Tensor] = {}
         part = over_leaves(batch, lambda leaf: taken(leaf, rows))
-        evaluation.add(found, call(job.task.loss, part, context), worker.device)
+        evaluation.add(found, call(task.loss, part, context), worker.device)
         return {name: value.item() for name, value in found.items()}
 
     def random_states() -> list[Tensor]:
@@ -96,7 +97,7 @@ def refuse_means(
         if value and equal(again, name) and equal(twice, name):
             part = "total" if name == "loss" else f"metrics[{name!r}]"
             raise ValueError(
-                f"{type(job.task).__name__}.loss: Loss.{part} is a mean, but must be a sum, as "
+                f"{type(task).__name__}.loss: Loss.{part} is a mean, but must be a sum, as "
                 f"Loss.weight is: {len(rows)} sample(s) give {value:.4g} with weight "
                 f"{once['weight']:g}, the same twice give {twice[name]:.4g} with weight "
                 f'{twice["weight"]:g}; take reduction="sum", or multiply the mean by the weight'
