@@ -399,10 +399,11 @@ def test_a_report_that_cannot_be_written_is_one_message(work, capsys, monkeypatc
 
 def test_the_command_on_a_report_can_be_pasted(work):
     assert raypipe("run", "toy.yaml", "--run-dir", "my out") == 0
-    assert raypipe("report", "my out") == 0
-    text = (work / "my out/report/index.html").read_text()
-    page = html.unescape(re.sub(r"</?span[^>]*>", "", text))
-    assert f"raypipe run '{work}/my out/config.yaml' --run-dir '{work}/my out'" in page
+    for _ in range(2):
+        text = (work / "my out/report/index.html").read_text()
+        page = html.unescape(re.sub(r"</?span[^>]*>", "", text))
+        assert f"raypipe run toy.yaml --run-dir '{work}/my out'" in page
+        assert raypipe("report", "my out") == 0
 
 
 def test_the_command_on_a_report_in_an_object_store(work, remote, monkeypatch):

@@ -165,6 +165,8 @@ def test_phases_that_depend_on_the_length_are_noticed(command: Run, tmp_path: Pa
     command("run", "halves=true", "--only", "train")
     ended = command("run", "halves=true", "--only", "train", expected=1, steps=12)
     assert "its schedule is not the beginning of the longer one" in ended.output
+    shown = command("run", "halves=true", "--only", "train").output  # the failure is not asked for
+    assert "step" not in shown
     assert "nothing to do" in command("run", "halves=true", "--only", "train").output
 
 
