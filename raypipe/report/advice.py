@@ -247,8 +247,9 @@ def _code(text: str) -> Iterator[Part]:
 
 
 def _elsewhere(command: str, *overrides: str) -> str:
-    """Return the command in a new run directory, with further overrides."""
-    words = _words(command)
+    """Return the command in a new run directory, with further overrides or other values of them."""
+    keys = tuple(f"{override.partition('=')[0]}=" for override in overrides)
+    words = [word for word in _words(command) if not word.startswith(keys)]
     if "--run-dir" in words:
         place = words.index("--run-dir")
         words = [*words[:place], *words[place + 2 :]]

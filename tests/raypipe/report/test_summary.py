@@ -241,6 +241,8 @@ def test_a_model_that_loses_to_its_baseline_trains_longer_before_it_is_repeated(
         "train: after 100 steps the model does not beat the baseline. Train longer:",
         "raypipe run x.yaml data.n=2 train.training.steps=400",
     ]
+    given = replace(about, command=f"{COMMAND} train.training.steps=100")
+    assert _advice(given) == _advice(about)
 
 
 def test_a_held_out_metric_has_the_baseline_that_it_declares() -> None:
