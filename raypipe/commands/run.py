@@ -48,7 +48,7 @@ from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.tables import single_tables
+from raypipe.storage.tables import measures, single_tables
 from raypipe.tracking import open_trackers
 
 #: an entry of the ledger: whether tables and report show everything that is stored
@@ -239,7 +239,8 @@ def _is_shown(
 ) -> bool:
     """Whether the tables and the report exist, written after the last unit was stored.
 
-    A stage that failed in units that are not asked for any more is not shown as it is.
+    A stage that failed in units that are not asked for any more is not shown as it is, nor is a
+    table that now declares otherwise which values are better.
     """
     rows = (ledger.get("stages", stage.key) for stage in stages)
     if any(row is not None and row["status"] != "succeeded" for row in rows):
@@ -247,7 +248,10 @@ def _is_shown(
     single = single_tables(ledger, declared(configuration.experiment))
     tables = [run_dir.partition(table.name, "data") for table in single]
     files = [run_dir.config, *tables, f"{run_dir.report}/index.html"]
-    return ledger.get("runs", _SHOWN) == {"all": True} and all(map(run_dir.exists, files))
+    if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
+        return False
+    better = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
+    return all(measures(run_dir, name) == declared for name, declared in better.items())
 
 
 def _run_id(ledger: Ledger, configuration: Configuration) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
-from raypipe.config.matrix import is_seed
+from raypipe.config.matrix import SEED, is_seed
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
@@ -85,7 +85,6 @@ def results(run: RunDirectory, found: Summary) -> Iterator[str]:
     key = found.details.key_result if found.details is not None else None
     if key is None or key.table not in run.list(run.path("results")):
         return
-    yield f"{key.table}.{key.text}"
     rows = tables.read_arrow(run, key.table)
     measures = {key.column: key.better, **tables.better(rows.schema)}
     points = _without_seeds(run)
@@ -104,16 +103,17 @@ def _measure(rows: pa.Table, name: str, better: str, points: Mapping[str, str]) 
     known = [row for row in known if row[name] == row[name]]  # not NaN
     known = [{**row, "variant": points.get(row.get("variant"), row.get("variant"))}
              for row in known]  # fmt: skip
+    averaged = SEED in rows.column_names and bool(tables.axes(rows.schema))
     values: dict[Any, list[float]] = {}
     for place, (row, label) in enumerate(zip(known, _labels(rows, known, points), strict=True)):
-        repeated = row["variant"] in points.values()
+        repeated = averaged or row["variant"] in points.values()
         values.setdefault((label, None if repeated else place), []).append(float(row[name]))
     means = [(sum(of) / len(of), label, len(of)) for (label, _), of in values.items()]
     means.sort(key=lambda each: each[0], reverse=better == "higher")
     parts = []
     for mean, label, count in means[:_MOST_ROWS]:
-        about = (label, f"(mean of {count})" if count > 1 else "")
-        parts.append(" ".join(filter(None, (f"{mean:.4g}", *about))))
+        about = ", ".join(filter(None, (label, f"mean of {count}" if count > 1 else "")))
+        parts.append(f"{mean:.4g} ({about})" if about else f"{mean:.4g}")
     more = f", and {len(means) - _MOST_ROWS} more" if len(means) > _MOST_ROWS else ""
     return ", ".join(parts) + more
 
@@ -121,16 +121,24 @@ def _measure(rows: pa.Table, name: str, better: str, points: Mapping[str, str]) 
 def _labels(
     table: pa.Table, rows: Sequence[Mapping[str, Any]], points: Mapping[str, str]
 ) -> list[str]:
-    """Return what tells each row from the others: its texts that are not the same in all rows."""
+    """Return what tells each row from the others: its axes or texts that differ among the rows."""
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    own = tables.axes(table.schema)
+    if own:  # without the text that names a call
+        texts = [name for name in texts if name in ("variant", *own)]
     names = [
-        field.name
-        for field in table.schema
-        if pa.types.is_string(field.type)
-        and field.name not in ("run_id", "command_id", "worker", *(["trial_id"] if points else []))
-        and len({row[field.name] for row in rows}) > 1
+        name
+        for name in dict.fromkeys([*own, *texts])
+        if name not in ("run_id", "command_id", "worker", *(["trial_id"] if points else []))
+        and len({row[name] for row in rows}) > 1
     ]
     return [
-        " ".join(cell(row[name]) for name in names if row[name] not in (None, BASE)) for row in rows
+        ", ".join(
+            cell(row[name]) if name in texts else f"{name}={cell(row[name])}"
+            for name in names
+            if row[name] not in (None, BASE)
+        )
+        for row in rows
     ]
 
 

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from raypipe.pipeline.notebook import WIDTH, NotebookView, in_notebook
 from raypipe.pipeline.remaining import Forecast, Progress, Remaining, left
-from raypipe.redaction import without_credentials
+from raypipe.redaction import printable, without_credentials
 
 #: seconds between plain lines of a stage, and of the run
 _PLAIN_PERIOD_S, _RUN_PERIOD_S = 10.0, 30.0
@@ -132,8 +132,8 @@ class Display:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the live display, with credentials redacted."""
-        text = without_credentials(text)
+        """Print a line above the live display, without credentials and control sequences."""
+        text = printable(without_credentials(text), keep="\n\t")
         with self._lock:
             number = self._said[-1][0] + 1 if self._said else 1
             self._said.append((number, text[:_LONGEST]))

@@ -24,7 +24,7 @@ from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
 #: metadata of a Parquet column, so that a run directory can be read without its experiment
-_BETTER = b"better"
+_BETTER, _AXIS = b"better", b"axis"
 _TYPES = {
     "text": pa.string(),
     "integer": pa.int64(),
@@ -234,7 +234,7 @@ def read_table(run_dir: RunDirectory, table: str) -> pd.DataFrame:
 def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
     """Return a whole table with the types of its columns; empty if it was not written yet.
 
-    The metadata of a column has ``better``, where the table declares it.
+    The metadata of a column has ``better`` and ``axis``, where the table declares them.
 
     Raises:
         ConfigError: a file is damaged.
@@ -270,6 +270,11 @@ def better(schema: pa.Schema) -> dict[str, str]:
     return {name: value.decode() for name, value in found if value in (b"lower", b"higher")}
 
 
+def axes(schema: pa.Schema) -> list[str]:
+    """Return the columns whose values are compared, as the table declares them."""
+    return [field.name for field in schema if _AXIS in (field.metadata or {})]
+
+
 def read_tables(run_dir: RunDirectory) -> dict[str, pd.DataFrame]:
     """Return every table of a run directory, by name."""
     return {name: read_table(run_dir, name) for name in run_dir.list(run_dir.path("results"))}
@@ -300,7 +305,6 @@ def _reading(path: str) -> Iterator[None]:
 
 def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:
     arrays = {}
-    measures = {column.name: column.better for column in table.all_columns if column.better}
     for column in table.all_columns:
         if column is RUN_ID:
             arrays[column.name] = pa.array([run_id] * len(rows), pa.string())
@@ -318,10 +322,11 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
         added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
         names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    fields = [
-        pa.field(name, array.type, metadata={_BETTER: measures[name]} if name in measures else None)
-        for name, array in arrays.items()
-    ]
+    known: dict[str, dict[bytes, str]] = {name: {_AXIS: ""} for name in table.axes}
+    for column in table.columns:
+        if column.better:
+            known.setdefault(column.name, {})[_BETTER] = column.better
+    fields = [pa.field(name, each.type, metadata=known.get(name)) for name, each in arrays.items()]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
 

@@ -223,7 +223,7 @@ def test_runs_are_listed_shown_and_compared(work, capsys):
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 13
     assert "failed, 2 of 2 stages, squares: RuntimeError: seven is one too many" in shown
-    assert "evaluations.value (lower is better): 8 squares/2, 343 squares/7" in shown
+    assert "evaluations.value (lower is better): 8 (squares/2), 343 (squares/7)" in shown
     assert "squares: error (gave up): RuntimeError: seven is one too many" in shown
     assert f"--run-dir {work}/{second}\n" in shown.partition("continue ")[2]
     assert f"{work}/{second}/report/index.html" in shown

@@ -151,10 +151,19 @@ def test_a_value_that_stored_calls_did_not_return_is_refused(folder, name):
     stored = raypipe(*words, "r")
     assert stored.status == 2
     assert f"calls/x=1: {problem} (returned: loss, noisy, name); did you mean" in stored.output
-    assert (
-        raypipe("map", f"{name}:score", "x=[1,2]", "--maximize", "loss", "--run-dir", "r").status
-        == 0
-    )
+
+
+def test_a_direction_that_is_given_later_is_shown(name):
+    """Although all calls are stored; repetitions are averaged over."""
+    words = ("map", f"{name}:score", "x=[1,2]", "seed=[0,1,2]", "--run-dir", "r")
+    assert raypipe(*words).status == 0
+    assert "result" not in raypipe("show", "r").output
+    for direction, best in (("--minimize", "1 (x=2"), ("--maximize", "4 (x=1")):
+        assert raypipe(*words, direction, "loss").status == 0
+        shown = raypipe("show", "r").output
+        assert f"is better): {best}, mean of 3)" in shown, shown
+    assert "nothing to do" in raypipe(*words, "--maximize", "loss").output
+    assert len(calls()) == 6
 
 
 def test_calls_are_listed_in_the_order_of_their_arguments(folder, name):

@@ -125,6 +125,12 @@ def test_a_debugger_has_the_terminal_to_itself(capsys, monkeypatch):
     assert capsys.readouterr().out == "a line\n"
 
 
+def test_a_message_does_not_act_on_the_terminal(capsys):
+    with Display(live=False) as display:
+        display.say("calls/x=1: \x1b[31mred\x1b[0m\x07\nsecond line")
+    assert capsys.readouterr().out == "calls/x=1: red \nsecond line\n"
+
+
 @pytest.mark.parametrize(
     ("remaining", "text"),
     [
