@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raypipe.errors import ConfigError
+from raypipe.functions.experiment import FunctionSettings
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.source import Source
@@ -60,12 +61,20 @@ def check_code(
     if refused:
         raise ConfigError(
             f"{configuration.origin}: {message}; use another --run-dir to compute everything "
-            "with this code, or give version=1 to keep what is stored and compute the rest"
+            "with this code, or add version=1 to keep what is stored and compute the rest"
         )
-    return code, (
-        f"WARNING: {message}; stored results are kept (if they would differ, raise `version` in "
-        "the experiment and use another --run-dir; --strict-code refuses)"
-    )
+    way = "raise `version` in the experiment and use another --run-dir; --strict-code refuses"
+    for stage in stages:
+        if isinstance(stage.settings, FunctionSettings) and stage.settings.version is not None:
+            way = "use another --run-dir"
+    return code, f"WARNING: {message}; stored results are kept (if they would differ, {way})"
+
+
+def after_edit(stages: Sequence[Stage]) -> str:
+    """Return what to add to the command once the code is edited, where it would be refused."""
+    if not any(stage.strict_code for stage in stages):
+        return ""
+    return "\nonce the code is edited, add version=1 to keep the results that are stored"
 
 
 def _stored_code(stage: Stage, ledger: Ledger) -> set[str]:

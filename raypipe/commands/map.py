@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,6 +40,12 @@ def map_function(
                 f"command line: {text!r}: must have the form NAME=VALUE, such as C=0.1, "
                 "'C=[0.1,1,10]' or seed=0..4"
             )
+    for key, times in Counter(text.partition("=")[0] for text in texts).items():
+        if times > 1 and "." not in key:
+            raise ConfigError(
+                f"command line: {key} is given {times} times; write several values of an "
+                f"argument in brackets: '{key}=[...]'"
+            )
     given = {key: value for key, value in settings.items() if value is not None and value != []}
     options = [word for key, value in given.items() for word in _option(key, value)]
     document = Document(ORIGIN, "", name, given, {})
@@ -64,6 +72,10 @@ def text_hint(text: str) -> str:
     """
     name, _, value = text.partition("=")
     words = [word.strip() for word in value.strip("[]").split(",")]
+    if re.fullmatch(r"range\(.*\)", value.strip()):
+        return f"{name}: {value} is a text here; write {name}=0..4 for the integers from 0 to 4"
+    if not value.strip():
+        return f"{name}: no value is Python's None; write \"{name}=''\" for an empty text"
     if any(word in ("none", "None") for word in words):
         return f"{name}: none is a text here; write null for Python's None"
     if len(words) > 1 and not value.startswith("[") and all(map(_is_number, words)):

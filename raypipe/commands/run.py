@@ -14,7 +14,7 @@ import yaml
 
 from raypipe import faults, tracking
 from raypipe.commands import cluster
-from raypipe.commands.code import check_code
+from raypipe.commands.code import after_edit, check_code
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.declarations import declared, of_report
 from raypipe.commands.recommendation import print_recommendation
@@ -42,7 +42,12 @@ from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.status_writer import StatusWriter, first_status, key_result
+from raypipe.pipeline.status_writer import (
+    StatusWriter,
+    first_status,
+    key_result,
+    no_number,
+)
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger
@@ -185,6 +190,9 @@ def execute(request: Request) -> Ended:
             settings = configuration.settings.model_dump()
             own = configuration.experiment.tables
             status.key_result = key_result(ledger, own, session.tables, settings)
+            result = status.key_result.text if status.key_result else no_number(ledger, own)
+            if result:
+                display.say(f"result: {result}")
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
@@ -197,7 +205,8 @@ def execute(request: Request) -> Ended:
             failed = str(error)
         if failed:
             logs = shlex.join(["raypipe", "logs", run_dir.shown])
-            display.say(f"logs: {logs}\nfailed: {failed}\ncontinue with: {again}")
+            follow = f"{again}{after_edit(stages)}"
+            display.say(f"logs: {logs}\nfailed: {failed}\ncontinue with: {follow}")
         else:
             print_recommendation(request, configuration, ledger)
             display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")

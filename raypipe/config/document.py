@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,10 @@ def parse(text: str, origin: str) -> Document:
             "mymodule:score"
         )
     if function is None and (not isinstance(module, str) or not module):
+        if "experiment" not in content:
+            for name in map(str, content):
+                for near in get_close_matches(name, ("experiment", "function"), 1, 0.65):
+                    raise ConfigError(f"{origin}: {name}: unknown key; did you mean {near}?")
         raise ConfigError(
             f"{origin}: experiment = {shown(module)}: must name an importable module, "
             "such as experiments.pabbo_lda; for a plain function give "

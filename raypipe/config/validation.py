@@ -64,7 +64,10 @@ def _explain(
         return f"{origin}: {key} = {given}", what
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
     value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
-    return f"{origin}: {key or 'configuration'}{value}", f"{message[0].lower()}{message[1:]}"
+    if detail["type"] != "value_error":  # pydantic's own sentence
+        message = f"{message[0].lower()}{message[1:]}"
+        message = message.replace("valid tuple", "list").replace("valid dictionary", "mapping")
+    return f"{origin}: {key or 'configuration'}{value}", message
 
 
 def _location(parts: Sequence[int | str], model: type[BaseModel]) -> list[str]:

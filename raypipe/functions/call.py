@@ -17,7 +17,7 @@ _MOST = 2**63
 
 @dataclass(frozen=True)
 class Expected:
-    """Constraints on a row: names that are reserved, and names that must have a number."""
+    """Constraints on a row: names that are reserved, and names whose value must be a number."""
 
     reserved: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
@@ -51,8 +51,8 @@ def row_of(
     Python's, paths and dates text.
 
     Raises:
-        ValueError: it is not a row, a name is also that of an argument or of another column, or a
-            number that is expected is missing.
+        ValueError: it is not a row, a name is also that of an argument or of another column, or
+            a value must be a number and is not.
 
     """
     if is_dataclass(returned) and not isinstance(returned, type):
@@ -84,8 +84,9 @@ def row_of(
             raise ValueError(
                 f"the function returned {name!r}, which is also an argument; rename it"
             )
-    check_numbers(row, expected.numbers)
-    row |= {name: float(row[name]) for name in expected.numbers}
+    named = [name for name in expected.numbers if name in row]
+    check_numbers(row, named)
+    row |= {name: float(row[name]) for name in named}
     return {name: value for name, value in row.items() if name not in arguments}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,11 @@ class FunctionSettings(Settings):
         "directory is not continued once the function's source code changed.",
     )
 
+    @field_validator("maximize", "minimize", mode="before")
+    @classmethod
+    def _one_name(cls, names: Any) -> Any:
+        return [names] if isinstance(names, str) else names
+
     @field_validator("arguments")
     @classmethod
     def _axes(cls, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -125,15 +130,19 @@ def check_stored(stages: Sequence[Stage], ledger: Ledger, where: str) -> None:
         if not isinstance(settings, FunctionSettings):
             continue
         numbers = (*settings.maximize, *settings.minimize)
-        given = {*_reserved(), *settings.arguments}
         for unit in stage.units if numbers else ():
             row = seen.get(CALLS, unit.key)
             if row is not None:
-                returned = {name: value for name, value in row.items() if name not in given}
                 try:
-                    check_numbers(returned, numbers)
+                    _check_numbers(row, settings.arguments, numbers)
                 except ValueError as error:
                     raise ConfigError(f"{where}: {unit.key}: {error}") from None
+
+
+def _check_numbers(row: Row, arguments: Iterable[str], names: Iterable[str]) -> None:
+    """Check a stored call as :func:`check_numbers` does. Raises ValueError."""
+    given = {*_reserved(), *arguments}
+    check_numbers({name: value for name, value in row.items() if name not in given}, names)
 
 
 def _table(settings: FunctionSettings) -> Table:
@@ -223,7 +232,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         )
     with context.pool(options) as pool:
         shared = pool.share(function)
-        expected = Expected(_reserved(), (*settings.maximize, *settings.minimize))
+        numbers = (*settings.maximize, *settings.minimize)
+        expected = Expected(_reserved(), numbers)
 
         def every_call() -> Iterator[tuple[str, Any, str, Any, Any, Any]]:
             for key, unit in todo.items():
@@ -235,6 +245,11 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             done += len(ended)
             rows = {result.key: _row(todo[result.key], result) for result in ended}
             context.finish_all([todo[key] for key in rows], {CALLS: rows})
+            for key, row in rows.items():
+                try:
+                    _check_numbers(row, settings.arguments, numbers)
+                except ValueError as error:  # of all calls, probably: the finished ones are stored
+                    raise UnitError(key, "invalid_value", str(error)) from None
             context.advance(done, f"{len(failures)} failed" if failures else "")
     if failures:
         first = failures[0]

@@ -44,7 +44,9 @@ _POLL_S = 0.5
 _MEASURE_S = 2.0
 # seconds to look for the output of a dead worker on other nodes
 _SEARCH_S = 10.0
-_CRASHED = "the worker process died: a signal ended it, or code outside of Python crashed"
+_CRASHED = (
+    "the worker process died without an exception: a signal, os._exit or a crash outside of Python"
+)
 # seconds between looks at what other stages leave, which are slow compared with a submission
 _LOOK_S = 0.05
 

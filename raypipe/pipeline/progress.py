@@ -194,9 +194,10 @@ class Display:
         now = time.monotonic()
         with self._lock:
             self._lines[stage] = _Line(Progress(now, total, done, done), printed=now)
-        if not self._is_live:
-            stored = f", {done} already stored" if done else ""
-            self.say(f"{stage}: started ({total} to do{stored})")
+        if done:
+            self.say(f"{stage}: started ({total - done} of {total} to do, the others are stored)")
+        elif not self._is_live:
+            self.say(f"{stage}: started ({total} to do)")
 
     def advance(self, stage: str, done: int, note: str = "") -> None:
         """Show the number of finished units of a stage."""

@@ -184,6 +184,17 @@ def key_result(
     return None
 
 
+def no_number(ledger: Ledger, own: Iterable[Table]) -> str:
+    """Return which measures of an experiment's tables are not finite in any row; may be empty."""
+    return "; ".join(
+        f"{table.name}.{column.name} is not finite in any of {len(rows)} rows"
+        for table in own
+        if (rows := ledger.rows(table.name))
+        for column in table.columns
+        if column.better and not any(_is_number(row.get(column.name)) for row in rows)
+    )
+
+
 def _headlines(table: Table, rows: Mapping[str, Sequence[Row]]) -> list[Headline]:
     """Return the best points of a table, none if it declares no measure or has no rows."""
     if not rows[table.name] or not any(column.better for column in table.columns):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.errors import UnitError
-from raypipe.functions.call import Expected, call, row_of
+from raypipe.functions.call import Expected, call, check_numbers, row_of
 
 single = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=5)
@@ -90,7 +90,7 @@ def test_what_is_not_a_row_is_an_invalid_value(returned, problem):
 )
 def test_a_number_that_is_to_be_optimized_must_be_returned(returned, problem):
     with pytest.raises(ValueError, match=problem):
-        row_of(returned, {}, Expected(numbers=("loss",)))
+        check_numbers(row_of(returned, {}, Expected(numbers=("loss",))), ("loss",))
 
 
 def test_an_exit_of_the_function_is_an_error_of_the_call():

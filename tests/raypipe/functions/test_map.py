@@ -93,7 +93,7 @@ def test_further_values_are_added_and_stored_calls_are_not_repeated(folder, name
     assert ended.status == 0, ended.output
     assert len(calls()) == 5  # a call with `scale` is another call than one with its default
     ended = raypipe("map", f"{name}:score", "x=[1,2,5]", "--run-dir", "r")
-    assert "(3 to do, 2 already stored)" in ended.output.replace("(1 to do", "(3 to do")
+    assert "(1 of 3 to do, the others are stored)" in ended.output
     after = calls().set_index("call")
     pd.testing.assert_frame_equal(after.loc[before.index, before.columns], before)
 
@@ -109,10 +109,11 @@ def test_a_failed_call_loses_no_other_and_runs_again_once_it_is_corrected(folder
 
     (folder / f"{name}.py").write_text(MODULE.replace("x == 13", "False"))
     del sys.modules[name]
+    assert "once the code is edited, add version=1" in ended.output
     refused = raypipe("map", f"{name}:score", "x=[1,13,2]", "--run-dir", "r")
     assert refused.status == 2
     assert f"the code changed since results were stored: {name}" in refused.output
-    assert "give version=1 to keep what is stored" in refused.output
+    assert "add version=1 to keep what is stored" in refused.output
     stored = calls().set_index("x")
     ended = raypipe("map", f"{name}:score", "x=[1,13,2]", "version=1", "--run-dir", "r")
     assert ended.status == 0, ended.output
@@ -148,9 +149,20 @@ def test_a_value_that_stored_calls_did_not_return_is_refused(folder, name):
     assert ran.status == 1
     assert f"calls/x=1: invalid_value: {problem} (returned: loss, noisy, name)" in ran.output
     assert raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r").status == 0
+    assert len(calls("fresh")) >= 1  # what was returned is kept
+    again = raypipe(*words[:3], "--maximize", "loss", "--run-dir", "fresh")
+    assert again.status == 0
+    assert "result: loss 4 (x=1)" in again.output
     stored = raypipe(*words, "r")
     assert stored.status == 2
     assert f"calls/x=1: {problem} (returned: loss, noisy, name); did you mean" in stored.output
+
+
+def test_a_result_that_is_never_a_number_is_said(folder, name):
+    (folder / f"{name}.py").write_text("def score(x):\n    return {'loss': float('nan')}\n")
+    ended = raypipe("map", f"{name}:score", "x=[1,2]", "--minimize", "loss", "--run-dir", "r")
+    assert ended.status == 0
+    assert "result: calls.loss is not finite in any of 2 rows" in ended.output
 
 
 def test_a_direction_that_is_given_later_is_shown(name):
@@ -228,6 +240,8 @@ def test_runs_of_the_matrix_change_the_seed(name):
         (["{name}:score"], "no value for the argument x"),
         (["{name}:score", "x=1", "scal=2"], "did you mean scale?"),
         (["{name}:score", "x=[]"], "x: is an empty list"),
+        (["{name}:score", "C=[]", "x=1"], "C: is an empty list"),
+        (["{name}:score", "x=1", "x=2"], "x is given 2 times; write several values"),
         (["{name}:score", "x=3..1"], "the range 3..1 is empty"),
         (["{name}:score", "x"], "must have the form NAME=VALUE"),
         (["{name}:score", "x=1", "--cpus", "0"], "cpus = 0"),
@@ -254,6 +268,8 @@ def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, words, proble
         ("depth=[4,none]", "depth: none is a text here; write null for Python's None"),
         ("depth=None", "depth: none is a text here; write null for Python's None"),
         ("x=1,2.5", "x: 1,2.5 is one text; write 'x=[1,2.5]' for several values"),
+        ("x=range(5)", "x: range(5) is a text here; write x=0..4 for the integers from 0 to 4"),
+        ("x=", "x: no value is Python's None; write \"x=''\" for an empty text"),
         ("x=[1,2]", ""),
         ("x=0..3", ""),
         ("x=null", ""),
@@ -289,6 +305,10 @@ def test_python_code_is_not_a_configuration(name):
 def test_a_file_names_an_experiment_or_a_function(folder, name):
     (folder / "both.yaml").write_text(f"function: {name}:score\nexperiment: x\n")
     (folder / "none.yaml").write_text("arguments: {x: 1}\n")
+    (folder / "typo.yaml").write_text(f"funtion: {name}:score\narguments: {{x: 1}}\n")
+    assert "funtion: unknown key; did you mean function?" in raypipe("run", "typo.yaml").output
+    (folder / "list.yaml").write_text(f"function: {name}:score\narguments: [1, 2]\n")
+    assert "arguments = [1, 2]: " in raypipe("run", "list.yaml").output
     assert "give one of the two" in raypipe("run", "both.yaml").output
     assert "`function: MODULE:FUNCTION`" in raypipe("run", "none.yaml").output
 
@@ -298,12 +318,13 @@ def test_local_calls_continue_those_on_a_cluster(name):
     ended = raypipe("map", f"{name}:score", "x=[1,2,3]", "--run-dir", "r", "--local")
     assert ended.status == 0, ended.output
     assert "local: one process without Ray" in ended.output
-    assert "2 already stored" in ended.output
+    assert "(1 of 3 to do, the others are stored)" in ended.output
     assert len(calls()) == 3
 
 
 def test_arguments_of_a_file_are_overridden_by_their_names(name):
-    ended = raypipe("run", "own.yaml", "x=[1]", "scale=3", "cpus=1", "--run-dir", "r")
+    directions = ("minimize=[]", "maximize=loss")
+    ended = raypipe("run", "own.yaml", "x=[1]", "scale=3", "cpus=1", *directions, "--run-dir", "r")
     assert ended.status == 0, ended.output
     assert calls()[["x", "scale", "seed", "loss"]].values.tolist() == [[1, 3, 0, 12]]
     refused = raypipe("run", "own.yaml", "scal=3")
