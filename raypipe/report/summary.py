@@ -180,7 +180,10 @@ def _worse_than_baseline(about: About) -> Iterator[str]:
 
 
 def training_tiles(about: About) -> Iterator[Tile]:
-    """Yield the best held-out value of each stage, or the training losses without evaluations."""
+    """Yield the held-out value of each stage's model, or the training losses without evaluations.
+
+    The model is that of the best step if its metric is monitored, else that of the last step.
+    """
     by_stage: dict[str, list[Evaluation]] = {}
     for evaluation in about.evaluations:
         if evaluation.better:
@@ -191,17 +194,20 @@ def training_tiles(about: About) -> Iterator[Tile]:
                 yield tile(headline)
             continue
         same = [each for each in found if each.metric == found[0].metric]
-        best = min(same, key=lambda each: float(each.costs.min()))
-        step, value = best.steps[best.best], float(best.values[best.best])
-        end = float(best.values[-1])
-        if value == end and _is_headline(about, best):
+        keeps_best = found[0].metric in about.monitors  # else the model is that of the last step
+        best = min(same, key=lambda each: each.costs.min() if keeps_best else each.costs[-1])
+        kept = best.best if keeps_best else -1
+        step, highest = best.steps[best.best], float(best.values[best.best])
+        value, end = float(best.values[kept]), float(best.values[-1])
+        if highest == end and _is_headline(about, best):
             continue
-        note = f"{stage}, best at step {step:.0f}" if value != end else f"{stage}, at the end"
-        if value != end:
-            note += f"; {number(end)} at the end"
+        note = f"{stage}, at the end"
+        if highest != end:
+            note = (f"{stage}, best at step {step:.0f}; {number(end)} at the end" if keeps_best
+                    else f"{note}; {number(highest)} at step {step:.0f}")  # fmt: skip
         tone = "warn" if best.ends_worse else ""
-        if best.baseline_values is not None and np.isfinite(best.baseline_values[best.best]):
-            rival = float(best.baseline_values[best.best])
+        if best.baseline_values is not None and np.isfinite(best.baseline_values[kept]):
+            rival = float(best.baseline_values[kept])
             note += f"; {best.baseline} {number(rival)}"
             wins = value < rival if best.better == "lower" else value > rival
             tone = tone if wins else "warn"

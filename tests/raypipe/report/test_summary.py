@@ -135,11 +135,15 @@ def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
     assert came_out(_about()) == ["No table has a number."]
 
 
-def test_a_training_shows_its_best_held_out_value_and_its_end() -> None:
-    (tile,) = training_tiles(_about(steps=_steps([5.0, 3.0, 3.57, 3.81])))
+def test_a_training_shows_the_held_out_value_of_its_model() -> None:
+    """That of the last step, unless a monitor keeps the best one."""
+    steps = _steps([5.0, 3.0, 3.57, 3.81])
+    (tile,) = training_tiles(_about(steps=steps))
     assert (tile.label, tile.value, tile.note, tile.tone) == (
-        "held-out loss (lower is better)", "3", "train, best at step 20; 3.81 at the end", "warn",
+        "held-out loss (lower is better)", "3.81", "train, at the end; 3 at step 20", "warn",
     )  # fmt: skip
+    (tile,) = training_tiles(_about("train: {training: {monitor: {metric: loss}}}\n", steps=steps))
+    assert (tile.value, tile.note) == ("3", "train, best at step 20; 3.81 at the end")
     (tile,) = training_tiles(_about(steps=_steps([0.3, 0.5, 0.8], "eval_accuracy")))
     assert (tile.value, tile.note) == ("0.8", "train, at the end")
     trials = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
