@@ -74,8 +74,8 @@ def selected(
         if name not in names:
             if name == SWEEP:
                 raise ConfigError(
-                    f"{origin}: has no sweep: give it a section `sweep` with "
-                    "stage and axes (docs/sweeps.md)"
+                    f"{origin}: has no sweep: give it a section, such as "
+                    "`sweep: {stage: train, axes: {training.micro_batch: [16, 32]}}`"
                 )
             raise ConfigError(
                 f"--only {name}: unknown stage{did_you_mean(name, names)} "

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe import hardware
 from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
-from raypipe.launch import QUIET, in_cluster
+from raypipe.launch import ENVIRONMENT, in_cluster
 from raypipe.launch.actor_pool import ActorPool
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import claim_of, living_nodes
@@ -73,7 +73,7 @@ class RayLauncher:
         if self._local and modules is not None and _is_kept(modules):
             self._admission = Admission(living_nodes().values())
             return
-        quiet = {name: os.environ[name] for name in QUIET}
+        quiet = {name: os.environ[name] for name in ENVIRONMENT}
         search = search_path.of_workers()
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         variables: dict[str, str] = {}

@@ -64,7 +64,8 @@ def train_stage(
 
     """
     trained = settings.training
-    length = f"{trained.length} {trained.length_in}"
+    joint = ", steps of" if trained.length_in == "epochs" else " of"
+    length = f"{trained.length} {trained.length_in}{joint}"
     initial = None
     if trained.init_from is not None:
         initial = find(trained.init_from, name, f"{name}.training.init_from")
@@ -82,7 +83,7 @@ def train_stage(
         [unit],
         needs,
         reads,
-        workload=f"{length} of {trained.effective_batch} samples",
+        workload=f"{length} {trained.effective_batch} samples",
         features=features or {},
         featured=featured,
         training=training,
