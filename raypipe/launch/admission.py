@@ -188,7 +188,8 @@ class Admission:
     def _admit(self) -> None:
         if self.is_winding_down:
             return
-        self._look()
+        if self._allocator.has_waiting:  # Ray's servers may be gone when the last work ends
+            self._look()
         if self._allocator.admit(time.monotonic()):
             self._changed.notify_all()
 

@@ -95,6 +95,11 @@ class Allocator:
         # of a claim that waits for tasks of pools only
         self._kept_from_pools: tuple[Claim, dict[str, int]] | None = None
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a lease waits to be granted."""
+        return bool(self._waiting)
+
     def fits(self, claim: Claim) -> bool:
         """Whether the nodes have room for the claim when nothing else runs."""
         return self._place(claim, self._free(())) is not None

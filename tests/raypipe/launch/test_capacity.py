@@ -13,6 +13,7 @@ from raypipe.launch import admission, capacity, pool, train, tune
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import TASKS
 from raypipe.launch.pool import await_room
+from raypipe.pipeline.allocator import Claim
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
@@ -111,6 +112,15 @@ def test_a_first_training_waits_too_and_an_interrupt_ends_that(there, asked, tmp
     admission.interrupt()
     with pytest.raises(KeyboardInterrupt):
         train.await_workers(job, said.append, admission)
+
+
+def test_the_end_of_the_last_work_does_not_wait_for_rays_servers(there, monkeypatch):
+    """A signal to the process group ends them, too."""
+    there[:] = [[HEAD]]
+    admitted = Admission([HEAD])
+    monkeypatch.setattr(admission, "_LOOK_S", 0.0)
+    with admitted.lease(Claim({"CPU": 1.0}), 0.0, lambda: None):
+        there.clear()  # a look raises
 
 
 def test_the_next_trial_of_a_sweep_waits_too(there, asked, tmp_path):
