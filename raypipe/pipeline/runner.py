@@ -18,6 +18,7 @@ from raypipe.pipeline.continuation import (
     begin_units,
     changes_of_budget,
     continues,
+    is_outdated,
     way_on,
 )
 from raypipe.pipeline.durations import Estimate
@@ -197,6 +198,7 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     started_at, clock = now(), time.monotonic()
     status, message = "failed", None
     units = context.unfinished()
+    extends = _extends(stage, units, session.ledger)
     waits = stage.training is not None
     session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
 
@@ -237,11 +239,18 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     finally:
         started_at, clock = context.began or (started_at, clock)
         seconds = time.monotonic() - clock
-        _record_stage(session, stage, status, started_at, seconds, context)
+        _record_stage(session, stage, status, started_at, seconds, context, extends=extends)
         context.logs.close()
         session.display.end(stage.key, status, seconds)
         writer.after_stage()
     return message
+
+
+def _extends(stage: Stage, units: Sequence[Unit], ledger: Ledger) -> bool:
+    """Whether units to compute add to the stored results of a stage, and replace none of them."""
+    stored = [(stage.seen(ledger).get("units", unit.key), unit) for unit in units]
+    replaced = any(row is not None and is_outdated(row, unit) for row, unit in stored)
+    return bool(units) and not replaced and not stage.always_rerun
 
 
 def _estimates(session: Session, stages: Sequence[Stage]) -> dict[str, Estimate | None]:
@@ -289,10 +298,15 @@ def _record_stage(
     started_at: str,
     duration_s: float,
     context: StageContext | None,
+    *,
+    extends: bool = False,
 ) -> None:
-    """Record a stage's outcome; its duration includes earlier commands that did not finish it."""
+    """Record a stage's outcome.
+
+    Its duration includes earlier commands that did not finish it, or whose results it extends.
+    """
     earlier = session.ledger.get("stages", stage.key)
-    if earlier is not None and earlier["status"] != "succeeded":
+    if earlier is not None and (extends or earlier["status"] != "succeeded"):
         duration_s += earlier["duration_s"]
         started_at = earlier["started_at"]
     row: Row = {

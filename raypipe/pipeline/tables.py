@@ -13,7 +13,7 @@ STAGES = Table(
         Column("stage", "text", "Name of the stage."),
         Column("status", "text", "succeeded, failed, out_of_memory, interrupted or skipped."),
         Column("started_at", "time", "When it started first."),
-        Column("duration_s", "real", "Time in all commands until it succeeded.", "s"),
+        Column("duration_s", "real", "Time in all commands that computed its results.", "s"),
         Column("device", "text", "Name of the GPU it worked on, or cpu."),
         Column("gpu_peak_bytes", "integer", "Peak memory allocated by torch on a GPU.", "B"),
     ),

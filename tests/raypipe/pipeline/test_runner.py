@@ -98,6 +98,22 @@ def test_a_second_run_runs_nothing_and_a_new_unit_only_itself(tmp_path):
     assert len(read_table(RunDirectory.at(tmp_path / "run"), "evaluations")) == 3
 
 
+def test_the_time_of_a_stage_is_of_all_commands_whose_results_it_has(session):
+    def seconds(*names: str, x: int = 0, derived: bool = False) -> float:
+        units = [Unit(name, {"x": x}) for name in names]
+        assert run_stages([Stage("s", finish_all, units, always_rerun=derived)], session) is None
+        found = session.ledger.get("stages", "s")["duration_s"]
+        session.ledger.put("stages", {"s": {**session.ledger.get("stages", "s"), **LONG}})
+        return found
+
+    LONG = {"duration_s": 1000.0}
+    assert seconds("a", "b") < 1000
+    assert seconds("a", "b", "c") > 1000
+    assert seconds("d") > 1000
+    assert seconds("d", x=1) < 1000
+    assert seconds("d", x=1, derived=True) < 1000
+
+
 def test_a_derived_stage_follows_what_it_summarizes(session):
     ran: list[str] = []
 
