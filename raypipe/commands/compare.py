@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from raypipe.commands.compared_measures import Measure, best_of, measures
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.show import newest
 from raypipe.commands.table_view import cell, view
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.pipeline.tables import CORE
 from raypipe.redaction import without_secrets
-from raypipe.stats import finite_or_none
 from raypipe.storage import tables
-from raypipe.storage.run_directory import BASE, RunDirectory
-from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, by_name
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
 
 #: columns of the environment that differ between any two runs
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
 #: columns of the blocks in addition to the runs
-_HEADINGS = frozenset({"key", "result", "row"})
-#: rows that are shown, and those of a table of which no number is declared to be better
-_MOST_ROWS, _MOST_UNDECLARED = 60, 100
+_HEADINGS = frozenset({"key", "result", "row", "best"})
+#: rows that are shown
+_MOST_ROWS = 60
 
 
 @dataclass(frozen=True)
@@ -38,25 +37,6 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A number of a row in each run, None where there is none.
-
-    ``better`` is lower, higher, or empty if that is not declared.
-    """
-
-    table: str
-    row: str
-    column: str
-    better: str
-    values: tuple[float | None, ...]
-
-    @property
-    def differs(self) -> bool:
-        """Whether the runs have different numbers."""
-        return len(set(self.values)) > 1
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Differences between runs, and all measures that any of them has."""
 
@@ -64,6 +44,18 @@ class Comparison:
     configuration: tuple[Difference, ...]
     environment: tuple[Difference, ...]
     results: tuple[Measure, ...]
+
+    @property
+    def best(self) -> dict[str, tuple[Measure | None, ...]]:
+        """The best setting of each run, by the name of a measure that is averaged over seeds."""
+        found: dict[str, list[Measure]] = {}
+        for each in self.results:
+            if each.counts and each.better:
+                found.setdefault(f"{each.table}.{each.column}", []).append(each)
+        return {
+            name: tuple(best_of(settings, place) for place in range(len(self.runs)))
+            for name, settings in found.items()
+        }
 
     @property
     def names(self) -> list[str]:
@@ -78,7 +70,8 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
     """Compare runs.
 
     Rows of two runs are the same row if the texts agree that tell the rows of a run apart, and the
-    whole numbers if texts are not enough. Rows that are still alike count by their mean.
+    whole numbers if texts are not enough. Rows that are still alike count by their mean. Of a table
+    with axes and a seed, such as the calls of a function, rows with the same axes are one row.
 
     Raises:
         ConfigError: a run directory cannot be read.
@@ -94,7 +87,7 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         tuple(found),
         _differences(configurations),
         _differences(environments),
-        tuple(_measures(runs)),
+        tuple(measures(runs)),
     )
 
 
@@ -123,7 +116,13 @@ def text(found: Comparison, width: int | None) -> str:
         for each in differing[:_MOST_ROWS]
     ]
     blocks.append(_block("results", rows, "result", names, width))
-    notes = []
+    rows = [
+        {"best": name, **dict(zip(names, _settings(best), strict=True))}
+        for name, best in found.best.items()
+    ]
+    if rows:
+        blocks.append(_block("best setting of each run", rows, "best", names, width))
+    notes = _averaged(found)
     if same := len(found.results) - len(differing):
         notes.append(f"{same} results are the same")
     if len(differing) > _MOST_ROWS:
@@ -141,8 +140,43 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "runs": [{"run_dir": each.run.shown, "status": each.status} for each in found.runs],
         "configuration": {each.key: list(each.values) for each in found.configuration},
         "environment": {each.key: list(each.values) for each in found.environment},
-        "results": [{**vars(each), "values": list(each.values)} for each in found.results],
+        "results": [_plain(each) for each in found.results],
+        "best": {
+            name: [None if each is None else each.row for each in best]
+            for name, best in found.best.items()
+        },
     }
+
+
+def _plain(measure: Measure) -> dict[str, Any]:
+    return {**vars(measure), "values": list(measure.values), "counts": list(measure.counts)}
+
+
+def _settings(best: Sequence[Measure | None]) -> Iterator[str]:
+    """Yield the best number of each run, with its setting; empty if a run has none."""
+    for place, each in enumerate(best):
+        if each is None:
+            yield ""
+            continue
+        about = [each.row, f"mean of {each.counts[place]}"]
+        yield f"{each.values[place]:.5g} ({', '.join(filter(None, about))})"
+
+
+def _averaged(found: Comparison) -> list[str]:
+    """Return for each table that is averaged over seeds how many there are in each run."""
+    counts: dict[str, list[tuple[int, ...]]] = {}
+    for each in found.results:
+        if each.counts:
+            counts.setdefault(each.table, []).append(each.counts)
+    notes = []
+    for table, of_rows in counts.items():
+        texts = []
+        for name, column in zip(found.names, zip(*of_rows, strict=True), strict=True):
+            known = [count for count in column if count]
+            least, most = min(known, default=0), max(known, default=0)
+            texts.append(f"{least if least == most else f'{least} to {most}'} in {name}")
+        notes.append(f"{table}: means over seeds: {', '.join(texts)}")
+    return notes
 
 
 def _block(
@@ -212,82 +246,3 @@ def _environment(found: Summary) -> dict[str, Any]:
             "experiment's code": found.details.code[:12],
         }
     return environment
-
-
-def _measures(runs: Sequence[RunDirectory]) -> list[Measure]:
-    """Return the measures of all tables: those declared, else the numbers of short tables."""
-    core = by_name(CORE)
-    names = dict.fromkeys(name for run in runs for name in run.list(run.path("results")))
-    names = {name: None for name in names if name not in core or not core[name].partitioned}
-    declared: dict[str, dict[str, str]] = {}
-    for name in names:
-        columns = core[name].columns if name in core else ()
-        declared[name] = {column.name: column.better for column in columns if column.better}
-        for run in runs:
-            declared[name] |= tables.measures(run, name)
-    if not any(better for name, better in declared.items() if name not in core):
-        declared |= {name: _numbers(runs, name) for name in names if name not in core}
-    found: list[Measure] = []
-    for name, better in declared.items():
-        if better:
-            found += _of_table(name, better, [tables.read_arrow(run, name) for run in runs])
-    return found
-
-
-def _numbers(runs: Sequence[RunDirectory], name: str) -> dict[str, str]:
-    """Return the real numbers of a short table, apart from times."""
-    parts = [tables.read_arrow(run, name) for run in runs]
-    if any(len(part) > _MOST_UNDECLARED for part in parts):
-        return {}
-    numbers = (each for part in parts for each in part.schema if pa.types.is_floating(each.type))
-    return {each.name: "" for each in numbers if not each.name.endswith("_s")}
-
-
-def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -> list[Measure]:
-    rows = [part.to_pylist() for part in parts]
-    keys = _keys(parts, rows)
-    grouped: list[dict[tuple[str, ...], list[dict[str, Any]]]] = []
-    for one in rows:
-        groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-        for row in one:
-            groups.setdefault(_key(row, keys), []).append(row)
-        grouped.append(groups)
-    measures: list[Measure] = []
-    for key in dict.fromkeys(key for groups in grouped for key in groups):
-        label = " ".join(part for part in key if part and part != BASE)
-        for column, direction in better.items():
-            values = tuple(_mean(groups.get(key, ()), column) for groups in grouped)
-            if any(value is not None for value in values):
-                measures.append(Measure(name, label, column, direction, values))
-    return measures
-
-
-def _keys(parts: Sequence[pa.Table], rows: Sequence[list[dict[str, Any]]]) -> list[str]:
-    """Return the columns that tell the rows of each run apart: texts, then whole numbers."""
-    texts: dict[str, None] = {}
-    numbers: dict[str, None] = {}
-    for part in parts:
-        for each in part.schema:
-            if pa.types.is_string(each.type) and each.name not in (RUN_ID.name, COMMAND_ID.name):
-                texts[each.name] = None
-            elif pa.types.is_integer(each.type):
-                numbers[each.name] = None
-    keys: list[str] = []
-    distinct = [min(1, len(one)) for one in rows]
-    for name in (*texts, *numbers):
-        if all(count == len(one) for count, one in zip(distinct, rows, strict=True)):
-            break
-        wider = [len({_key(row, [*keys, name]) for row in one}) for one in rows]
-        if wider != distinct:
-            keys.append(name)
-            distinct = wider
-    return keys
-
-
-def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(cell(row.get(name)) for name in names)
-
-
-def _mean(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    values = [row[column] for row in rows if isinstance(row.get(column), int | float)]
-    return finite_or_none(sum(values) / len(values)) if values else None

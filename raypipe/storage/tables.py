@@ -271,7 +271,7 @@ def better(schema: pa.Schema) -> dict[str, str]:
 
 
 def axes(schema: pa.Schema) -> list[str]:
-    """Return the columns whose values are compared, as the table declares them."""
+    """Return the columns that tell points apart, as the table declares them: groups and axes."""
     return [field.name for field in schema if _AXIS in (field.metadata or {})]
 
 
@@ -322,7 +322,9 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
         added = [name for name in arrays if name in (RUN_ID.name, VARIANT.name, COMMAND_ID.name)]
         names = dict.fromkeys(name for row in rows for name in row if name in arrays)
         arrays = {name: arrays[name] for name in dict.fromkeys([*added, *names, *arrays])}
-    known: dict[str, dict[bytes, str]] = {name: {_AXIS: ""} for name in table.axes}
+    known: dict[str, dict[bytes, str]] = {
+        name: {_AXIS: ""} for name in (*table.groups, *table.axes)
+    }
     for column in table.columns:
         if column.better:
             known.setdefault(column.name, {})[_BETTER] = column.better
