@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from numbers import Integral, Real
 
@@ -69,6 +69,35 @@ def plus_minus(mean: float, deviation: float) -> str:
         return f"{power_of_ten(mean)} ± {power_of_ten(deviation)}"
     decimals = max(0, 1 - math.floor(math.log10(deviation)))
     return f"{_grouped(f'{mean:.{decimals}f}')} ± {_grouped(f'{deviation:.{decimals}f}')}"
+
+
+def aligned(values: Sequence[float], deviations: Sequence[float] = ()) -> list[str]:
+    """Return numbers of a column, with their deviations, to the same decimal place.
+
+    It is the second digit of the smallest deviation, or the fourth one of the largest number if
+    that is coarser. Numbers whose sizes have no place in common keep their own digits.
+    """
+    halves = list(deviations) or [math.nan] * len(values)
+    alone = [plus_minus(value, half) for value, half in zip(values, halves, strict=True)]
+    sizes = [abs(value) for value in values if math.isfinite(value)]
+    least = [half for half in halves if math.isfinite(half) and half > 0]
+    largest, smallest = max(sizes, default=0.0), min(filter(None, sizes), default=0.0)
+    if not 1e-3 <= largest < min(1e4 * smallest, 1e7):
+        return alone
+    decimals = max(0, 3 - math.floor(math.log10(largest)))
+    if least:
+        decimals = min(decimals, max(0, 1 - math.floor(math.log10(min(least)))))
+    else:
+        decimals = min(decimals, max(len(text.partition(".")[2]) for text in alone))
+
+    def fixed(value: float) -> str:
+        text = _grouped(f"{value:.{decimals}f}") if math.isfinite(value) else ""
+        return text if value == 0 or text.strip("-0.") else number(value)
+
+    return [
+        fixed(value) + ("" if math.isnan(half) else f" ± {fixed(half)}")
+        for value, half in zip(values, halves, strict=True)
+    ]
 
 
 def _grouped(text: str) -> str:

@@ -35,7 +35,7 @@ from raypipe.report.sections import (
 )
 
 #: rows, and width in letters, of a table next to a figure
-_MOST_ROWS, _MOST_LETTERS = 14, 75
+_MOST_ROWS, _MOST_LETTERS = 16, 75
 _OPTION = re.compile(r"(?<!\S)(--[a-z][a-z-]*)")
 _COLORS = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", GRID: "--grid"}
 

@@ -62,6 +62,7 @@ class TableView:
 
     A cell is a :class:`Pill`, :class:`Bar` or :class:`Code`, or any value, which is formatted by
     its column's name. ``emphasized`` says which rows are bold, ``meanings`` explains columns.
+    ``caption`` stands above the rows.
     """
 
     rows: pd.DataFrame
@@ -69,6 +70,7 @@ class TableView:
     label: str
     emphasized: Sequence[bool] = ()
     meanings: Mapping[str, str] = field(default_factory=dict)
+    caption: str = ""
 
     @property
     def visible_columns(self) -> list[str]:

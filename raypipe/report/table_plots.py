@@ -88,11 +88,13 @@ def _heat_map(
     ]
     over = ["repetitions"] if shape.seeds else []
     caption = f"Mean over {' and '.join([*over, *map(last, others)])}. " if over or others else ""
-    figure = heat_figure(grid, list(map(value_label, down)), list(map(value_label, across)))
+    named = list(map(value_label, down)), list(map(value_label, across))
+    figure = heat_figure(grid, *named, column.better)
     figure.axes[0].set(xlabel=last(second), ylabel=last(first))
     title = f"{heading(column.name)} by {last(first)} and {last(second)}"
     name = f"{table.name}-{column.name}-heat"
-    return Plot(name, title, f"{caption}{grid_range(column.name, grid)}{_better(column)}", figure)
+    caption += grid_range(column.name, grid, column.better)
+    return Plot(name, title, f"{caption}{_better(column)}", figure)
 
 
 def _curve(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) -> Plot:

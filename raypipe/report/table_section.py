@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
 
-from raypipe.report.formatting import heading, number
+from raypipe.report.formatting import aligned, cell, heading, number
 from raypipe.report.headlines import headlines, range_tiles, tile, with_interval
 from raypipe.report.plots import Plot
 from raypipe.report.sections import (
@@ -39,7 +40,8 @@ _FOLDED_FROM = 13  # rows
 _MOST_TILES = 8
 _MOST_PLOTS = 4
 _MOST_TEXTS = 3
-_MOST_RANKED = 10
+_MOST_RANKED = 16
+_MOST_FURTHER = 3
 _MOST_CHARACTERS = 4000
 
 
@@ -118,18 +120,37 @@ def _plots(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Part]:
 
 
 def _ranking(column: Column, rows: pd.DataFrame, shape: Shape) -> TableView:
-    """Return the best points by a number, to stand next to its figure."""
+    """Return the best points by a number with their further numbers, to stand next to its figure.
+
+    The further numbers are means, too.
+    """
     by = [*shape.groups, *shape.axes]
     found = means(rows, by, column.name, shape.seeds)
     order = found.mean.sort_values(ascending=column.better == "lower", kind="stable").index
     chosen = list(order[:_MOST_RANKED])
     name = heading(column.name)
-    shown = {axis.rpartition(".")[2]: found.points.loc[chosen, axis].map(value_label)
+    shown = {axis.rpartition(".")[2]: list(found.points.loc[chosen, axis].map(value_label))
              for axis in by}  # fmt: skip
-    shown[name] = pd.Series(
-        [with_interval(column.name, found.mean[at], found.half[at]) for at in chosen], chosen
-    )
-    return TableView(pd.DataFrame(shown), list(shown), f"Best points by {name}")
+    shown[name] = _aligned(column.name, found.mean[chosen], found.half[chosen])
+    if found.runs.nunique() > 1:
+        shown["repetitions"] = list(found.runs[chosen])
+    for other in [each for each in shape.numbers if each.name != column.name][:_MOST_FURTHER]:
+        further = means(rows, by, other.name, shape.seeds)
+        points = further.points.assign(**{"": further.mean})
+        values = found.points.loc[chosen].merge(points, "left", by)[""]
+        shown[heading(other.name)] = _aligned(other.name, values)
+    count = f"The best {len(chosen)} of {len(order)} points." if len(order) > len(chosen) else ""
+    return TableView(pd.DataFrame(shown), list(shown), f"Best points by {name}", caption=count)
+
+
+def _aligned(
+    column: str, mean: pd.Series[float], half: pd.Series[float] | None = None
+) -> list[str]:
+    """Return the cells of means, with their intervals if given, to the same decimal place."""
+    halves = [math.nan] * len(mean) if half is None else half.tolist()
+    if cell(column, 1.0) == number(1.0):
+        return aligned(mean.tolist(), halves)
+    return [with_interval(column, *pair) for pair in zip(mean, halves, strict=True)]
 
 
 def _varying(numbers: Sequence[Column], rows: pd.DataFrame) -> list[Column]:

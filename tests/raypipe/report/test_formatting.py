@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raypipe.report.formatting import (
+    aligned,
     cell,
     duration,
     heading,
@@ -94,6 +95,26 @@ def test_quantity_uses_the_si_prefix() -> None:
 )
 def test_plus_minus(mean: float, std: float, text: str) -> None:
     assert plus_minus(mean, std) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "halves", "texts"),
+    [
+        ([0.987, 0.4711, 0.09], [], ["0.9870", "0.4711", "0.0900"]),
+        ([0.987, 0.92], [0.0063, 0.0112], ["0.9870 ± 0.0063", "0.9200 ± 0.0112"]),
+        ([9.3, 8.0], [0.25, math.nan], ["9.30 ± 0.25", "8.00"]),
+        ([12.0, 3.0], [], ["12", "3"]),
+        ([0.5, math.nan, 0.25], [], ["0.50", "–", "0.25"]),  # noqa: RUF001
+        ([0.5, 0.4], [1e-9, 0.01], ["0.5000 ± 10⁻⁹", "0.4000 ± 0.0100"]),
+        ([2e-5, 3000.0], [], ["2·10⁻⁵", "3000"]),
+        ([1e-9, 3.0], [], ["10⁻⁹", "3"]),
+        ([], [], []),
+    ],
+)
+def test_numbers_of_a_column_have_the_same_decimals(
+    values: list[float], halves: list[float], texts: list[str]
+) -> None:
+    assert aligned(values, halves) == texts
 
 
 @pytest.mark.parametrize(

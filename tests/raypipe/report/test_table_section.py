@@ -285,3 +285,51 @@ def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_besid
     view = next(part for part in section.parts if isinstance(part, TableView))
     assert list(view.rows.iloc[0]) == ["2", "none", "9.30 ± 0.25"]
     assert "depth (3 values)" in section.parts[0]
+
+
+def _crowded() -> pd.DataFrame:
+    """Nine points with most accuracies between 0.95 and 0.99, and three times of each."""
+    accuracy = iter([0.1, 0.2, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99])
+    return pd.DataFrame(
+        {"C": C, "depth": depth, "seed": seed, "accuracy": score, "fit_seconds": 10.0 * C + seed}
+        for C in (1, 2, 3)
+        for depth in (4, 8, 16)
+        for score in [next(accuracy)]
+        for seed in range(3)
+    )
+
+
+def test_a_heat_map_separates_crowded_numbers_by_rank_and_frames_the_best() -> None:
+    (plot,) = _all(table_section(SCORES, _crowded(), ["C", "depth"], "seed").parts, Plot)
+    axes = plot.figure.axes[0]
+    norm = axes.get_images()[0].norm
+    assert_allclose(norm([0.1, 0.2, 0.95, 0.985, 0.99]), np.array([0, 1, 2, 7, 8]) / 8)
+    assert plot.caption.endswith(
+        "Dark is 0.10, bright 0.99; colors between them follow the ranks. A frame marks the best. "
+        "Higher is better."
+    )
+    (frame,) = axes.patches
+    assert np.allclose(frame.get_center(), [2, 2])
+    assert [text.get_text() for text in axes.texts][:3] == ["0.100", "0.200", "0.950"]
+    (even,) = _all(
+        table_section(SCORES, _crowded().assign(accuracy=range(27)), ["C", "depth"], "seed").parts,
+        Plot,
+    )
+    assert "Dark is 1, bright 25. A frame" in even.caption
+    assert_allclose(even.figure.axes[0].get_images()[0].norm([1.0, 13.0, 25.0]), [0, 0.5, 1])
+
+
+def test_the_best_points_have_their_further_numbers_and_say_how_many_there_are() -> None:
+    section = table_section(SCORES, _crowded(), ["C", "depth"], "seed")
+    view = next(part for part in section.parts if isinstance(part, TableView))
+    assert list(view.rows) == ["C", "depth", "accuracy", "fit seconds"]
+    assert list(view.rows["fit seconds"])[:2] == ["31", "31"]
+    assert (len(view.rows), view.caption) == (9, "")
+    fewer = table_section(SCORES, _crowded().iloc[1:], ["C", "depth"], "seed")
+    view = next(part for part in fewer.parts if isinstance(part, TableView))
+    assert list(view.rows["repetitions"]) == [3] * 8 + [2]
+    many = pd.concat([_crowded().assign(C=_crowded()["C"] + 3 * more) for more in range(3)])
+    section = table_section(SCORES, many, ["C", "depth"], "seed")
+    view = next(part for part in section.parts if isinstance(part, TableView))
+    assert (len(view.rows), view.caption) == (16, "The best 16 of 27 points.")
+    assert "The best 16 of 27 points." in _page(section).words
