@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -23,8 +24,9 @@ _OF_COMMAND = (
 
 
 def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the last command of a run, and the earlier ones to open.
+    """Return the environment of the last command of a run, and the earlier commands to open.
 
+    The summary has the last command itself.
     Rows that an earlier version of raypipe wrote name no command and count as one.
     """
     environment = rows(tables, "environment", ["hostname"])
@@ -35,6 +37,7 @@ def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:
     known = known.sort_values("started_at", kind="stable")
     groups = known.groupby("command_id", sort=False, dropna=False)
     *earlier, last = [_command(nodes) for _, nodes in groups]
+    last = replace(last, parts=[part for part in last.parts if not isinstance(part, Code)])
     return Section("Environment", [last.title, *last.parts, *earlier])
 
 

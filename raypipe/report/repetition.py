@@ -1,4 +1,4 @@
-"""The section on how to repeat a run: commit, command, configuration, environment and seeds."""
+"""The section on how to repeat a run: commit, command, configuration and seeds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 import pandas as pd
 
 from raypipe.config.matrix import SEED, is_seed
-from raypipe.hardware import bytes_text
-from raypipe.provenance import PACKAGES
 from raypipe.report.about import About
 from raypipe.report.sections import Code, Download, Fold, Part, Section
 
@@ -33,10 +31,8 @@ def repetition_section(about: About) -> Section:
         elif node is not None and not isinstance(node.get("git_commit"), str):
             parts.append("The run did not start in a git repository: the code is not recorded.")
         parts.append(Download(_FILE, about.configuration))
-    if about.command:
+    if about.command and about.command != about.asked_command:  # which the summary shows
         parts += ["To continue this run, or compute more in it:", Code(about.command)]
-    if node is not None and (line := environment_line(node)):
-        parts.append(f"Environment: {line}.")
     if about.seeds:
         parts.append(f"Seeds: {seeds_line(about)}.")
     if about.configuration:
@@ -57,20 +53,6 @@ def last_node(environment: pd.DataFrame | None) -> dict[str, Any] | None:
 def _checkout(node: dict[str, Any] | None) -> list[str]:
     commit = None if node is None else node.get("git_commit")
     return [f"git checkout {commit.rstrip('+')}"] if isinstance(commit, str) else []
-
-
-def environment_line(node: dict[str, Any]) -> str:
-    """Return Python, packages and hardware of a node in one line."""
-    names = ["python", "raypipe", *PACKAGES]
-    columns = [(name, node.get(name.replace("-", "_"))) for name in names]
-    parts = [f"{name} {value}" for name, value in columns if isinstance(value, str)]
-    hardware = [str(node["gpus"])] if isinstance(node.get("gpus"), str) else []
-    if pd.notna(cpus := node.get("cpus")):
-        hardware.append(f"{int(cpus)} CPUs")
-    if pd.notna(memory := node.get("memory_bytes")):
-        hardware.append(bytes_text(float(memory)))
-    platform = [node["platform"]] if isinstance(node.get("platform"), str) else []
-    return "; ".join(filter(None, [", ".join(parts), ", ".join(hardware), *platform]))
 
 
 def seeds_line(about: About) -> str:

@@ -360,3 +360,11 @@ def test_an_option_does_not_break_at_its_hyphen() -> None:
     text = page["index.html"].decode()
     assert '<code>run <span class="option">--run-dir</span> a' in text
     assert "&lt;b&gt;" in text
+
+
+def test_a_narrow_page_wraps_its_navigation_and_tables() -> None:
+    page = render("x", None, {}, [Section("s", ["give --maximize NAME"])])["index.html"].decode()
+    narrow = page.partition("@media (max-width: 40rem)")[2].partition("@media")[0]
+    assert "nav ul { flex-wrap: wrap; overflow: visible; }" in narrow
+    assert "th, td { padding: 0.4rem 0.45rem; white-space: normal; }" in narrow
+    assert '<p>give <span class="option">--maximize</span> NAME</p>' in page

@@ -422,11 +422,23 @@ def test_the_page_repeats_the_run() -> None:
     words = page.words
     assert "git checkout abc123 raypipe run config.yaml --run-dir repeated" in words
     assert "Files differed from this commit" in words
-    assert "Environment: python 3.11.7, torch 2.13.0; 8 CPUs, 1.0 GiB." in words
+    assert words.count("2.13.0") == 1
     assert "Seeds: train.training.seed = 0." in words
     (link,) = (attrs for attrs in page.all("a") if "download" in attrs)
     assert link["download"] == "config.yaml"
     assert str(link["href"]).startswith("data:text/plain;charset=utf-8,train%3A%20%7B")
+
+
+def test_the_page_has_the_command_once() -> None:
+    environment = pd.DataFrame(
+        {"hostname": ["n1"], "git_commit": None, "git_dirty": None, "python": "3.11.7",
+         "command": COMMAND, "started_at": "2026-01-01", "command_id": "a"}
+    )  # fmt: skip
+    tables = {"stages": _stages("succeeded"), "environment": environment}
+    page = report_files(tables, [], "toy", {}, COMMAND, CONFIGURATION)["index.html"].decode()
+    assert Page(page).words.count(COMMAND) == 1
+    moved = report_files(tables, [], "toy", {}, "raypipe run y", CONFIGURATION)["index.html"]
+    assert "compute more in it: raypipe run y" in Page(moved.decode()).words
 
 
 def test_the_first_section_of_a_page_is_the_summary_and_tables_have_sections() -> None:
