@@ -69,6 +69,19 @@ class Results:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """The number of calls that the newest command asked for, and of those that are stored."""
+
+    done: int
+    total: int
+
+    @property
+    def missing(self) -> int:
+        """The number of calls that are not stored."""
+        return self.total - self.done
+
+
+@dataclass(frozen=True)
 class About:
     """A run: its tables, its experiment, the command that continues it, and its configuration.
 
@@ -146,6 +159,18 @@ class About:
     def training_headlines(self) -> dict[str, Headline]:
         """The best point of a matrix by each of its training stages."""
         return training_headlines(self.tables, self.declared.step_metrics, self.monitors)
+
+    @cached_property
+    def calls(self) -> Calls | None:
+        """The calls of a function; None of another experiment, or of a matrix."""
+        table = next((table for table in self.declared.tables if table.open), None)
+        if table is None or self.declared.asked is None or variants_of(self.tables):
+            return None
+        asked, rows = set(self.declared.asked()), self.tables.get(table.name)
+        keys = (
+            [] if rows is None else [f"{table.name}/{name}" for name in rows[table.columns[0].name]]
+        )
+        return Calls(len(asked.intersection(keys)), len(asked))
 
     @property
     def losing(self) -> list[Headline]:

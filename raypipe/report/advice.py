@@ -8,14 +8,21 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
 import numpy as np
+import yaml
 
 from raypipe.config.edges import Edge, edge_of_values, possible
-from raypipe.config.matrix import SEED, is_seed
 from raypipe.report.about import About
 from raypipe.report.evaluations import Evaluation, warning
 from raypipe.report.formatting import heading
 from raypipe.report.headlines import Headline
-from raypipe.report.measures import PREFIX
+from raypipe.report.measures import PREFIX, better_by_name
+from raypipe.report.next_command import (
+    elsewhere,
+    more_seeds,
+    run_dir_of,
+    with_values,
+    words_of,
+)
 from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Part
 from raypipe.report.sweep_summary import recommended_settings
@@ -31,7 +38,7 @@ def advice(about: About) -> list[Part]:
     """Return what to do next, each with the command; that nothing stands out if nothing does."""
     found = [
         part
-        for find in (failed, overfitted, unfinished, edges, noted, repeat, apply_sweep)
+        for find in (failed, undirected, overfitted, unfinished, edges, noted, repeat, apply_sweep)
         for part in find(about)
     ]
     return found or ["Nothing stands out in the tables."]
@@ -42,19 +49,47 @@ def failed(about: About) -> Iterator[Part]:
     stages = about.tables["stages"]
     bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
     stopped = stages[stages["status"].isin(["interrupted", "skipped"])]
+    what, count = "stage", len(stopped) if bad.empty else len(bad)
+    if count and about.calls is not None:
+        what, count = "call", about.calls.missing
     if bad.empty:
         if len(stopped):
-            yield f"{len(stopped)} stage{'s' * (len(stopped) > 1)} not done. Continue:"
+            yield f"{count} {what}{'s' * (count > 1)} not done. Continue:"
             yield from _code(about.command)
         return
     failures = rows(about.tables, "failures", ["stage", "unit"])
     units = [] if failures is None else list(
         dict.fromkeys(failures[failures["stage"].isin(bad["stage"])]["unit"].astype(str))
     )  # fmt: skip
-    yield f"{len(bad)} stage{'s' * (len(bad) > 1)} failed. Read the error, then continue:"
-    where = _run_dir(about.command)
+    yield f"{count} {what}{'s' * (count > 1)} failed. Read the error, then continue:"
+    where = run_dir_of(about.command)
     lines = [shlex.join(["raypipe", "logs", where, unit]) for unit in units[:_MOST_UNITS]]
     yield from _code("\n".join([*lines, about.command]))
+
+
+def undirected(about: About) -> Iterator[Part]:
+    """Yield how to say which returned number is better, for a function of which nothing says so."""
+    if about.calls is None or about.headlines:
+        return
+    names = [each.name for results in about.results if results.table.open
+             for each in results.shape.numbers if each not in results.table.columns]  # fmt: skip
+    if not names:
+        return
+    known = next((name for name in names if better_by_name(name)), names[0])
+    option = "minimize" if better_by_name(known) == "lower" else "maximize"
+    other = "maximize" if option == "minimize" else "minimize"
+    words = words_of(about.command)
+    form = "{}: [{}]" if words[:1] == ["raypipe"] else "{}='{}'"  # of a file, or of Python
+    form = "--{} {}" if words[:2] == ["raypipe", "map"] else form
+    yield (
+        f"Say which number is better, such as {form.format(option, known)} "
+        f"(or {form.format(other, 'NAME')}), for the best setting, its interval over seeds and "
+        "further advice; stored calls are not computed again."
+    )
+    if words[:2] == ["raypipe", "map"]:
+        yield Code(with_values(about.command, options=(f"--{option}", known)))
+    elif words[:1] == ["raypipe"]:
+        yield Code(with_values(about.command, f"{option}=[{known}]"))
 
 
 def overfitted(about: About) -> Iterator[Part]:
@@ -71,14 +106,14 @@ def overfitted(about: About) -> Iterator[Part]:
         mode = "max" if evaluation.better == "higher" else "min"
         yield f"{warning(evaluation)} Keep the best model and stop early:"
         value = f"{{metric: {metric}, mode: {mode}, patience: 3}}"
-        yield from _code(_elsewhere(about.command, f"{key}={value}"))
+        yield from _code(elsewhere(about.command, f"{key}={value}"))
 
 
 def apply_sweep(about: About) -> Iterator[Part]:
     """Yield how to train with what a sweep recommends, unless the run does."""
     for sweep in about.sweeps:
         settings = recommended_settings(about.tables, sweep)
-        words = _words(_elsewhere(about.command))
+        words = words_of(elsewhere(about.command))
         if not settings or len(words) < 3 or about.setting(f"{sweep.stage}.from_sweep"):
             continue
         yield f"Train {sweep.stage} with the recommended settings:"
@@ -117,7 +152,7 @@ def unfinished(about: About) -> Iterator[Part]:
                     why = f"after {done} the model does not beat the baseline"
                 yield f"{evaluation.trial}: {why}. Train longer:"
                 factor = 2 if evaluation.still_improves else 4
-                yield from _code(_elsewhere(about.command, f"{key}={factor * length}"))
+                yield from _code(elsewhere(about.command, f"{key}={factor * length}"))
                 break
 
 
@@ -142,9 +177,9 @@ def edges(about: About) -> Iterator[Part]:
             wider = sorted([*values, end.further[0]])
             listed = f"{axis}=[{', '.join(value_label(value) for value in wider)}]"
             if axis in about.varied:
-                yield from _code(f"{about.command} --matrix {shlex.quote(listed)}")
-            elif about.setting(f"arguments.{axis}") is not None and _words(about.command):
-                yield from _code(f"{about.command} {shlex.quote(listed)}")
+                yield from _code(with_values(about.command, matrix=(listed,)))
+            elif about.setting(f"arguments.{axis}") is not None and words_of(about.command):
+                yield from _code(with_values(about.command, listed))
             else:
                 yield from _code(shlex.quote(listed))
 
@@ -189,8 +224,8 @@ def repeat(about: About) -> Iterator[Part]:
         return  # more seeds of it are of no use
     if not repeated:
         command = more_seeds(about, _RUNS)
-        if not command and (elsewhere := _elsewhere(about.command)):
-            command = f"{elsewhere} --matrix runs={_RUNS}"
+        if not command and (other := elsewhere(about.command)):
+            command = with_values(other, matrix=(f"runs={_RUNS}",))
         yield "Repeat with five seeds to find out what is chance:"
         yield from _code(command)
         return
@@ -207,63 +242,44 @@ def repeat(about: About) -> Iterator[Part]:
     )
     command = more_seeds(about, more)
     if not command and best.repeats and about.command:
-        command = f"{about.command} {best.repeats}={more}"
+        command = with_values(about.command, f"{best.repeats}={more}")
+    values = contenders(about, best) if name == best.runner_up else []
+    alone = with_values(command, *values)
+    if alone != with_values(command):
+        yield "Of these settings alone:"
+        yield Code(alone)
+        yield f"Of all {len(best.points)}:"
     yield from _code(command)
 
 
-def more_seeds(about: About, count: int) -> str:
-    """Return the command that adds seeds to this run, up to a number; empty if none is known.
+def contenders(about: About, best: Headline) -> list[str]:
+    """Return ``NAME=[VALUE, ...]`` of the arguments of a function at its two best settings.
 
-    It is that of a matrix or of the calls of a function that has an argument ``seed``.
+    Empty if these are most of the settings, or the axes are not arguments.
     """
-    words = _words(about.command)
-    if words[:1] != ["raypipe"]:
-        return ""
-    keys = [key for key in about.varied if is_seed(key)]
-    listed = about.setting("matrix.axes") or {}
-    if keys == [SEED] and SEED not in listed:
-        return f"{about.command} --matrix runs={count}"
-    if len(keys) == 1 and keys[0] in listed:
-        values = _further(listed[keys[0]], count)
-        return f"{about.command} --matrix {shlex.quote(f'{keys[0]}={values}')}" if values else ""
-    calls = about.tables.get("calls")
-    if words[1] == "map" and not keys and calls is not None and SEED in calls:
-        values = _further(calls[SEED].dropna().unique().tolist(), count)
-        return f"{about.command} {shlex.quote(f'{SEED}={values}')}" if values else ""
-    return ""
-
-
-def _further(seeds: Sequence[object], count: int) -> list[int]:
-    """Return as many seeds, the given ones first; none if those are not integers."""
-    known = sorted(int(seed) for seed in seeds if isinstance(seed, Integral))
-    if len(known) < max(1, len(seeds)):
+    listed = {
+        axis: [_given(about, axis, value) for value in (best.values[axis], other)]
+        for axis, other in best.runner_up_values.items()
+    }
+    if not listed or any(None in values for values in listed.values()):
         return []
-    return [*known, *range(known[-1] + 1, known[-1] + 1 + max(0, count - len(known)))]
+    texts = {axis: list(dict.fromkeys(map(str, values))) for axis, values in listed.items()}
+    if 2 * math.prod(map(len, texts.values())) > len(best.points):
+        return []
+    return [f"{axis}=[{', '.join(values)}]" for axis, values in texts.items()]
+
+
+def _given(about: About, axis: str, value: object) -> str | None:
+    """Return a value of an argument as YAML that means it, as it was given; None if it was not."""
+    given = about.setting(f"arguments.{axis}")
+    if isinstance(given, str) and isinstance(value, Integral):  # of a range
+        return str(int(value))
+    items = given if isinstance(given, list) else []
+    found = [item for item in items if item == value and item is not None]
+    text = yaml.safe_dump(found[:1], default_flow_style=True, width=math.inf)
+    return text.strip()[1:-1] if found else None
 
 
 def _code(text: str) -> Iterator[Part]:
     if text.strip():
         yield Code(text.strip())
-
-
-def _elsewhere(command: str, *overrides: str) -> str:
-    """Return the command in a new run directory, with further overrides or other values of them."""
-    keys = tuple(f"{override.partition('=')[0]}=" for override in overrides)
-    words = [word for word in _words(command) if not word.startswith(keys)]
-    if "--run-dir" in words:
-        place = words.index("--run-dir")
-        words = [*words[:place], *words[place + 2 :]]
-    return shlex.join([*words, *overrides]) if words else ""
-
-
-def _run_dir(command: str) -> str:
-    words = _words(command)
-    place = words.index("--run-dir") + 1 if "--run-dir" in words else len(words)
-    return words[place] if place < len(words) else "RUN_DIR"
-
-
-def _words(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:
-        return command.split()

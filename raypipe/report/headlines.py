@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class Headline:
         to_runner_up: how much better it is than the second best point.
         repeats: the setting with the number of repetitions, or empty.
         tied: further points that are as good.
+        runner_up_values: the second best point, by axis.
 
     """
 
@@ -85,6 +86,7 @@ class Headline:
     to_runner_up: Difference = _NONE
     repeats: str = ""
     tied: Sequence[str] = ()
+    runner_up_values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -206,6 +208,7 @@ def _headline(
         to_baseline=_difference(column, rows, shape, point(best), point(rival)),
         to_runner_up=_difference(column, rows, shape, point(best), point(second)),
         repeats=table.repeats,
+        runner_up_values=point(second),
         tied=[
             point_label(point(place))
             for place in contenders[1:]

@@ -54,9 +54,11 @@ def asked(about: About) -> Iterator[str]:
         yield varied
     yield from sweep_asked(about.sweeps)
     stages = about.tables["stages"]
-    done, total = int((stages["status"] == "succeeded").sum()), len(stages)
+    done, total, what = int((stages["status"] == "succeeded").sum()), len(stages), "stage"
+    if about.calls is not None:
+        done, total, what = about.calls.done, about.calls.total, "call"
     if total:
-        yield f"{done} of {total} stage{'s' * (total > 1)} succeeded."
+        yield f"{done} of {total} {what}{'s' * (total > 1)} succeeded."
     if hardware := _hardware(about.tables.get("environment")):
         yield hardware
 
@@ -71,14 +73,17 @@ def _varied(about: About) -> str:
     seeds = seeds_of(about.tables)
     keys = {key: count for key, count in keys.items() if not is_seed(key)}
     if not keys and seeds < 2:
-        compared = [results for results in about.results if results.headlines]
+        compared = [each for each in about.results if each.headlines or each.table.open]
         counts = {
             heading(name): _most_values(results, name)
             for results in compared
             for name in results.shape.axes
         }
         keys = {name: count for name, count in counts.items() if count > 1}
-        seeds = max((best.runs for best in about.headlines), default=1)
+        listed = [
+            results.rows[name].nunique() for results in compared for name in results.shape.seeds
+        ]
+        seeds = max((best.runs for best in about.headlines), default=max(listed, default=1))
         word = "Compared"
     else:
         word = "Varied"

@@ -42,7 +42,8 @@ class Shape:
         axes: columns with at least two values, which are compared.
         groups: columns whose values are not comparable.
         seeds: columns that number repetitions, over which numbers are averaged.
-        numbers: columns with numbers; those that say which values are better come first.
+        numbers: columns with numbers; those that say which values are better come first. Of an open
+            table they are the returned ones.
 
     """
 
@@ -103,6 +104,8 @@ def shape_of(
         for name in columns
         if name not in (*given, *seeds, *groups, *_REPETITIONS, *dotted) and is_number(rows[name])
     ]
+    if table.open:  # what it declares is about the call, and shown if nothing was returned
+        numbers = [each for each in numbers if each.better or each.name not in declared] or numbers
     numbers.sort(key=lambda column: not column.better)
     return Shape(varied, groups, seeds, tuple(numbers))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -480,20 +481,89 @@ def test_trainings_of_a_matrix_are_compared_by_means_over_any_seed() -> None:
 
 
 def test_calls_of_a_function_are_repeated_by_their_argument() -> None:
-    table = Table("calls", "a call", (Column("score", "real", "It.", better="higher"),),
-                  open=True, axes=("C",))  # fmt: skip
     command = "raypipe map m:f 'C=[1,2]' seed=0 --run-dir r"
 
-    def texts(seeds: list[int], scores: list[float]) -> list[str]:
+    def texts(seeds: list[int], scores: list[float], command: str = command) -> list[str]:
         rows = [(C, seed) for C in (1, 2) for seed in seeds]
         calls = pd.DataFrame(rows, columns=["C", "seed"]).assign(score=scores)
-        declared = Declarations("", (table,), (), frozenset({"stages"}))
-        tables = {"stages": _stages("succeeded"), "calls": calls}
-        configuration = "function: m:f\narguments: {C: [1, 2], seed: 0}\n"
-        return _advice(About(tables, "f", command, configuration, declared))
+        return _advice(_function(calls, "higher", command))
 
-    assert texts([0], [0.1, 0.2])[-1] == f"{command} 'seed=[0, 1, 2, 3, 4]'"
-    assert texts([3, 4], [0.1, 0.9, 0.5, 0.6])[-1] == f"{command} 'seed=[3, 4, 5, 6, 7, 8]'"
+    whole = "raypipe map m:f 'C=[1,2]' seed={} --run-dir r"
+    assert texts([0], [0.1, 0.2])[-1] == whole.format("0..4")
+    assert texts([3, 4], [0.1, 0.9, 0.5, 0.6])[-1] == whole.format("3..8")
+    apart = "raypipe map m:f 'C=[1,2]' 'seed=[0, 3, 4, 5, 6, 7]' --run-dir r"
+    assert texts([0, 3], [0.1, 0.9, 0.5, 0.6])[-1] == apart
+    of_file = "raypipe run f.yaml --run-dir r"
+    assert texts([0], [0.1, 0.2], of_file)[-1] == f"{of_file} seed=0..4"
+    given = "raypipe run f.yaml arguments.seed=0 --run-dir r"
+    assert texts([0], [0.1, 0.2], given)[-1] == "raypipe run f.yaml seed=0..4 --run-dir r"
+
+
+def _function(
+    calls: pd.DataFrame, better: str = "", command: str = "raypipe map m:f --run-dir r"
+) -> About:
+    """A run of a function of ``C``, ``gamma`` and ``seed`` that returns ``score``."""
+    own = (
+        Column("call", "text", "Arguments."),
+        *([Column("score", "real", "It.", better=better)] if better else []),  # type: ignore[arg-type]
+        Column("duration_s", "real", "Time.", "s"),
+        Column("attempt", "integer", "Number."),
+    )
+    table = Table("calls", "a call", own, open=True, axes=("C", "gamma"))
+    declared = Declarations("", (table,), (), frozenset({"stages", "failures"}),
+                            lambda: [f"calls/{place}" for place in range(len(calls))])  # fmt: skip
+    known = calls[calls["score"].notna()] if "score" in calls else calls
+    known = known.assign(call=[str(place) for place in known.index], duration_s=1.0, attempt=1)
+    status = "succeeded" if len(known) == len(calls) else "failed"
+    tables = {"stages": _stages(status), "calls": known}
+    configuration = "function: m:f\narguments: {C: [0, 1, 2.0], gamma: 0..2, seed: 0}\n"
+    return About(tables, "f", command, configuration, declared)
+
+
+def _grid(scores: list[list[float]], seeds: int = 3) -> pd.DataFrame:
+    """Calls with scores by ``C`` and ``gamma``, which vary by 0.1 with the seed."""
+    return pd.DataFrame(
+        {"C": C, "gamma": gamma, "seed": seed, "score": score + 0.1 * seed * (C + gamma) % 0.3}
+        for C, row in enumerate(scores)
+        for gamma, score in enumerate(row)
+        for seed in range(seeds)
+    )
+
+
+def test_contenders_are_repeated_alone_if_they_are_few() -> None:
+    about = _function(_grid([[0.1, 0.2, 0.3], [0.4, 0.92, 0.2], [0.1, 0.9, 0.2]]), "higher")
+    *_, alone, contenders, every, whole = _advice(about)
+    assert (alone, every) == ("Of these settings alone:", "Of all 9:")
+    assert contenders.startswith("raypipe map m:f --run-dir r seed=0..")
+    assert contenders.endswith("'C=[1, 2.0]' 'gamma=[1]'")
+    assert whole == contenders.partition(" 'C")[0]
+    again = _advice(replace(about, command=contenders))
+    assert shlex.split(again[-1]) == shlex.split(contenders)
+    assert "Of these settings alone:" not in again
+
+
+def test_a_function_without_a_direction_shows_its_numbers_and_how_to_give_one() -> None:
+    calls = pd.DataFrame({"C": [1, 2], "gamma": 1, "seed": 0, "score": [0.1, 0.2], "loss": 3.0})
+    about = _function(calls)
+    assert "Compared: C (2 values)." in list(asked(about))
+    (tiles,) = came_out(about)
+    assert [tile.label for tile in tiles.tiles] == ["score", "loss"]
+    assert "--minimize loss (or --maximize NAME)" in _advice(about)[0]
+    assert _advice(about)[1] == "raypipe map m:f --run-dir r --minimize loss"
+    of_file = _function(calls, command="raypipe run f.yaml --run-dir r")
+    assert "minimize: [loss] (or maximize: [NAME])" in _advice(of_file)[0]
+    assert _advice(of_file)[1] == "raypipe run f.yaml --run-dir r 'minimize=[loss]'"
+    in_python = _function(calls, command="rp.map(f, ..., run_dir='r')")
+    assert "such as minimize='loss' (or maximize='NAME')" in _advice(in_python)[0]
+    assert not any("Say which" in text for text in _advice(_function(calls, "higher")))
+
+
+def test_calls_of_a_function_are_counted() -> None:
+    about = _function(pd.DataFrame({"C": [1, 2], "gamma": 1, "seed": 0, "score": [0.1, None]}))
+    assert "1 of 2 calls succeeded." in list(asked(about))
+    assert _advice(about)[0] == "1 call failed. Read the error, then continue:"
+    stopped = replace(about, tables={**about.tables, "stages": _stages("interrupted")})
+    assert _advice(stopped)[0] == "1 call not done. Continue:"
 
 
 def test_failures_of_units_that_are_not_asked_for_are_counted_only() -> None:
