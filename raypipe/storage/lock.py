@@ -20,10 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
+import psutil
 from filelock import FileLock, Timeout
 from pyarrow import fs as arrow_fs
 
 from raypipe.errors import ConfigError
+from raypipe.storage import run_status
 from raypipe.storage.object_store import ConditionalObject, ConflictError
 from raypipe.storage.run_directory import RunDirectory, make_folder
 
@@ -140,11 +142,27 @@ def _file_lock(run: RunDirectory) -> Iterator[None]:
         make_folder(run.path())
         held = lock.acquire(poll_interval=_GLANCE_S / 10)
     except Timeout as error:
-        raise _taken(run, "another raypipe command") from error
+        raise _taken(run, _writer(run)) from error
     except OSError as error:
         raise _not_writable(run, error) from error
     with held:
         yield
+
+
+def _writer(run: RunDirectory) -> str:
+    """Return the command that holds the file lock, in words, as far as its status names it.
+
+    Before a command writes its status, it may have that of a process that was killed.
+    """
+    try:
+        status = run_status.read(run)
+    except OSError:
+        status = None
+    if status is None or status.status != "running" or not status.pid:
+        return "another raypipe command"
+    if status.host == platform.node() and not psutil.pid_exists(status.pid):
+        return "another raypipe command"
+    return str(_Holder("", status.host, status.pid))
 
 
 def _taken(run: RunDirectory, holder: str) -> ConfigError:

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, Pace, writing
 from raypipe.storage.object_store import ConditionalObject
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import RunStatus
 
 #: as the real one, but for its speed
 FAST = Pace(beat_s=0.1, expiry_s=2)
@@ -201,6 +203,7 @@ import sys
 from raypipe.errors import ConfigError
 from raypipe.storage.lock import Pace, writing
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import RunStatus
 run, pace = RunDirectory.at(sys.argv[1]), Pace(*map(float, sys.argv[2:]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -446,6 +449,22 @@ def test_a_store_that_ignores_conditions_is_refused(server, said):
         with pytest.raises(ConfigError, match="ignores the conditions"), writing(run, said.append):
             pass
     assert said == []
+
+
+def test_a_file_lock_names_the_command_that_holds_it(tmp_path):
+    run = RunDirectory.at(tmp_path)
+    at = "2026-01-01T00:00:00+00:00"
+    known = RunStatus("toy", "toy-1", "raypipe run", "running", at, at, at, host="node7", pid=7)
+    holders = [
+        (known, r"\(process 7 on node7\) is writing it"),
+        (replace(known, status="failed"), "another raypipe command is writing it"),
+        (replace(known, host=platform.node(), pid=2**22 + 1), "raypipe command is writing it"),
+    ]
+    with writing(run, print):
+        for status, message in holders:
+            run.write(run.status, status.to_bytes())
+            with pytest.raises(ConfigError, match=message), writing(run, print):
+                pass
 
 
 def test_the_system_frees_the_lock_of_a_process_that_was_killed(tmp_path, command):
