@@ -33,6 +33,8 @@ def runs(location: str) -> list[Summary]:
     try:
         if not root.exists(root.path()) and not root.list(root.path()):
             raise ConfigError(f"{root.shown}: does not exist; `raypipe ls DIR` looks in DIR")
+        if root.is_file:
+            raise ConfigError(f"{root.shown}: is a file; `raypipe ls DIR` looks in a folder")
         with ThreadPoolExecutor(_THREADS) as threads:
             found = [each for each in threads.map(_summary, run_directories(root, threads)) if each]
     except (OSError, ValueError) as error:

@@ -40,7 +40,7 @@ def plan(request: Request) -> pd.DataFrame:
     ledger = None
     if request.run_dir is not None:
         run = RunDirectory.at(request.run_dir)
-        run.check()
+        run.check_new()
         ledger = Ledger(run, writable=False)
         refuse_other_axes(ledger, configuration, run.shown)
         stored_stages(graph, ledger, run.shown)

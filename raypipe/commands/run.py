@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
 
@@ -227,9 +226,7 @@ def _run_directory(location: str | None, configuration: Configuration) -> RunDir
     if location is None:
         return RunDirectory.new(runs or "runs", configuration.experiment.name)
     run_dir = RunDirectory.at(location)
-    run_dir.check()
-    if run_dir.is_local and Path(run_dir.path()).is_file():
-        raise ConfigError(f"--run-dir {run_dir.shown}: is a file, not a directory")
+    run_dir.check_new()
     return run_dir
 
 

@@ -59,6 +59,10 @@ def opened(location: str) -> RunDirectory:
     """Return the run directory at a location. Raises ConfigError if there is none."""
     run = RunDirectory.at(location)
     run.check()
+    if run.is_file:
+        raise ConfigError(
+            f"{run.shown}: is not a run directory: it is a file; `raypipe ls` lists run directories"
+        )
     if not run.exists(run.path()):
         raise ConfigError(
             f"{run.shown}: is not a run directory: it does not exist; `raypipe ls` lists them"

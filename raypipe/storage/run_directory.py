@@ -30,6 +30,8 @@ BASE = "base"
 
 #: suffix of a file that ``RunDirectory.write`` has not completed
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
+#: names in a message
+_MOST_NAMED = 3
 #: bytes of the name of a log
 _LONGEST_NAME = 200
 #: seconds after which a process that survived its command writes no more
@@ -219,6 +221,28 @@ class RunDirectory:
             self.list(ledger)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--run-dir {self.shown}: cannot be read: {error}") from error
+
+    def check_new(self) -> None:
+        """Raise ConfigError if it is a file, or a folder with other files than those of a run.
+
+        Hidden files and YAML files do not count: a configuration may lie in its run directory.
+        """
+        self.check()
+        if self.is_file:
+            raise ConfigError(f"--run-dir {self.shown}: is a file, not a directory")
+        names = self.list(self.path())
+        others = [n for n in names if not n.startswith(".") and not n.endswith((".yaml", ".yml"))]
+        if others and not is_run(names):
+            more = ", ..." if len(others) > _MOST_NAMED else ""
+            raise ConfigError(
+                f"--run-dir {self.shown}: is not a run directory and has other files "
+                f"({', '.join(others[:_MOST_NAMED])}{more}); use an empty or a new directory"
+            )
+
+    @property
+    def is_file(self) -> bool:
+        """Whether there is a file, and not a directory, at the location."""
+        return bool(self.fs.get_file_info(self.path()).type == arrow_fs.FileType.File)
 
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder at ``path``."""

@@ -194,7 +194,6 @@ def test_a_directory_that_may_not_be_searched_is_a_mistake(work, capsys, monkeyp
     before = left(work)
     with monkeypatch.context() as patch:  # root may search everything
         patch.setattr(RunDirectory, "list", refuse)
-        patch.setattr(commands, "Path", type("Private", (Path,), {"is_file": refuse}))
         assert raypipe("run", "toy.yaml", "--run-dir", "private/x") == 2
     assert "private/x: cannot be read: [Errno 13]" in capsys.readouterr().err
     assert left(work) == before

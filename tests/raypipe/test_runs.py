@@ -294,6 +294,12 @@ def test_the_command_of_a_run_is_the_one_that_was_given(run):
         (["results", "nowhere"], "is not a run directory: it does not exist"),
         (["watch", "."], "is not a run directory"),
         (["compare", "nowhere"], "give two run directories or more"),
+        (["ls", "toy.py"], "toy.py: is a file; `raypipe ls DIR` looks in a folder"),
+        (["compare", "toy.py", "toy.py"], "is not a run directory: it is a file"),
+        *(
+            ([command, "toy.py"], "toy.py: is not a run directory: it is a file")
+            for command in ("show", "results", "logs", "watch", "report")
+        ),
     ],
 )
 def test_what_is_no_run_is_a_mistake(work, capsys, arguments, message):

@@ -329,3 +329,16 @@ def test_arguments_of_a_file_are_overridden_by_their_names(name):
     assert calls()[["x", "scale", "seed", "loss"]].values.tolist() == [[1, 3, 0, 12]]
     refused = raypipe("run", "own.yaml", "scal=3")
     assert "no argument 'scal'; did you mean scale?" in refused.output
+
+
+def test_a_folder_of_something_else_is_no_run_directory(name):
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("mine")
+    for words in (("map", f"{name}:score", "x=1"), ("plan", "own.yaml")):
+        ended = raypipe(*words, "--run-dir", "full")
+        assert ended.status == 2
+        assert "is not a run directory and has other files (notes.txt)" in ended.output
+    assert [path.name for path in Path("full").iterdir()] == ["notes.txt"]
+    Path("full/notes.txt").rename("full/own.yaml")
+    Path("full/.hidden").touch()
+    assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "full").status == 0
