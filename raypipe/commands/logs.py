@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger(__name__)
+
 _SUFFIX = ".log"
 
 
@@ -24,6 +27,8 @@ def listing(run_dir: str) -> pd.DataFrame:
 
     run = opened(run_dir)
     ledger = Ledger(run, writable=False)
+    if ledger.damage:
+        log.warning("%s: the ledger is damaged: %s", run.shown, ledger.damage)
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
         failures.setdefault(_file(run, row), []).append(row)

@@ -42,6 +42,8 @@ def plan(request: Request) -> pd.DataFrame:
         run = RunDirectory.at(request.run_dir)
         run.check_new()
         ledger = Ledger(run, writable=False)
+        if ledger.damage:
+            print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
         refuse_other_axes(ledger, configuration, run.shown)
         stored_stages(graph, ledger, run.shown)
     stages = graph.stages

@@ -109,9 +109,12 @@ def execute(request: Request) -> Ended:
         check_initial_weights(run_dir, stored, stages, configuration.origin)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
         print(f"run directory: {run_dir.shown}", flush=True)
+        if stored.damage:
+            print(f"WARNING: the ledger is damaged: {stored.damage}", flush=True)
         if warning:
             print(warning, flush=True)
-        if not fresh and complete and _is_shown(run_dir, stored, configuration, stages):
+        is_stored = not fresh and complete and not stored.damage
+        if is_stored and _is_shown(run_dir, stored, configuration, stages):
             print("nothing to do: everything this configuration asks for is stored", flush=True)
             print_recommendation(request, configuration, stored)
             return Ended(0, run_dir)

@@ -19,12 +19,13 @@ from raypipe.pipeline.progress import rough
 from raypipe.pipeline.unit_logs import first_line
 from raypipe.redaction import printable
 from raypipe.storage import tables
+from raypipe.storage.ledger import REPLACED, Ledger
 from raypipe.storage.run_directory import BASE, RunDirectory
 
 #: results of a table, rows of each, failures and stages that are named
 _MOST_MEASURES, _MOST_ROWS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
 #: lines to copy from, which are never shortened
-_WHOLE = ("run", "command", "continue", "follow", "report")
+_WHOLE = ("run", "command", "ledger", "recovered", "continue", "follow", "report")
 _VERSIONS = ("raypipe", "torch", "ray")
 
 
@@ -49,6 +50,7 @@ def show(run: RunDirectory, width: int | None) -> str:
 
 
 def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
+    ledger = Ledger(run, writable=False)
     environment = newest(_rows(run, "environment"))
     yield "run", run.shown
     yield "status", _status(found)
@@ -59,6 +61,11 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
         yield "code", _code(environment[0])
         yield "hardware", "; ".join(dict.fromkeys(map(_node, environment)))
     yield "time", _time(found)
+    replaced = [name for name in run.list(run.ledger) if name.endswith(REPLACED)]
+    if ledger.damage:
+        yield "ledger", f"damaged: {ledger.damage}"
+    elif replaced:
+        yield "ledger", f"was damaged and repaired; ledger/{replaced[-1]} has the damaged lines"
     stages = _rows(run, "stages")
     if stages:
         yield "stages", _stages(stages)

@@ -244,7 +244,7 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             failures += [result for result in batch if result.error is not None]
             done += len(ended)
             rows = {result.key: _row(todo[result.key], result) for result in ended}
-            context.finish_all([todo[key] for key in rows], {CALLS: rows})
+            context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
             for key, row in rows.items():
                 try:
                     _check_numbers(row, settings.arguments, numbers)

@@ -21,7 +21,7 @@ from raypipe.pipeline.unit_logs import Failure, UnitLogs
 from raypipe.pipeline.unit_training import job_of, train
 from raypipe.provenance import ago
 from raypipe.storage.cache import Cache
-from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.ledger import RESULTS, Ledger, Row, checksum
 from raypipe.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -133,9 +133,18 @@ class StageContext:
             unit = self._units.named[unit]
         self.finish_all([self._units.named.get(unit.key, unit)], rows or {})
 
-    def finish_all(self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]]) -> None:
-        """Record that units are finished, durably together with rows, all or nothing."""
-        self.ledger.put_tables({**rows, **records(self, units, "succeeded")})
+    def finish_all(
+        self, units: Sequence[Unit], rows: Mapping[str, Mapping[str, Row]], *, whole: bool = False
+    ) -> None:
+        """Record that units are finished, durably together with rows, all or nothing.
+
+        ``whole`` says that the rows, under the keys of the units, are all of their results: if the
+        ledger is damaged later, the units are kept whose rows are intact.
+        """
+        recorded = records(self, units, "succeeded")
+        for key, row in recorded["units"].items() if whole else ():
+            row[RESULTS] = {table: checksum(of_table[key]) for table, of_table in rows.items()}
+        self.ledger.put_tables({**rows, **recorded})
 
     def fail(self, failure: Failure) -> None:
         """Record a failed attempt, write its log, and show it unless others like it were shown."""

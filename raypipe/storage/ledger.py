@@ -35,8 +35,13 @@ _MAX_SEGMENTS = 32
 _READINGS, _PAUSE_S = 6, 0.5
 _CRC = b', "crc": '
 
-#: the table of finished units
-_UNITS = "units"
+#: the table of finished units; such a row may have the checksums of the rows that are its result,
+#: which have the unit's key, by table
+_UNITS, RESULTS = "units", "results"
+#: columns that are added to a row on its way to the ledger
+_ADDED = ("command_id", "variant")
+#: suffix of a segment with damaged lines that was replaced, and the damaged lines that are named
+REPLACED, _MOST_NAMED = ".damaged", 3
 #: the runner's own records: they are not results, have no stamp and become no table
 INTERNAL = frozenset({_UNITS, "runs", "identities", "code"})
 
@@ -46,11 +51,16 @@ log = logging.getLogger(__name__)
 class Ledger:
     """The rows of a run, in memory and on disk.
 
-    Opening reads the stored rows. An incomplete last line, left by a killed process, is dropped. A
-    damaged or missing line inside is reported; since its unit is unknown, all units then count as
-    unfinished and are computed again from their stored parts. With ``writable=False`` nothing on
-    disk changes. ``before_writing`` raises if another command has become the writer. ``stamp``
-    holds columns that every new row gets; a row that is written again keeps its own.
+    Opening reads the stored rows. An incomplete last line, left by a killed process, is dropped;
+    a reader reports it. After a damaged or missing line inside, only units count as finished whose
+    row names their results by checksums that match; the others are computed again from their
+    stored parts. A writer then keeps the damaged segment next to the new one. With
+    ``writable=False`` nothing on disk changes. ``before_writing`` raises if another command has
+    become the writer. ``stamp`` holds columns that every new row gets; a row that is written again
+    keeps its own.
+
+    Attributes:
+        damage: which lines are damaged and how many units run again, in words; empty if none is.
 
     Raises:
         ConfigError: the stored rows cannot be read, or their writer keeps merging them.
@@ -73,10 +83,11 @@ class Ledger:
         self._lines: int | None = 0  # of the last segment; None if an append was interrupted
         self._writable = writable
         self._token = secrets.token_hex(4)
-        if not self._read_all():
-            self._tables.pop(_UNITS, None)
-            if writable:
-                self._rewrite()
+        self._damaged: dict[str, list[str]] = {}  # by segment, its damaged lines in words
+        self._read_all()
+        self.damage = self._keep_intact_units() if self._damaged else ""
+        if self.damage and writable:
+            self._rewrite()
 
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by key, durably; they replace earlier rows with the same keys."""
@@ -181,51 +192,76 @@ class Ledger:
         self._write_segment([*earlier, *entries])
         *replaced, new = self._segments
         for old in replaced:
-            self._run.delete(f"{self._run.ledger}/{old}")
-        self._segments = [new]
+            path = f"{self._run.ledger}/{old}"
+            if old in self._damaged:
+                self._run.fs.move(path, f"{path}{REPLACED}")
+            else:
+                self._run.delete(path)
+        self._segments, self._damaged = [new], {}
 
-    def _read_all(self) -> bool:
-        """Read the rows of all segments; return whether all lines are intact."""
+    def _keep_intact_units(self) -> str:
+        """Forget the units whose results may be damaged; return what became of all."""
+        found = self._tables.get(_UNITS, {})
+        named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
+        known = {*found, *(key for table in named for key in self._tables.get(table, ()))}
+        intact = {key: unit for key, unit in found.items() if self._is_intact(key, unit)}
+        self._tables.pop(_UNITS, None)
+        if intact:
+            self._tables[_UNITS] = intact
+        places = [f"{line} of {name}" for name, lines in self._damaged.items() for line in lines]
+        more = f" and {len(places) - _MOST_NAMED} more" * (len(places) > _MOST_NAMED)
+        again = f"{len(known) - len(intact)} of {len(known)} units run again"
+        return f"{', '.join(places[:_MOST_NAMED])}{more}; {again}; the others are intact"
+
+    def _is_intact(self, key: str, unit: Row) -> bool:
+        """Whether a unit's row names its results, and they are stored as they were."""
+        results = unit.get(RESULTS)
+        if not results:
+            return False
+        rows = {table: self._tables.get(table, {}).get(key) for table in results}
+        return all(row is not None and checksum(row) == results[t] for t, row in rows.items())
+
+    def _read_all(self) -> None:
+        """Read the rows of all segments."""
         for _ in range(_READINGS):
-            self._tables, self._segments = {}, []
+            self._tables, self._segments, self._damaged = {}, [], {}
             try:
-                names = [n for n in self._run.list(self._run.ledger) if n.endswith(".jsonl")]
-                whole = [self._read(name) for name in names]
-                return all(whole)
+                for name in self._run.list(self._run.ledger):
+                    if name.endswith(".jsonl"):
+                        self._read(name)
             except FileNotFoundError:  # merged by the writer since it was listed
                 time.sleep(_PAUSE_S)
             except OSError as error:
                 raise ConfigError(
                     f"--run-dir {self._run.shown}: its ledger cannot be read: {error}"
                 ) from error
+            else:
+                return
         raise ConfigError(
             f"--run-dir {self._run.shown}: its ledger changes while it is read: another raypipe "
             "command is writing it; try again"
         )
 
-    def _read(self, name: str) -> bool:
-        """Read the rows of a segment; return whether all lines are intact."""
+    def _read(self, name: str) -> None:
+        """Read the rows of a segment, and note its damaged lines."""
         path = f"{self._run.ledger}/{name}"
         content = self._run.read(path)
-        damaged, self._lines = False, 0
+        damaged, self._lines = list[str](), 0
         for number, line in enumerate(BytesIO(content), start=1):
             if not line.endswith(b"\n"):
-                log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
-                if self._writable and self._run.is_local:
+                if not self._writable:
+                    log.warning("%s: cut off a half-written last line (%d bytes)", path, len(line))
+                elif self._run.is_local:
                     os.truncate(path, len(content) - len(line))
                 break
             self._lines += 1
             try:
                 table, key, row, place = _decode(line.removesuffix(b"\n"))
             except (ValueError, KeyError, TypeError, RecursionError):
-                damaged = True
-                log.warning("%s line %d is damaged; units will be run again", path, number)
+                damaged.append(f"line {number}")
                 continue
             if place != self._lines:
-                damaged = True
-                log.warning(
-                    "%s: lines before line %d are missing; units will be run again", path, number
-                )
+                damaged.append(f"before line {number}")
                 self._lines = place
             rows = self._tables.setdefault(table, {})
             if row is None:
@@ -233,7 +269,14 @@ class Ledger:
             else:
                 rows[key] = row
         self._segments.append(name)
-        return not damaged
+        if damaged:
+            self._damaged[name] = damaged
+
+
+def checksum(row: Row) -> int:
+    """Return the checksum of a result, without the columns that are added on its way."""
+    own = {name: value for name, value in row.items() if name not in _ADDED}
+    return zlib.crc32(json.dumps(own, sort_keys=True).encode())
 
 
 def _with_shared_names(pairs: list[tuple[str, Any]]) -> Row:
