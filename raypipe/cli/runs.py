@@ -77,10 +77,15 @@ def results(
         _write(command.to_csv(rows) if as_csv else command.to_json(rows))
         return
     width = terminal_width()
+    empty: list[str] = []
+    if table is None and sql is None:
+        rows, empty = command.without_empty(rows)
     shown = rows
     if limit is None and sys.stdout.isatty():
         shown = rows.slice(0, MOST_ROWS)
     typer.echo(view(shown, width, whole=columns is not None or sql is not None or table is None))
+    if empty:
+        typer.echo(f"empty: {', '.join(empty)}")
     if len(shown) < len(rows):
         typer.echo(f"{len(shown):,} of {len(rows):,} rows; --limit 0 shows all")
 
@@ -110,10 +115,12 @@ def logs(
     """Print what a unit printed and why it failed; without UNIT, list all logs and failures."""
     from raypipe.commands import logs as command
 
-    if unit is None:
-        print_frame(command.listing(run_dir))
-    else:
+    if unit is not None:
         typer.echo(command.text(run_dir, unit))
+    elif len(found := command.listing(run_dir)):
+        print_frame(found)
+    else:
+        typer.echo(f"{run_dir}: {command.NONE}")
 
 
 @app.command()

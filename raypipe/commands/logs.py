@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".log"
+#: what is said of a run without logs
+NONE = (
+    "has no logs: no unit printed anything or failed. What a unit prints goes to logs/ in the run "
+    "directory; with --local, to the terminal"
+)
 
 
 def listing(run_dir: str) -> pd.DataFrame:
@@ -33,9 +38,14 @@ def listing(run_dir: str) -> pd.DataFrame:
     for row in ledger.rows("failures"):
         failures.setdefault(_file(run, row), []).append(row)
     sizes = run.sizes(run.logs)
+    units = {}
+    for key, row in ledger.items("units"):
+        variant = row.get("variant", BASE)
+        unit = _full(key.removesuffix(f"@{variant}"), str(row.get("stage", "")), variant)
+        units[run.log(unit).rpartition("/")[2]] = unit
     rows = [
         {
-            "unit": failed[-1]["unit"] if failed else name.removesuffix(_SUFFIX),
+            "unit": _unit(failed[-1]) if failed else units.get(name, name.removesuffix(_SUFFIX)),
             "status": _status(ledger, failed),
             "failures": len(failed),
             "kind": failed[-1]["kind"] if failed else "",
@@ -90,7 +100,7 @@ def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequenc
         if found:
             raise ConfigError(f"{unit}: names several logs: {', '.join(found[:10])}")
     if not known:
-        raise ConfigError(f"{run.shown}: has no logs: no unit printed anything or failed")
+        raise ConfigError(f"{run.shown}: {NONE}")
     raise ConfigError(
         f"{run.shown}: no log of {unit!r}; a unit that printed nothing and did not fail has none "
         f"(`raypipe logs {run.shown}` lists them){did_you_mean(exact, known)}"
@@ -101,11 +111,32 @@ def _status(ledger: Ledger, failed: Sequence[Row]) -> str:
     """Return how the unit of a log ended, as far as its failures and the ledger say."""
     if not failed:
         return "printed"
-    key = variant_name(failed[-1]["unit"], failed[-1].get("variant", BASE))
-    unit = ledger.get("units", key) or {}
-    if unit.get("status") == "succeeded":
+    if has_recovered(ledger, failed[-1]):
         return "recovered"
     return "failed" if failed[-1]["outcome"] == "gave up" else failed[-1]["outcome"]
+
+
+def has_recovered(ledger: Ledger, failure: Row) -> bool:
+    """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
+    unit, stage = failure["unit"], failure.get("stage", "")
+    variant = failure.get("variant", BASE)
+    row = ledger.get("units", variant_name(unit, variant))
+    if row is None and not unit.startswith(f"{stage}/"):
+        row = ledger.get("stages", variant_name(stage, variant))
+    return row is not None and row["status"] == "succeeded"
+
+
+def _unit(failure: Row) -> str:
+    """Return the name of the unit of a failure in the whole run."""
+    return _full(failure["unit"], failure.get("stage", ""), failure.get("variant", BASE))
+
+
+def _full(unit: str, stage: str, variant: str) -> str:
+    """Return the name of a unit in the whole run, as its log has it: it begins with its stage."""
+    first, slash, rest = unit.partition("/")
+    if first == stage or not stage:
+        return f"{variant_name(first, variant)}{slash}{rest}"
+    return f"{variant_name(stage, variant)}/{unit}"
 
 
 def _file(run: RunDirectory, failure: Row) -> str:

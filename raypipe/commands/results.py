@@ -45,6 +45,14 @@ def table(run: RunDirectory, name: str | None) -> pa.Table:
     return tables.read_arrow(run, name)
 
 
+def without_empty(listed: pa.Table) -> tuple[pa.Table, list[str]]:
+    """Return those of the listed tables that have rows, and the names of the others."""
+    if "rows" not in listed.column_names or "table" not in listed.column_names:
+        return listed, []  # columns were chosen
+    is_empty = pc.equal(listed["rows"], 0)
+    return listed.filter(pc.invert(is_empty)), listed.filter(is_empty)["table"].to_pylist()
+
+
 def existing(run_dir: str) -> RunDirectory:
     """Return the run directory at a location, with results. Raises ConfigError if there is none."""
     run = opened(run_dir)

@@ -124,6 +124,7 @@ def execute(request: Request) -> Ended:
         again = request.again(run_dir)
         command_id = secrets.token_hex(4)
         status: StatusWriter | None = None
+        printed = False
         try:
             ledger = Ledger(run_dir, before_writing=check, stamp={"command_id": command_id})
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
@@ -195,6 +196,7 @@ def execute(request: Request) -> Ended:
             result = status.key_result.text if status.key_result else no_number(ledger, own)
             if result:
                 display.say(f"result: {result}")
+            printed = bool(run_dir.list(run_dir.logs))
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
@@ -205,10 +207,11 @@ def execute(request: Request) -> Ended:
             failed = f"the run directory cannot be written: {error}"
         except UnitError as error:
             failed = str(error)
+        if failed or printed:
+            display.say(f"logs: {shlex.join(['raypipe', 'logs', run_dir.shown])}")
         if failed:
-            logs = shlex.join(["raypipe", "logs", run_dir.shown])
             follow = f"{again}{after_edit(stages)}"
-            display.say(f"logs: {logs}\nfailed: {failed}\ncontinue with: {follow}")
+            display.say(f"failed: {failed}\ncontinue with: {follow}")
         else:
             print_recommendation(request, configuration, ledger)
             display.say(f"done: {run_dir.shown} (report: {run_dir.shown}/report/index.html)")

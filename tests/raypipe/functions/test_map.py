@@ -158,6 +158,35 @@ def test_calls_that_failed_and_are_not_asked_for_are_no_failure_of_the_run(name)
     assert status.status == "succeeded"
 
 
+def test_logs_have_the_names_of_calls(name):
+    ended = raypipe("map", f"{name}:score", "x=1", "--run-dir", "r")
+    assert "logs: " not in ended.output
+    none = raypipe("logs", "r").output
+    assert "r: has no logs: no unit printed anything or failed" in none
+    assert "goes to logs/ in the run directory" in none
+    run = RunDirectory.at("r")
+    run.append(run.log("calls/x=1"), b"working on 1\n")
+    ended = raypipe("map", f"{name}:score", "x=[1,2]", "--run-dir", "r")
+    assert f"logs: raypipe logs {Path('r').resolve()}\ndone: " in ended.output
+    assert raypipe("map", f"{name}:score", "x=[1,2,13]", "--run-dir", "r").status == 1
+    listed = raypipe("logs", "r").output
+    names = [line.split()[0] for line in listed.splitlines()[1:]]
+    assert names == ["calls/x=1", "calls/x=13"]
+    for unit in ("calls/x=1", "calls-x=1", "x=1"):
+        assert raypipe("logs", "r", unit).output == "working on 1\n"
+
+
+def test_empty_tables_are_one_line(name):
+    assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
+    filled, empty = raypipe("results", "r").output.split("\nempty: ")
+    assert {line.split()[0] for line in filled.splitlines()[1:]} == {
+        "calls",
+        "environment",
+        "stages",
+    }
+    assert "failures" in empty
+
+
 def test_another_version_is_refused(name):
     assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "r").status == 0
     assert raypipe("map", f"{name}:score", "x=1", "--version", "1", "--run-dir", "r").status == 0
