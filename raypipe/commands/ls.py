@@ -67,8 +67,10 @@ def table(found: Sequence[Summary], location: str, width: int | None) -> str:
     rows = [_row(each, location) for each in found]
     if all(row["experiment"] in row["run"].split("/") for row in rows):
         rows = [{k: v for k, v in row.items() if k != "experiment"} for row in rows]
-    first = ("run", "status", "result", "started")
-    return view(pa.Table.from_pylist(rows), width, whole=True, first=first, how="them with --json")
+    first = ("run", "result", "status", "stages", "started")
+    return view(
+        pa.Table.from_pylist(rows), width, whole=True, first=first, kept=3, how="them with --json"
+    )
 
 
 def as_json(found: Iterable[Summary]) -> list[dict[str, Any]]:
@@ -115,7 +117,8 @@ def _summary(run: RunDirectory) -> Summary | None:
 
 def _row(each: Summary, location: str) -> dict[str, str]:
     base = RunDirectory.at(location)
-    path = each.run.shown
+    path, progress = each.run.shown, each.progress
+    stages = f"{each.ended}/{each.stages}" if each.stages else ""
     if base.is_local and path.startswith(base.path()):
         rest = path.removeprefix(base.path()).lstrip("/")
         path = "/".join(filter(None, (location.rstrip("/"), rest)))
@@ -125,6 +128,6 @@ def _row(each: Summary, location: str) -> dict[str, str]:
         "status": each.status,
         "started": ago(each.started_at),
         "took": "" if each.duration_s is None else rough(each.duration_s),
-        "stages": f"{each.ended}/{each.stages}" if each.stages else "",
+        "stages": " ".join(filter(None, (stages, progress and f"({progress})"))),
         "result": each.result,
     }

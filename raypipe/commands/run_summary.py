@@ -50,6 +50,12 @@ class Summary:
     details: RunStatus | None = None
 
     @property
+    def progress(self) -> str:
+        """How far the stages are that run, or ran when the command was killed: ``fit 26/45``."""
+        rows = self.details.running if self.details is not None else ()
+        return ", ".join(f"{r['stage']} {r['done']}/{r['total']}" for r in rows if r["total"])
+
+    @property
     def exit_status(self) -> int:
         """The exit status of the run's command: 0, 1 or 130."""
         return {"succeeded": 0, "interrupted": 130}.get(self.status, 1)

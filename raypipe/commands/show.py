@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raypipe.commands.logs import has_recovered
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
@@ -70,7 +71,8 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
     if stages:
         yield "stages", _stages(stages)
     yield from (("result", text) for text in results(run, found))
-    failures = _rows(run, "failures")
+    failed = ledger.rows("failures")
+    failures = [row for row in failed if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
         yield "failure", _failure(row)
     if len(failures) > _MOST_FAILURES:
@@ -78,8 +80,14 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
             "",
             f"all {len(failures)}: {shlex.join(['raypipe', 'results', run.shown, 'failures'])}",
         )
-    if found.status not in ("succeeded", "running") and environment:
-        yield "continue", cell(environment[0].get("command"))
+    if later := len(failed) - len(failures):
+        logs = shlex.join(["raypipe", "logs", run.shown])
+        yield "recovered", f"{later} failed attempts of units that succeeded later: {logs}"
+    command = found.details.command if found.details is not None else ""
+    if not command and environment:
+        command = cell(environment[0].get("command"))
+    if found.status not in ("succeeded", "running") and command:
+        yield "continue", command
     elif found.status == "running":
         yield "follow", shlex.join(["raypipe", "watch", run.shown])
     page = f"{run.report}/index.html"
@@ -164,7 +172,7 @@ def _without_seeds(run: RunDirectory) -> dict[str, str]:
 
 def _status(found: Summary) -> str:
     counted = f"{found.ended} of {found.stages} stages" if found.stages else ""
-    parts = [found.status, counted, cell(first_line(found.message))]
+    parts = [found.status, counted, found.progress, cell(first_line(found.message))]
     return ", ".join(filter(None, parts))
 
 

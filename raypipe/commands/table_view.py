@@ -48,7 +48,7 @@ class _Column:
 
     @property
     def least(self) -> int:
-        """The width below which it is left out: numbers and names are never shortened."""
+        """The width below which others are left out first: numbers and names are not shortened."""
         if self.is_number or self.is_fixed:
             return self.widest
         return min(self.widest, max(_SHORT, cell_len(self.name)))
@@ -70,6 +70,7 @@ def view(
     *,
     whole: bool = False,
     first: Sequence[str] = (),
+    kept: int = 1,
     how: str = "them with --columns NAME,NAME, or everything with --csv or --json",
 ) -> str:
     """Return a table as text.
@@ -78,15 +79,16 @@ def view(
         rows: the table.
         width: characters of a line at most; None for any.
         whole: whether the columns were chosen: none is left out for having one value.
-        first: the columns that matter most, of which the first is never shortened; by default the
-            table's first one and its measures.
+        first: the columns that matter most; by default the table's first one and its measures.
+        kept: how many of them are never left out. They are shortened only if nothing else can be,
+            the first one before the others.
         how: how to see what is left out.
 
     """
     if not len(rows):
         return f"(no rows; columns: {', '.join(rows.column_names)})"
     hidden = [] if whole else [name for name in _HIDDEN if name in rows.column_names]
-    columns = _columns(rows.drop_columns(hidden), first)
+    columns = _columns(rows.drop_columns(hidden), first, first[:kept])
     constant: dict[str, str] = {}
     if not whole:
         columns, constant = _without_constant(columns, len(rows))
@@ -126,8 +128,8 @@ def cell(value: Any) -> str:
     return printable(" ".join(text.split()))
 
 
-def _columns(rows: pa.Table, first: Sequence[str]) -> list[_Column]:
-    fixed, first = first[:1], first or [*rows.column_names[:1], *better(rows.schema)]
+def _columns(rows: pa.Table, first: Sequence[str], fixed: Sequence[str]) -> list[_Column]:
+    first = first or [*rows.column_names[:1], *better(rows.schema)]
     ranks = {name: rank for rank, name in enumerate(first)}
     columns: list[_Column] = []
     for place, name in enumerate(rows.column_names):
@@ -169,7 +171,8 @@ def _fitting(columns: Sequence[_Column], width: int | None) -> tuple[list[_Colum
     ranked = sorted(range(len(columns)), key=lambda place: columns[place].rank)
     kept: set[int] = set()
     for place in ranked:
-        if not kept or _total([columns[i] for i in (*kept, place)], least=True) <= width:
+        fits = _total([columns[i] for i in (*kept, place)], least=True) <= width
+        if not kept or columns[place].is_fixed or fits:
             kept.add(place)
     return (
         [column for i, column in enumerate(columns) if i in kept],
@@ -187,6 +190,11 @@ def _laid_out(columns: Sequence[_Column], width: int | None) -> list[str]:
                 break
             widths[place] -= 1
             excess -= 1
+        for place in sorted(range(len(columns)), key=lambda i: columns[i].rank):
+            if columns[place].is_fixed:  # they do not fit, although all others are left out
+                cut = max(0, min(excess, widths[place] - _SHORT))
+                widths[place] -= cut
+                excess -= cut
     parts = [column.lines(size) for column, size in zip(columns, widths, strict=True)]
     return [_GAP.join(line).rstrip() for line in zip(*parts, strict=True)]
 

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from raypipe.cli.completion import run_directories
 from raypipe.commands.logs import listing
-from raypipe.commands.ls import runs
+from raypipe.commands.ls import runs, table
 from raypipe.commands.report import command_of
 from raypipe.commands.results import chosen, existing, to_csv, to_json
 from raypipe.commands.run_summary import opened
@@ -110,6 +110,25 @@ def test_a_shortened_text_keeps_both_ends(text, width):
         assert "…" in short
         assert text.startswith(short.partition("…")[0])
         assert text.endswith(short.rpartition("…")[2])
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_a_list_of_runs_keeps_the_result(tmp_path, monkeypatch, width):
+    monkeypatch.chdir(tmp_path)
+    for number in range(2):
+        run = RunDirectory.at(f"runs/svm2.score/20261125-10112{number}-ab1{number}")
+        key = KeyResult("calls", "accuracy", 0.9310 + number, "higher", "C=0.1, mean of 5")
+        write(run, status(status="interrupted", stages=1, key_result=key))
+    text = table(runs("runs"), "runs", width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    for line, result in zip(lines[1:3], ("1.931", "0.931"), strict=True):
+        assert f"accuracy {result}" in line
+        assert ("(C=0.1, mean of 5)" in line) == (width >= 80)
+        assert "interrupted" in line
+        assert ("runs/svm2.score/20261125-10112" in line) == (width >= 100)
+    assert ("stages" in lines[0]) == (width >= 100)
+    assert ("too wide: " in text) == (width < 120)
 
 
 def test_a_single_row_that_is_too_wide_has_a_line_per_column():
@@ -414,6 +433,17 @@ def test_the_exit_status_is_that_of_the_run(run, ended, expected):
     found, output = followed(run)
     assert found == expected
     assert f"{ended} (why)" in output
+
+
+def test_a_killed_run_says_how_far_it_was_and_how_it_continues(run, capsys):
+    row = {"stage": "calls", "done": 26, "total": 45, "seconds": 1.0, "note": ""}
+    write(run, status(stages=1, running=(row,)))
+    assert raypipe("show", run.location) == 0
+    shown = capsys.readouterr().out
+    assert "interrupted, 0 of 1 stages, calls 26/45, its process ended" in shown
+    assert "continue    raypipe run toy.yaml\n" in shown
+    assert raypipe("ls", run.location) == 0
+    assert "0/1 (calls 26/45)" in capsys.readouterr().out
 
 
 def test_a_killed_run_is_told_from_one_that_goes_on(run):

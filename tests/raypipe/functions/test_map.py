@@ -145,6 +145,9 @@ def test_a_failed_call_loses_no_other_and_runs_again_once_it_is_corrected(folder
     ended = raypipe("map", f"{name}:score", "x=[1,13,2]", "version=1", "--run-dir", "r")
     assert ended.status == 0, ended.output
     assert list(calls()["x"]) == [1, 13, 2]
+    shown = raypipe("show", "r").output
+    assert "failure" not in shown
+    assert "1 failed attempts of units that succeeded later" in shown
     assert (calls().set_index("x").loc[[1, 2], "duration_s"] == stored["duration_s"]).all()
 
 
