@@ -29,7 +29,8 @@ _MOST_POINTS = 10_000
 def matrix_or_sweep(configuration: Configuration, only: Sequence[str]) -> tuple[Configuration, str]:
     """Return a configuration without its sweep if it has a matrix, and a message that says so.
 
-    A sweep alone (``only``) runs without the matrix.
+    A sweep alone (``only``) runs without the matrix. The message of a run that also trains the
+    swept stage says that the training does not use the sweep.
 
     Raises:
         ConfigError: a stage of the matrix takes its settings from the sweep.
@@ -37,7 +38,7 @@ def matrix_or_sweep(configuration: Configuration, only: Sequence[str]) -> tuple[
     """
     matrix, sweep = configuration.settings.matrix, configuration.settings.sweep
     if matrix is None or not matrix.keys or sweep is None:
-        return configuration, ""
+        return configuration, _unused(configuration, only)
     if list(only) == [SWEEP]:
         return configuration.with_values({"matrix": None}, "the sweep"), ""
     if getattr(configuration.settings, sweep.stage).from_sweep:
@@ -47,6 +48,20 @@ def matrix_or_sweep(configuration: Configuration, only: Sequence[str]) -> tuple[
         )
     message = "the sweep is left out of the matrix; `raypipe sweep` runs it"
     return configuration.with_values({SWEEP: None}, "the matrix"), message
+
+
+def _unused(configuration: Configuration, only: Sequence[str]) -> str:
+    """Return a message if a run sweeps a stage, and trains it without what the sweep recommends."""
+    sweep = configuration.settings.sweep
+    if sweep is None or (only and not {SWEEP, sweep.stage} <= set(only)):
+        return ""
+    section = getattr(configuration.settings, sweep.stage, None)
+    if not isinstance(section, TrainStageSettings) or section.from_sweep:
+        return ""
+    return (
+        f"{sweep.stage}: does not use what the sweep recommends ({sweep.stage}.from_sweep = false; "
+        "true trains with it)"
+    )
 
 
 def selected(

@@ -127,6 +127,7 @@ class Stage:
         after_failures: whether it also runs, on what there is, if stages that it needs failed.
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
+        alone: whether no other stage may run beside it, because it measures the speed of CPUs.
         portable: whether other run directories may take its results from a shared store: not if
             they are measurements of this machine.
         strict_code: whether its stored results are refused, not kept with a warning, once the
@@ -151,6 +152,7 @@ class Stage:
     after_failures: bool = False
     training: Training | None = None
     on_gpu: bool = False
+    alone: bool = False
     portable: bool = True
     strict_code: bool = False
     forget: Callable[[StageContext, Sequence[Unit]], None] | None = None

@@ -1,6 +1,7 @@
 """Stage scheduler: every stage starts as soon as the stages that it needs have ended.
 
-A stage whose units need different stages starts when the first of them can be computed.
+A stage whose units need different stages starts when the first of them can be computed. A stage
+that measures speed starts when no other one runs, and no other one starts beside it.
 
 Stages share the cluster by the leases of their trainings, trials and tasks
 (:mod:`raypipe.pipeline.allocator`); those of the stage with the longest remaining path come first.
@@ -56,6 +57,7 @@ def run_concurrently(
     needs: dict[str, set[frozenset[str]]] = {}
     waiting: list[Stage] = []
     running: dict[str, Future[None]] = {}
+    started: dict[str, Stage] = {}
 
     def add(stages: Sequence[Stage]) -> None:
         longest = remaining_paths(stages)
@@ -78,13 +80,15 @@ def run_concurrently(
             # stages that started early wait for others, which must find a thread
             ready = whole[: _MOST_STAGES - len(running)]
             ready += early[: max(0, _MOST_STAGES // 2 - len(running) - len(ready))]
-            for stage in ready:
+            for stage in _undisturbed(ready, started.values(), unsettled):
                 waiting.remove(stage)
+                started[stage.key] = stage
                 running[stage.key] = Future()  # before the start, in which Ctrl-C may come
                 _start(run, stage, running[stage.key])
             wait(running.values(), timeout=_POLL_S, return_when=FIRST_COMPLETED)
             over = [name for name, future in running.items() if future.done()]
             for name in over:
+                del started[name]
                 running.pop(name).result()
             if over:
                 add(further())
@@ -164,6 +168,21 @@ def remaining_paths(
 def _alternatives(stage: Stage) -> set[frozenset[str]]:
     """Return the sets of stages one of which has to end before a stage can start."""
     return {stage.needed_by(unit) for unit in stage.units} or {frozenset(stage.needed_keys)}
+
+
+def _undisturbed(
+    ready: Sequence[Stage], running: Collection[Stage], unsettled: Collection[str]
+) -> Sequence[Stage]:
+    """Return the stages to start now, so that a stage that measures speed runs alone.
+
+    Nothing is held back while a running stage waits for others, as one that started early does.
+    """
+    if any(not set(stage.needed_keys).isdisjoint(unsettled) for stage in running):
+        return ready
+    alone = [stage for stage in ready if stage.alone]
+    if any(stage.alone for stage in running) or (alone and running):
+        return []
+    return alone[:1] or ready
 
 
 def _start(run: Run, stage: Stage, future: Future[None]) -> None:

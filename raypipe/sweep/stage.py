@@ -85,7 +85,18 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     number = sweep.samples if sweep.is_searched else len(given)
     workload = f"{number} trials" + (f" of {steps} steps" if steps else "")
     units = [*units, last]
-    stage = Stage(NAME, run, units, tried.needs, (), workload, on_gpu=tried.on_gpu, portable=False)
+    measures = sweep.kind == "systems" and maker.device[0] == "cpu"
+    stage = Stage(
+        NAME,
+        run,
+        units,
+        tried.needs,
+        (),
+        workload,
+        on_gpu=tried.on_gpu,
+        alone=measures,
+        portable=False,
+    )
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]

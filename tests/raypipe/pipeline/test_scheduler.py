@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,48 @@ def test_the_stage_with_the_longest_remaining_path_starts_first():
     ran: list[str] = []
     run_concurrently(stages, lambda stage: ran.append(stage.name), pytest.fail)
     assert ran.index("b") == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.data())
+def test_nothing_runs_beside_a_stage_that_measures_speed(stages, data):
+    names = data.draw(st.sets(st.sampled_from([each.name for each in stages]), max_size=3))
+    lock, running, over = threading.Lock(), set[str](), []
+
+    def run(stage: Stage) -> None:
+        with lock:
+            assert not running or not (stage.alone or running & names)
+            running.add(stage.name)
+        time.sleep(0.001)
+        with lock:
+            running.remove(stage.name)
+            over.append(stage.name)
+
+    graph = [replace(each, alone=each.name in names) for each in stages]
+    run_concurrently(in_order(graph), run, lambda: None)
+    assert sorted(over) == sorted(each.name for each in stages)
+
+
+def test_a_stage_that_started_early_is_not_waited_for_by_one_that_measures_speed():
+    """It waits for others itself, which could not start."""
+    outcomes = scheduler.Outcomes()
+    slow = Stage("slow", finish, [Unit("slow")])
+    units = [Unit("one", needs=("quick",)), Unit("all", needs=("quick", "slow", "sweep"))]
+    early = Stage("early", finish, units, ("quick", "slow", "sweep"))
+    measured = Stage("sweep", finish, [Unit("sweep")], ("slow",), alone=True)
+
+    def run(stage: Stage) -> None:
+        begun.append(stage.name)
+        if stage.name == "slow":
+            assert is_early.wait(60)
+        if stage.name == "early":
+            is_early.set()
+            outcomes.wait(["sweep"])
+        outcomes.end(stage.key, None)
+
+    begun, is_early = list[str](), threading.Event()
+    run_concurrently([Stage("quick", finish), slow, measured, early], run, outcomes.interrupt)
+    assert sorted(begun) == ["early", "quick", "slow", "sweep"]
 
 
 def test_more_stages_than_threads_run_in_turn(monkeypatch):
