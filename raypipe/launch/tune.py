@@ -344,13 +344,15 @@ def _lacking_room(
 
 def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | None:
     """Return the scheduler that stops bad trials, with earlier commands' results replayed."""
+    if settings.scheduler not in ("asha", "median"):
+        return None
     metric = {"loss_final": "loss"}.get(settings.metric_name, settings.metric_name)
     mode, grace = settings.direction, settings.grace_steps or 1
     scheduler: TrialScheduler
     if settings.scheduler == "asha":
         factor = settings.reduction_factor
         scheduler = AsyncHyperBandScheduler("step", metric, mode, _ENDLESS, grace, factor)
-    elif settings.scheduler == "median":
+    else:
         scheduler = MedianStoppingRule(
             "step",
             metric,
@@ -358,8 +360,6 @@ def scheduler_of(settings: SweepSettings, trials: Trials) -> TrialScheduler | No
             grace_period=grace,
             min_time_slice=cast("int", math.inf),  # it would pause trials to start others
         )
-    else:
-        return None
     earlier: dict[str, Any] = {}
     for trial_id, row in trials.history():
         if trial_id not in earlier:

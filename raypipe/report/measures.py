@@ -14,8 +14,13 @@ from typing import Any
 from raypipe.storage.tables import Column
 
 #: names of metrics of which lower or higher is better, unless the experiment says otherwise
-_LOWER = re.compile(r"loss|perplexity|entropy|error|regret|nll|(^|_)(mae|mse|rmse)(_|$)")
-_HIGHER = re.compile(r"accuracy|(^|_)(acc|auc|auroc|bleu|f1|mrr|precision|r2|recall|rouge)(_|$)")
+_LOWER = re.compile(
+    r"loss|perplexity|entropy|error|regret|nll|(^|_)(mae|mse|rmse|ppl|wer|time|bytes|energy)(_|$)"
+)
+_HIGHER = re.compile(
+    r"accuracy|(^|_)(acc|auc|auroc|bleu|f1|mfu|mrr|precision|r2|recall|rouge)(_|$)"
+)
+_RATE = re.compile(r"_per_s$")
 #: begins the names of columns with held-out metrics
 PREFIX = "eval_"
 #: stands for a training without evaluations
@@ -24,17 +29,23 @@ LOSS = Column("loss_final", "real", "Training loss of the last logged step.", be
 
 def better_by_name(name: str) -> str:
     """Return ``lower`` or ``higher`` as the name of a metric tells; empty if it does not."""
-    if _LOWER.search(name):
+    if _LOWER.search(name) and not _RATE.search(name):
         return "lower"
-    return "higher" if _HIGHER.search(name) else ""
+    return "higher" if _HIGHER.search(name) or _RATE.search(name) else ""
 
 
 def monitors_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the monitored columns ``eval_...`` of a configuration, with ``lower`` or ``higher``.
 
-    Monitors are the sections that are named so; any other content of them is ignored.
+    Monitors are the sections that are named so; any other content of them is ignored. The metric of
+    a sweep counts, too, and comes first.
     """
     found: dict[str, str] = {}
+    if isinstance(sweep := settings.get("sweep"), Mapping):
+        metric, mode = str(sweep.get("metric")), sweep.get("mode")
+        better = {"max": "higher", "min": "lower"}.get(str(mode)) or better_by_name(metric)
+        if metric.startswith(PREFIX) and better:
+            found[metric] = better
     for name, value in settings.items():
         if not isinstance(value, Mapping):
             continue

@@ -148,8 +148,8 @@ class History:
         return max(self.rows, default=0)
 
     def last_values(self) -> dict[str, Any]:
-        """Return the last value of each metric, as columns of ``trials``."""
-        found: dict[str, Any] = {}
+        """Return the last finite value of each metric, None without one, for ``trials``."""
+        found: dict[str, Any] = {name: None for row in self.rows.values() for name in row}
         for _, row in sorted(self.rows.items()):
             found |= {name: value for name, value in row.items() if value is not None}
         found |= {name: finite_or_none(value) for name, value in self.summary.items()}

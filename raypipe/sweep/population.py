@@ -22,8 +22,8 @@ from raypipe.config.axes import AxisSettings, Value
 from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import Identity
-from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
+from raypipe.sweep.objective import Objective
 from raypipe.sweep.space import Point, place, points
 from raypipe.sweep.trials import Trial, TrialMaker, shown, trial_unit
 from raypipe.training.task import ExternalTask
@@ -40,14 +40,17 @@ class Population:
 
     Args:
         maker: makes trials from points.
+        objective: decides which members are better.
         name: the name of this search in its rows.
         interval: steps per generation.
         steps: steps of a whole training.
 
     """
 
-    def __init__(self, maker: TrialMaker, name: str, interval: int, steps: int) -> None:
-        self._maker, self._name = maker, name
+    def __init__(
+        self, maker: TrialMaker, objective: Objective, name: str, interval: int, steps: int
+    ) -> None:
+        self._maker, self._objective, self._name = maker, objective, name
         self._interval, self._steps = interval, steps
         self._axes = {maker.key(key): axis for key, axis in maker.sweep.axes.items()}
         self._generation = 0
@@ -105,18 +108,14 @@ class Population:
 
     def _ranked(self) -> list[int]:
         """Return the members that can continue, the best first."""
-        sign = -1 if self._maker.sweep.direction == "max" else 1
         costs = {}
         for number, member in enumerate(self._members):
-            value = self._value(self._rows[member.unit.key])
-            if value is not None:
-                costs[number] = sign * value
+            row = self._rows[member.unit.key]
+            if row is None or row["status"] != "succeeded":
+                continue
+            if (cost := self._objective.cost(row)) is not None:
+                costs[number] = cost
         return sorted(costs, key=lambda number: (costs[number], number))
-
-    def _value(self, row: Row | None) -> float | None:
-        if row is None or row["status"] != "succeeded":
-            return None
-        return finite_or_none(row.get(self._maker.sweep.metric_name))
 
     def _breed(self) -> None:
         """Make the next generation."""

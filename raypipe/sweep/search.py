@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 from optuna.trial import TrialState, create_trial
 
-from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
-from raypipe.stats import finite_or_none
+from raypipe.pipeline.optuna_samplers import distribution, sampler_for, study_of
 from raypipe.storage.ledger import Row
+from raypipe.sweep.objective import Objective
 from raypipe.sweep.trials import Trial, TrialMaker
 
 
@@ -48,26 +48,28 @@ class OptunaSearch:
 
     A proposal depends on the seed, its number and the values reported so far. A continued search
     therefore proposes the same points as an uninterrupted one if trials end in the same order.
+    ``objective`` is minimized or maximized.
     ``name`` is the name of this search in its rows; ``rows`` are those of earlier commands.
     """
 
-    def __init__(self, maker: TrialMaker, name: str, rows: Iterable[Row]) -> None:
-        self._maker, self._name = maker, name
+    def __init__(
+        self, maker: TrialMaker, objective: Objective, name: str, rows: Iterable[Row]
+    ) -> None:
+        self._maker, self._objective, self._name = maker, objective, name
         self._distributions = {
             maker.key(key): distribution(axis) for key, axis in maker.sweep.axes.items()
         }
-        direction: Direction = "maximize" if maker.sweep.direction == "max" else "minimize"
-        self._study = study_of([direction], sampler_for("tpe", maker.sweep.seed, 0, self.total))
+        self._study = study_of(["minimize"], sampler_for("tpe", maker.sweep.seed, 0, self.total))
         self._numbers: dict[str, int] = {}
         for row in sorted(rows, key=lambda row: (row["number"], row["trial_id"])):
-            value = self._value(row)
+            cost = self._cost(row)
             self._numbers[row["trial_id"]] = self._asked
             self._study.add_trial(
                 create_trial(
                     params=row["point"],
                     distributions=self._distributions,
-                    value=value,
-                    state=_state(value),
+                    value=cost,
+                    state=_state(cost),
                 )
             )
 
@@ -107,10 +109,10 @@ class OptunaSearch:
 
     def tell(self, trial: Trial, row: Row | None) -> None:
         """Record the outcome of a trial."""
-        value = None if row is None else self._value(row)
+        cost = None if row is None else self._cost(row)
         number = self._numbers[trial.unit.key]
         # a trial of an earlier command keeps the value reported then
-        self._study.tell(number, value, _state(value), skip_if_finished=True)
+        self._study.tell(number, cost, _state(cost), skip_if_finished=True)
 
     def about(self, trial: Trial) -> dict[str, Any]:
         """Return the columns that place a trial in the search."""
@@ -120,11 +122,11 @@ class OptunaSearch:
         """Return the trial itself: no other one continues from it."""
         return [trial.unit.key]
 
-    def _value(self, row: Row) -> float | None:
+    def _cost(self, row: Row) -> float | None:
         if row["status"] not in ("succeeded", "interrupted"):
             return None
-        return finite_or_none(row.get(self._maker.sweep.metric_name))
+        return self._objective.cost(row)
 
 
-def _state(value: float | None) -> TrialState:
-    return TrialState.FAIL if value is None else TrialState.COMPLETE
+def _state(cost: float | None) -> TrialState:
+    return TrialState.FAIL if cost is None else TrialState.COMPLETE

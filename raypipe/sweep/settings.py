@@ -71,11 +71,13 @@ class SweepSettings(Settings):
     )
     metric: str | None = Field(
         None,
-        description="Column of `trials` to compare; by default samples_per_s, or loss_final for "
-        "kind=quality.",
+        description="Column of `trials` to compare; by default samples_per_s, or for kind=quality "
+        "the metric of `training.monitor`, else the first held-out one, else loss_final.",
     )
     mode: Literal["min", "max"] | None = Field(
-        None, description="Whether the metric is minimized or maximized; by default from its name."
+        None,
+        description="Whether the metric is minimized or maximized; by default what is declared, "
+        "the mode of the monitor, or what its name tells.",
     )
     samples: PositiveInt = Field(
         16, description="Number of draws if an axis is not a grid; size of a population."
@@ -114,15 +116,15 @@ class SweepSettings(Settings):
 
     @property
     def metric_name(self) -> str:
-        """The column that a sweep optimizes."""
-        return self.metric or ("samples_per_s" if self.kind == "systems" else "loss_final")
+        """The column that a sweep optimizes; empty if its first trial decides."""
+        return self.metric or ("samples_per_s" if self.kind == "systems" else "")
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether the metric is minimized or maximized."""
-        if self.mode is not None:
-            return self.mode
-        return "max" if self.metric_name.endswith("_per_s") or self.metric_name == "mfu" else "min"
+        """Whether the metric is minimized or maximized. Raises ValueError before it is known."""
+        if self.mode is None:
+            raise ValueError("the mode of the sweep's metric was not resolved")
+        return self.mode
 
     @property
     def has_rounds(self) -> bool:
@@ -151,6 +153,8 @@ class SweepSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> SweepSettings:
+        if self.mode is not None and self.metric is None:
+            raise ValueError(f"mode = {self.mode}: of which metric? give metric, too")
         if self.kind == "systems":
             if self.scheduler is not None:
                 raise ValueError(f"scheduler = {self.scheduler}: is for kind = quality")

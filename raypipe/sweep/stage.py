@@ -16,6 +16,7 @@ from raypipe.pipeline.identity import Identity
 from raypipe.storage.ledger import Row
 from raypipe.sweep.edges import edge_remarks
 from raypipe.sweep.memory import Memory
+from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.population import Population, check_changeable, lineage
@@ -40,8 +41,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     """Return the stages of a configuration, the sweep before the stages that use its winner.
 
     Raises:
-        ConfigError: the swept stage is not a training stage, an axis has invalid values, or a stage
-            takes its settings from a sweep of another stage.
+        ConfigError: the swept stage is not a training stage, an axis has invalid values, no trial
+            has the metric, or a stage takes its settings from a sweep of another stage.
 
     """
     plain, sweep = list(configuration.stages()), configuration.settings.sweep
@@ -55,6 +56,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     if sweep is None:
         return plain
     tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
+    sweep = with_metric(configuration, swept)
     maker = TrialMaker(configuration, sweep, nodes)
     if sweep.scheduler == "pbt":
         check_changeable(maker, swept)
@@ -64,19 +66,22 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
     def run(context: StageContext) -> None:
         memory, trials = Memory(*maker.device), given
+        objective = Objective(sweep, declared_columns(configuration))
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.scheduler == "pbt":
-            search = Population(maker, last.key, grace, steps)
+            search = Population(maker, objective, last.key, grace, steps)
         elif sweep.search == "optuna":
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
-            search = OptunaSearch(maker, last.key, rows)
+            search = OptunaSearch(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
-        under_way = Sweep(context, sweep, trials, memory, search)
+        under_way = Sweep(context, sweep, trials, memory, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
         context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
-        _summarize(context, maker, under_way.trials, memory)
+        if under_way.mistake is not None:
+            raise under_way.mistake
+        _summarize(context, maker, under_way.trials, memory, objective)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last.key)
@@ -165,7 +170,11 @@ def _taking(stage: Stage, maker: TrialMaker) -> Stage:
 
 
 def _summarize(
-    context: StageContext, maker: TrialMaker, trials: Sequence[Trial], memory: Memory
+    context: StageContext,
+    maker: TrialMaker,
+    trials: Sequence[Trial],
+    memory: Memory,
+    objective: Objective,
 ) -> None:
     """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
     settings = maker.sweep
@@ -175,8 +184,8 @@ def _summarize(
         rows |= {key: {**rows[key], **found} for key, found in measures.items()}
         context.ledger.put("trials", {key: rows[key] for key in measures})
     context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
-    quality = settings.metric_name if settings.kind == "quality" else None
-    best = front(list(rows.values()), quality, settings.direction)
+    quality = objective.column if settings.kind == "quality" else None
+    best = front(list(rows.values()), quality, objective.mode)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
@@ -194,8 +203,8 @@ def _summarize(
     whole = [t for t in trials if (t.until or 0) == end and t.unit.key in rows]
     found = recommend(
         [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in whole],
-        settings.metric_name,
-        settings.direction,
+        objective.column,
+        objective.mode,
         settings.parity_tolerance,
         memory.capacity_bytes,
         measured(context.ledger, rows.values(), settings) if settings.has_rounds else None,
@@ -213,8 +222,8 @@ def _summarize(
     row = {
         "trained_stage": settings.stage,
         "trial_id": found.trial_id,
-        "metric": settings.metric_name,
-        "mode": settings.direction,
+        "metric": objective.column,
+        "mode": objective.mode,
         "value": found.value,
         "reason": found.reason,
         **found.columns,

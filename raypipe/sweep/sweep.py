@@ -12,9 +12,11 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.stage_units import is_done
 from raypipe.pipeline.unit_logs import Failure, first_line
 from raypipe.provenance import ago
+from raypipe.stats import finite_or_none
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
+from raypipe.sweep.objective import Objective
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.rounds import TABLE, Rounds, forget, last_round, round_row
@@ -33,7 +35,8 @@ class Sweep:
     it is skipped if nothing else is running. Out of memory is a result. A trial whose worker died
     is retried ``max_restarts`` times. A search adds its trials one at a time, when there is room.
     With a scheduler, ``history`` replays the logged steps of trials that ended earlier. After its
-    trials, a systems sweep measures those that may be the best again, in rounds.
+    trials, a systems sweep measures those that may be the best again, in rounds. ``mistake`` is the
+    error of an objective that trials do not have; no further trial is started then.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class Sweep:
         settings: SweepSettings,
         trials: Sequence[Trial],
         memory: Memory,
+        objective: Objective,
         search: Search | None = None,
     ) -> None:
         self._context, self._settings = context, settings
         self._all = {trial.unit.key: trial for trial in trials}
-        self._memory, self._search = memory, search
+        self._memory, self._objective, self._search = memory, objective, search
+        self.mistake: UnitError | None = None
         # new trials may correct an earlier prediction
         self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
         self._running: dict[str, TrainingJob] = {}
@@ -70,6 +75,8 @@ class Sweep:
 
     def next(self) -> TrainingJob | None:
         """Return the next trial that may fit; None while it depends on running trials."""
+        if self.mistake is not None:
+            return None
         for trial in list(self._waiting):
             if trial.lacks is not None:
                 self._skip(trial, trial.lacks)
@@ -88,7 +95,9 @@ class Sweep:
 
     @property
     def is_over(self) -> bool:
-        """Whether every trial has run or was skipped."""
+        """Whether every trial has run or was skipped, or a mistake ended the sweep."""
+        if self.mistake is not None:
+            return not self._running
         searched = self._search is None or self._search.is_over
         tried = searched and not self._waiting and not self._running
         if not tried or not self._settings.has_rounds:
@@ -123,6 +132,8 @@ class Sweep:
             if not self._is_new(trial):  # done by an earlier command or another sweep
                 recorded = self._context.ledger.get("trials", trial.unit.key)
                 self._remember(trial, recorded)
+                if self.mistake is not None:
+                    return None
                 self._tell(trial, recorded)
             elif trial.lacks is not None:
                 self._skip(trial, trial.lacks)
@@ -169,8 +180,9 @@ class Sweep:
             if self._settings.has_rounds:
                 self._record_first(trial, outcome, duration_s)
             self._record(trial, job, "succeeded", columns)
-            metric = self._settings.metric_name
-            self._say(trial, f"{metric} {outcome.get(metric, float('nan')):.4g}")
+            column = self._objective.column
+            value = finite_or_none(outcome.get(column))
+            self._say(trial, "done" if value is None else f"{column} {value:.4g}")
             return
         if self._is_tried_again(trial, job, outcome):
             return
@@ -315,7 +327,8 @@ class Sweep:
             self._context.finish(trial.unit)
         recorded = self._context.ledger.get("trials", trial.unit.key)
         self._remember(trial, recorded)
-        self._tell(trial, recorded)
+        if self.mistake is None:
+            self._tell(trial, recorded)
 
     def _tell(self, trial: Trial, row: Row | None) -> None:
         """Report an outcome to the search, and delete checkpoints that are no longer needed."""
@@ -328,8 +341,12 @@ class Sweep:
             self._context.run_dir.delete(self._context.run_dir.checkpoints(trial_id))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
-        """Update the memory model with a recorded trial."""
+        """Update the memory model and the objective with a recorded trial."""
         if row is not None and row["status"] == "succeeded":
+            try:
+                self._objective.settle(row)
+            except UnitError as error:
+                self.mistake = self.mistake or error
             self._memory.observe(trial, peak_bytes(row))
         elif row is not None and row["status"] == "out_of_memory":
             self._memory.ran_out(trial)

@@ -22,9 +22,9 @@ class _Trial:
 
 def settings(kind: str) -> SweepSettings:
     axes: Any = {"a": {"grid": [1]}}
-    return SweepSettings(
-        stage="t", kind="quality", axes=axes, scheduler=kind, grace_steps=2, reduction_factor=2
-    )
+    metric: Any = {"metric": "loss_final", "mode": "min"}
+    ends: Any = {"scheduler": kind, "grace_steps": 2, "reduction_factor": 2}
+    return SweepSettings(stage="t", kind="quality", axes=axes, **metric, **ends)
 
 
 def ended(scheduler: Any, number: int, curve: list[float]) -> int:

@@ -104,18 +104,3 @@ def test_axes_may_be_nested_or_dotted():
 def test_settings_that_contradict_each_other(given, message):
     with pytest.raises(ValidationError, match=message):
         SweepSettings(stage="train", axes={"a": {"grid": [1]}}, **given)
-
-
-@pytest.mark.parametrize(
-    ("given", "metric", "direction"),
-    [
-        ({}, "samples_per_s", "max"),
-        ({"kind": "quality"}, "loss_final", "min"),
-        ({"metric": "mfu"}, "mfu", "max"),
-        ({"metric": "energy_j_per_sample"}, "energy_j_per_sample", "min"),
-        ({"kind": "quality", "metric": "eval_accuracy", "mode": "max"}, "eval_accuracy", "max"),
-    ],
-)
-def test_the_direction_follows_from_the_metric(given, metric, direction):
-    sweep = SweepSettings(stage="train", axes={"a": {"grid": [1]}}, **given)
-    assert (sweep.metric_name, sweep.direction) == (metric, direction)
