@@ -18,7 +18,7 @@ from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
-from raypipe.sweep.trials import Trial, TrialMaker, training_stage
+from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training_stage
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
@@ -212,7 +212,9 @@ def fitting(
         raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
     makers = []
     for name in names if stage is None else [stage]:
-        settings = training_stage(stages, name, "command line: --stage")[1].settings
+        training = training_stage(stages, name, "command line: --stage")[1]
+        check_counts_steps(training, f"{configuration.origin}: {name}.command", "raypipe fit")
+        settings = training.settings
         axis = AxisSettings(grid=get_args(Precision))
         sweep = SweepSettings(
             stage=name,
@@ -222,7 +224,7 @@ def fitting(
             steps=_STEPS,
             concurrent=1,
         )
-        makers.append(TrialMaker(configuration, sweep, nodes))
+        makers.append(TrialMaker(configuration, sweep, nodes, exact=False))
     return makers
 
 

@@ -27,6 +27,7 @@ from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
     Trial,
     TrialMaker,
+    check_counts_steps,
     shown,
     total_steps,
     training_stage,
@@ -57,6 +58,9 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         return plain
     tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
     sweep = with_metric(configuration, swept)
+    if sweep.kind == "systems":
+        where = f"{configuration.origin}: {sweep.stage}.command"
+        check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
     maker = TrialMaker(configuration, sweep, nodes)
     if sweep.scheduler == "pbt":
         check_changeable(maker, swept)
@@ -78,6 +82,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, memory, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
+        if remark := differing_batches(trials):
+            context.say(remark)
         context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
         if under_way.mistake is not None:
             raise under_way.mistake
@@ -105,6 +111,17 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
+
+
+def differing_batches(trials: Sequence[Trial]) -> str:
+    """Return a remark if trials differ in the effective batch although that is not an axis."""
+    sizes = {trial.training.settings.training.effective_batch or 0 for trial in trials}
+    if len(sizes) < 2 or any(key.endswith(".effective_batch") for key in trials[0].point):
+        return ""
+    return (
+        f"the points have effective batches of {min(sizes)} to {max(sizes)} samples, which changes "
+        "the training; sweep.constraints.effective_batch keeps it"
+    )
 
 
 def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:

@@ -12,6 +12,8 @@ from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.pipeline.identity import Identity, fingerprint
+from raypipe.scripts.settings import ScriptStageSettings
+from raypipe.scripts.task import ScriptTask
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
@@ -82,11 +84,15 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialMaker:
-    """Makes trials from points, for one stage of a configuration."""
+    """Makes trials from points, for one stage of a configuration.
+
+    ``exact`` rules out a script's batch sizes whose product is not the constraint's.
+    """
 
     configuration: Configuration
     sweep: SweepSettings
     nodes: Sequence[Hardware]
+    exact: bool = True
 
     def trials(self) -> list[Trial]:
         """Return the trials of all points that the constraints allow, small micro-batches first.
@@ -116,7 +122,7 @@ class TrialMaker:
             raise ConfigError(
                 f"{self.configuration.origin}: sweep: no point has training.effective_batch = "
                 f"{self.sweep.constraints.effective_batch}; give micro-batches that are at most "
-                "that over the workers"
+                "that over the workers (those of a script must divide it)"
             )
         ordered = sorted(found.values(), key=lambda trial: (trial.micro_batch, trial.accumulation))
         if self.sweep.kind == "systems":
@@ -142,6 +148,8 @@ class TrialMaker:
                 raise
             return None
         swept, training = training_stage(varied.stages(), stage, "sweep.stage")
+        if self.exact and sweep.constraints.effective_batch and not _is_exact(training):
+            return None
         identity = self._identity(swept, training)
         settings = training.settings
         kept = settings.training.model_dump(mode="json", exclude=_SAME_MEMORY)
@@ -233,6 +241,35 @@ def total_steps(training: Training, run: RunDirectory) -> int:
     cut = (settings.micro_batch or 1) * (settings.accumulation or 1) * workers
     phases = training.task(run).phases(settings, settings.effective_batch or cut)
     return sum(phase.steps for phase in phases)
+
+
+def check_counts_steps(training: Training, where: str, what: str, instead: str = "") -> None:
+    """Reject a script that receives its length in epochs, for trials of a few steps.
+
+    Raises:
+        ConfigError: it does; ``where`` is the stage, ``what`` measures it, ``instead`` is advice.
+
+    """
+    task = training.task(None) if isinstance(training.settings, ScriptStageSettings) else None
+    if isinstance(task, ScriptTask) and "epochs" in task.used:
+        raise ConfigError(
+            f"{where}: the script receives {{epochs}}, and {what} counts steps; use {{steps}}"
+            f"{instead}"
+        )
+
+
+def _is_exact(training: Training) -> bool:
+    """Whether a step has the effective batch: raypipe's own loop shortens micro-batches for it.
+
+    A script that receives the micro-batch and the accumulation takes their product.
+    """
+    if not isinstance(training.settings, ScriptStageSettings):
+        return True
+    task, sizes = training.task(None), training.settings.training
+    if isinstance(task, ScriptTask) and "effective_batch" in task.used:
+        return True
+    product = (sizes.micro_batch or 1) * (sizes.accumulation or 1)
+    return product * training.settings.scaling.most_workers == sizes.effective_batch
 
 
 def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stage, Training]:

@@ -270,13 +270,54 @@ def test_the_recommendation_of_a_sweep_is_trained(raypipe: Run, folder: Path) ->
         command=COMMAND.replace("{learning_rate}", "{rate}"),
         parameters={"rate": 0.0},
         from_sweep=True,
-        sweep={"stage": "train", "kind": "quality", "axes": axes},
+        sweep={"stage": "train", "kind": "quality", "metric": "loss_final", "axes": axes},
     )
     assert ended.status == 0, ended.output
     trials = table(folder, "trials").set_index("stage")
     assert trials.loc["train", "param_rate"] == 0.3
     assert len(trials.loc["sweep"]) == 2
     assert trials.loc["train", "loss_final"] == trials.loc["sweep", "loss_final"].min()
+
+
+def test_a_metric_that_the_script_lacks_ends_the_sweep_after_the_first_trial(
+    raypipe: Run, folder: Path
+) -> None:
+    axes = {"training.learning_rate": [0.1, 0.2, 0.3]}
+    quality = {"stage": "train", "kind": "quality", "axes": axes}
+    ended = raypipe("sweep", sweep=quality | {"metric": "eval_acc"})
+    assert ended.status == 1, ended.output
+    assert "eval_acc: the first finished trial has no such metric; did you mean eval_accur" in (
+        ended.output
+    )
+    assert "recommended" not in ended.output
+    assert len(table(folder, "trials")) == 1
+    # the right name continues; all trials have the same accuracy, and more of it is better
+    ended = raypipe("sweep", sweep=quality)
+    assert ended.status == 0, ended.output
+    assert len(table(folder, "trials")) == 3
+    best = table(folder, "recommendations").iloc[0]
+    assert (best["metric"], best["mode"]) == ("eval_accuracy", "max")
+
+
+def test_a_systems_sweep_counts_steps(raypipe: Run) -> None:
+    given = {
+        "command": COMMAND.replace("{steps}", "{epochs}"),
+        "training": {"steps": None, "epochs": 2},
+    }
+    axes = {"training.learning_rate": [0.1, 0.2]}
+    ended = raypipe("sweep", **given, sweep={"stage": "train", "axes": axes})
+    assert ended.status == 2
+    assert "receives {epochs}, and a systems sweep counts steps; use {steps}, or kind: q" in (
+        ended.output
+    )
+
+
+def test_a_script_takes_the_product_of_its_batch_sizes(raypipe: Run) -> None:
+    kept = {"effective_batch": 8}
+    sweep = {"stage": "train", "constraints": kept, "axes": {"training.micro_batch": [3, 4, 5]}}
+    ended = raypipe("plan", sweep=sweep, training={"micro_batch": 8})
+    assert ended.status == 0, ended.output
+    assert "1 trials of 15 steps" in ended.output
 
 
 def test_a_trial_without_a_speed_is_a_failure(raypipe: Run, folder: Path) -> None:
