@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from raypipe.commands.request import Request
+from raypipe.commands.table_view import cell, terminal_width, view
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
-from raypipe.storage.ledger import Ledger
+from raypipe.stats import finite_or_none
+from raypipe.storage.ledger import Ledger, Row
 from raypipe.sweep.recommendation import snippet
 from raypipe.sweep.stage import NAME as SWEEP
+
+#: trials that the terminal shows
+_MOST_ROWS = 12
+
+
+def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
+    """Return a table of the trials of a sweep for the terminal, the best first."""
+    sign = -1 if mode == "max" else 1
+
+    def cost(row: Row) -> float:
+        value = finite_or_none(row.get(metric))
+        return math.inf if value is None else sign * value
+
+    def point(row: Row) -> Mapping[str, Any]:
+        return row.get("point") or {}
+
+    swept = sorted((row for row in rows if not row.get("reference")), key=cost)
+    keys = list(dict.fromkeys(key for row in swept for key in point(row)))
+    lines = [
+        {
+            **{key.rpartition(".")[2]: cell(point(row).get(key)) for key in keys},
+            metric: finite_or_none(row.get(metric)),
+            "status": row["status"],
+        }
+        for row in swept[:_MOST_ROWS]
+    ]
+    more = len(swept) - len(lines)
+    text = view(pa.Table.from_pylist(lines), terminal_width(), whole=True)
+    return f"{text}\n... and {more} more in the table trials" if more else text
 
 
 def print_recommendation(request: Request, configuration: Configuration, ledger: Ledger) -> None:
@@ -19,9 +55,11 @@ def print_recommendation(request: Request, configuration: Configuration, ledger:
         return
     row = ledger.get("recommendations", settings.stage)
     if row is None:
-        print("nothing is recommended: no point succeeded with losses that agree", flush=True)
+        print("nothing is recommended; the table trials has the outcome of each point", flush=True)
         return
-    print(row["snippet"], flush=True)
+    rows = [each for each in ledger.rows("trials") if each.get("trained_stage") == settings.stage]
+    print(points_table(rows, row["metric"], row["mode"]), flush=True)
+    print(snippet(row["settings"], row["reason"]), flush=True)
     if request.write is not None:
         chosen = {**row["settings"], f"{settings.stage}.from_sweep": False, SWEEP: None}
         text = snippet(configuration.with_values(chosen, "the sweep").resolved(), row["reason"])

@@ -179,7 +179,8 @@ def summary(observed: Observations, axis: str | None) -> pd.DataFrame:
 
     Without an axis, at all points together.
     Values are first averaged over the other axes, so that each seed counts once. The interval is
-    Student's, at 95 %; it is missing for a single seed.
+    Student's, at 95 %; it is missing for a single seed, and that of a speed or an energy begins at
+    0.
 
     Returns:
         columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``mean``, ``std``, ``low``
@@ -194,7 +195,9 @@ def summary(observed: Observations, axis: str | None) -> pd.DataFrame:
             half = float(half_width(seeds.std(ddof=1), count))
             row = {"metric": metric, "axis": axis, "value": value, "seeds": count, "mean": mean}
             spread = float(seeds.std(ddof=1)) if count > 1 else np.nan
-            found.append(row | {"std": spread, "low": mean - half, "high": mean + half})
+            least = 0.0 if any(f".{cost}" in metric for cost in COSTS) else -np.inf
+            low = float(np.maximum(mean - half, least))  # NaN stays
+            found.append(row | {"std": spread, "low": low, "high": mean + half})
     columns = ["metric", "axis", "value", "seeds", "mean", "std", "low", "high"]
     return pd.DataFrame(found, columns=columns)
 

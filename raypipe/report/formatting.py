@@ -48,6 +48,12 @@ def number(value: float) -> str:
     return _scientific(value, 3)
 
 
+def percent(share: float) -> str:
+    """Return a share in percent with two digits, whole above 10 %: ``0.12 %``, ``110 %``."""
+    value = 100 * share
+    return f"{value:.0f} %" if abs(value) >= 10 else f"{value:.2g} %"
+
+
 def power_of_ten(value: float) -> str:
     """Return an exact power of ten as ``10⁵``, any other number with two digits: ``3.2·10⁴``."""
     return _scientific(value, 1)

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raypipe.report import plots
-from raypipe.report.formatting import number
+from raypipe.report.formatting import number, percent
 from raypipe.report.plots import INK, MUTED, Plot
 from raypipe.report.sweep_trials import MARKERS, Sweep, ordered, point_name, precision_strokes
 from raypipe.report.training import running_median
@@ -175,9 +175,9 @@ def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:
         _frame(losses, curves, ticks=4)
         losses.set_title("loss")
     percents = {name: 100 * trials["parity"][trials["precision"] == name] for name in names}
-    for place, (name, percent) in enumerate(percents.items()):
-        x = place + 0.07 * (np.arange(percent.size) * 4 % 9 - 4)  # side by side, in no order
-        axes.scatter(x, percent, s=16, marker=MARKERS.get(name, "p"), color=fixed[name].color,
+    for place, (name, each) in enumerate(percents.items()):
+        x = place + 0.07 * (np.arange(each.size) * 4 % 9 - 4)  # side by side, in no order
+        axes.scatter(x, each, s=16, marker=MARKERS.get(name, "p"), color=fixed[name].color,
                      linewidth=0, alpha=0.8)  # fmt: skip
     plots.frame_y(axes, 100 * trials["parity"])
     if axes.get_yscale() == "linear":
@@ -186,10 +186,10 @@ def _parity(sweep: Sweep, steps: pd.DataFrame) -> Plot:
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_title("difference from fp32, %")
-    worst = ", ".join(f"{name} {percent.max():.2g} %" for name, percent in percents.items())
+    worst = ", ".join(f"{name} {percent(each.max() / 100)}" for name, each in percents.items())
     left = "Left: the logged losses, colored by precision; fp32 references are dashed. Right: "
     caption = f"{left}the" if curves else "The"
     caption += " largest relative difference of a trial's losses from those of the fp32 trial"
     caption += f" with otherwise equal settings; at most: {worst}."
-    title = f"Losses are at most {100 * trials['parity'].max():.2g} % from fp32's"
+    title = f"Losses are at most {percent(trials['parity'].max())} from fp32's"
     return Plot(f"sweep-curves-{sweep.stage}", title, caption, figure)

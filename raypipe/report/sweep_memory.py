@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from raypipe.hardware import bytes_text
 from raypipe.report import plots
+from raypipe.report.formatting import percent
 from raypipe.report.plots import MUTED, PAPER, Plot, Stroke
 from raypipe.report.sweep_trials import GROUP, MARKERS, Sweep, ordered, precision_strokes
 
@@ -188,7 +189,7 @@ def _words(groups: Sequence[_Group], ran_out: int) -> tuple[str, str]:
     exact = fits.reindex(columns=["trials"])["trials"].astype(float) <= 2
     errors = plots.finite(fits.loc[~exact, "largest_error"])
     if errors.size:
-        title = f"Peak memory: the fitted lines are at most {100 * errors.max():.2g} % off"
+        title = f"Peak memory: the fitted lines are at most {percent(errors.max())} off"
     if ran_out:
         caption += f" Crosses: ran out of memory ({ran_out} trial{'s' * (ran_out > 1)})."
     return caption, title

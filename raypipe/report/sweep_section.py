@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from raypipe.report.formatting import percent
 from raypipe.report.plots import Plot, rows, style
 from raypipe.report.sections import (
     Code,
@@ -148,4 +149,4 @@ def _with_axes(
 
 def _percents(shares: pd.Series[Any]) -> list[str | None]:
     numbers = pd.to_numeric(shares, errors="coerce")
-    return [f"{100 * share:.2g} %" if pd.notna(share) else None for share in numbers]
+    return [percent(share) if pd.notna(share) else None for share in numbers]

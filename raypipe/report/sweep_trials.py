@@ -42,7 +42,8 @@ class Sweep:
     settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
     ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
     recommended for the ``metric``, or empty. ``mode`` is whether the metric is minimized or
-    maximized. ``decided`` is false if measurements could not tell which point is the best.
+    maximized. ``decided`` is false if measurements could not tell which point is the best;
+    ``longer`` are the overrides with which they go on then.
     """
 
     stage: str
@@ -55,6 +56,7 @@ class Sweep:
     metric: str
     mode: str
     decided: bool
+    longer: str
     on_gpu: bool
 
     @property
@@ -125,6 +127,7 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         metric=_first(recommendation, "metric"),
         mode=_first(recommendation, "mode") or "min",
         decided=_first(recommendation, "decided") != "False",
+        longer=_first(recommendation, "longer"),
         on_gpu=on_gpu,
     )
 
@@ -161,7 +164,7 @@ def _clean(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _first(table: pd.DataFrame, column: str) -> str:
-    values = table[column].dropna() if column in table.columns else table
+    values = table[column].dropna() if column in table.columns else table[:0]
     return str(values.iloc[0]) if len(values) else ""
 
 

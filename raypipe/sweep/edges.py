@@ -12,8 +12,10 @@ from raypipe.sweep.memory import Memory
 from raypipe.sweep.trials import TrialMaker
 
 
-def edge_remarks(maker: TrialMaker, memory: Memory, best: Mapping[str, Value]) -> Iterator[str]:
-    """Yield what to try beyond each axis at whose end the best point lies.
+def edge_remarks(
+    maker: TrialMaker, memory: Memory, best: Mapping[str, Value]
+) -> Iterator[tuple[str, str]]:
+    """Yield each axis at whose end the best point lies, and what to try beyond it.
 
     Values that the configuration or a constraint rejects, or that do not fit into the memory, are
     not proposed.
@@ -33,4 +35,5 @@ def edge_remarks(maker: TrialMaker, memory: Memory, best: Mapping[str, Value]) -
             return memory.verdict(trial).outcome != "does_not_fit"
 
         if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
-            yield edge.remark(key.removeprefix(f"{maker.sweep.stage}."), f"sweep.axes.{name}")
+            short = key.removeprefix(f"{maker.sweep.stage}.")
+            yield short, edge.remark(short, f"sweep.axes.{name}")

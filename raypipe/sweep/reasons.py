@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raypipe.hardware import bytes_text
+from raypipe.report.formatting import percent
 from raypipe.storage.ledger import Row
 from raypipe.sweep.point_results import PointResult
 from raypipe.sweep.rounds import Measured
@@ -20,6 +21,8 @@ _CALM = 0.1
 #: load per core above which more than the trial itself was running
 _BUSY = 1.2
 _CLOSE = "within 2 %"
+#: points that a reason lists at most; the table ``trials`` has all
+_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,7 @@ class Words:
             return "The only point to choose from: "
         best = self.best_worst_better[0]
         if not found.standing.is_decided:
-            first = (
-                f"Cannot tell which of {len(close)} points is the {best}: {self.listed(close)}. "
-            )
+            first = f"{self.undecided(accepted, close)}: {self.listed(close)}. "
             return (
                 f"{first}Recommended is, by rule, the one with the highest precision, then without "
                 f"compilation and checkpointing, then the {best} measured: "
@@ -97,19 +98,29 @@ class Words:
         others = f" ({len(close) - 1} more {equal})" if len(close) > 1 else ""
         return f"The {best} of {len(accepted)} points{others}: "
 
+    def undecided(self, accepted: Sequence[PointResult], close: Sequence[PointResult]) -> str:
+        """Return that the measurements do not tell which of the close points is the best."""
+        of = f"{len(close)} of " * (len(close) < len(accepted))
+        best = self.best_worst_better[0]
+        return f"Cannot tell which of {of}{len(accepted)} points is the {best}"
+
     def listed(self, points: Sequence[PointResult]) -> str:
-        """Return points with their values, the best first."""
-        listed = [f"{shown(point.settings)} {self.figure(point.value)}" for point in points]
-        return ", ".join(listed)
+        """Return the first points with their values, the best first, and how many there are."""
+        listed = [f"{shown(each.settings)} {self.figure(each.value)}" for each in points[:_LISTED]]
+        more = [f"{len(points) - _LISTED} more"] if len(points) > _LISTED else []
+        return ", ".join([*listed, *more])
 
     def next(self, compared: tuple[PointResult, Comparison] | None) -> str:
         """Return the ratio to the best of the other points, with its interval."""
         if compared is None:
             return ""
         other, ratio = compared
+        number = _ratio_text(ratio.ratio)
+        times = f"{number} times the {'next' if self.is_ahead(ratio) else 'other'}"
+        if number == "1":
+            times = "as good as"
         return (
-            f"; {ratio.ratio:.3g} times the {'next' if self.is_ahead(ratio) else 'other'}, "
-            f"{shown(other.settings)} ({self.figure(other.value)}; {_interval(ratio)})"
+            f"; {times}, {shown(other.settings)} ({self.figure(other.value)}; {_interval(ratio)})"
         )
 
     def is_ahead(self, ratio: Comparison) -> bool:
@@ -126,7 +137,7 @@ class Words:
         noise = (
             ""
             if ratio.noise is None
-            else (f"the ratio of the two varied by {100 * ratio.noise:.2g} % from round to round")
+            else f"the ratio of the two varied by {percent(ratio.noise)} from round to round"
         )
         busy = self.load()
         count = f"{rounds} round{'s' * (rounds != 1)}"
@@ -140,9 +151,8 @@ class Words:
         why = ", ".join(part for part in (noise, busy) if part)
         return (
             f"After {count} the intervals still overlap{f': {why}' if why else ''}; "
-            f"{found.over}. The same command goes on with sweep.rounds.most="
-            f"{2 * max(found.most, rounds)} sweep.rounds.seconds={2 * found.budget_s:.0f}, "
-            "best while nothing else runs"
+            f"{found.over}. The same command goes on with {found.longer}, best while nothing else "
+            "runs"
         )
 
     def load(self) -> str:
@@ -177,7 +187,10 @@ class Words:
         plain: PointResult | None,
         compared: tuple[PointResult, Comparison] | None = None,
     ) -> str:
-        """Return the ratios to the worst point and to plain fp32, unless they are said already."""
+        """Return the ratios to the worst point and to plain fp32, unless they are said already.
+
+        A point that may be the best is left out.
+        """
         name = f"the {self.best_worst_better[1]}"
         others = {} if worst.value == winner.value else {name: worst}
         if plain is not None and not winner.is_plain:
@@ -185,14 +198,16 @@ class Words:
                 others = {f"plain fp32, {name}": worst}
             else:
                 others["the best in plain fp32"] = plain
-        said = None if compared is None else compared[0].key
-        others = {name: point for name, point in others.items() if point.key != said}
+        said = [] if compared is None else [compared[0].key]
+        said += [] if self.found is None else self.found.standing.order
+        others = {name: point for name, point in others.items() if point.key not in said}
         return "".join(f", {self._ratio(winner, point, name)}" for name, point in others.items())
 
     def _ratio(self, point: PointResult, other: PointResult, name: str) -> str:
         if point.value * other.value <= 0:
             return f"against {self.figure(other.value)} for {name}"
-        return f"{point.value / other.value:.3g} times {name} ({self.figure(other.value)})"
+        times = _ratio_text(point.value / other.value)
+        return f"{times} times {name} ({self.figure(other.value)})"
 
     def rejection(
         self, winner: PointResult, better: Sequence[PointResult], tolerance: float
@@ -210,10 +225,10 @@ class Words:
         which = f"A {comparative} one {named} is"
         if len(better) > 1:
             which = f"{len(better)} {comparative} ones, the best {named}, are"
-        off = f"by {100 * first.parity:.3g} %" if math.isfinite(first.parity) else "beyond measure"
+        off = f"by {percent(first.parity)}" if math.isfinite(first.parity) else "beyond measure"
         return (
             f"{which} not recommended: the loss differs from fp32's {off}, "
-            f"and {100 * tolerance:.3g} % are allowed"
+            f"and {percent(tolerance)} are allowed"
         )
 
     def caution(self, winner: PointResult, points: Sequence[PointResult]) -> str:
@@ -229,22 +244,36 @@ class Words:
             doubts.append(
                 "each point was measured once, which does not tell them apart (sweep.rounds.most)"
             )
-        if self.metric != "samples_per_s":
-            text = "; ".join(doubts)
-            return f"Mind that {text}" if text else ""
-        spread = winner.trial.get("speed_spread") if self.found is None else None
+        is_speed = self.metric == "samples_per_s" and self.found is None
+        spread = winner.trial.get("speed_spread") if is_speed else None
         if spread is not None and spread > _CALM:
             doubts.append(
                 f"its speed varied by {100 * spread:.0f} % while it was measured (other work on "
                 "the machine, or too few steps: sweep.steps)"
             )
-        if len({point.trial.get("effective_batch") for point in points}) > 1:
+        sizes = {point.trial.get("effective_batch") for point in points}
+        swept = any(key.endswith(".effective_batch") for key in winner.settings)
+        if len(sizes) > 1 and not swept:
             doubts.append(
                 "the points differ in the effective batch, which changes the training "
                 "(sweep.constraints.effective_batch keeps it)"
             )
         text = "; ".join(doubts)
         return f"Mind that {text}" if text else ""
+
+
+def uneven_split(winner: PointResult) -> str:
+    """Return how a step is split if the micro-batches of the point do not divide it."""
+    names = ("micro_batch", "accumulation", "workers", "effective_batch")
+    micro, accumulation, workers, effective = (winner.trial.get(name) for name in names)
+    if not micro or not accumulation or not effective:
+        return ""
+    if micro * accumulation * (workers or 1) <= effective:
+        return ""
+    return (
+        f"A step takes {effective} samples, with {accumulation} micro-batches of at most {micro} "
+        "per worker"
+    )
 
 
 def memory_and_outcomes(winner: PointResult, swept: Sequence[Row], capacity: int | None) -> str:
@@ -272,7 +301,11 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
+def _ratio_text(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 1000 else f"{ratio:.3g}"
+
+
 def _interval(ratio: Comparison) -> str:
     if not ratio.is_known:
         return "too few rounds for an interval"
-    return f"interval {ratio.low:.3g} to {ratio.high:.3g}"
+    return f"interval {_ratio_text(ratio.low)} to {_ratio_text(ratio.high)}"

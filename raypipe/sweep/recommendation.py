@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import yaml
 
+from raypipe.report.formatting import percent
 from raypipe.storage.ledger import Row
 from raypipe.sweep.point_results import PointResult, point_results
-from raypipe.sweep.reasons import Words, memory_and_outcomes
+from raypipe.sweep.reasons import Words, memory_and_outcomes, uneven_split
 from raypipe.sweep.rounds import Measured
 from raypipe.sweep.standing import Comparison
 
@@ -26,7 +27,8 @@ class Recommendation:
     """The best point: its trial and value (the mean over seeds), its settings, and the reason.
 
     ``best`` are the settings of the point with the best value, which may be another one that is
-    as good. ``columns`` are further columns of the table.
+    as good. ``columns`` are further columns of the table. ``undecided`` says that measurements do
+    not tell which point is the best; empty if they do.
     """
 
     trial_id: str
@@ -35,6 +37,7 @@ class Recommendation:
     reason: str
     best: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
+    undecided: str = ""
 
 
 def recommend(
@@ -83,7 +86,7 @@ def recommend(
         accepted = [point for point in accepted if point.key in found.standing.centers]
     if not accepted:
         return None
-    words = Words(metric, mode, found)
+    words, undecided = Words(metric, mode, found), ""
     plain = [point for point in point_results(trials, metric) if point.is_plain]
     if found is None:
         close = _lowest(accepted, cost)
@@ -102,6 +105,7 @@ def recommend(
             close = [best, *(p for p in others if p.key in state.open or p.key in state.equal)]
             winner = min(close, key=lambda p: (p.coarseness, p.extras, close.index(p)))
             merits = []
+            undecided = words.undecided(accepted, close)
         standing = words.standing_in_rounds(accepted, close, merits)
     better = [p for p in points if p.parity > parity_tolerance and cost(p) < cost(winner)]
     compared = _runner_up(winner, accepted, found)
@@ -111,6 +115,7 @@ def recommend(
         + words.next(compared)
         + words.comparison(winner, accepted[-1], min(plain, key=cost, default=None), compared),
         words.decision(compared),
+        uneven_split(winner),
         memory_and_outcomes(winner, swept, capacity_bytes),
         words.rejection(winner, better, parity_tolerance),
         words.caution(winner, accepted),
@@ -123,11 +128,12 @@ def recommend(
         reason,
         best.settings,
         _columns(winner, compared, found, words),
+        undecided,
     )
 
 
-def snippet(settings: Mapping[str, Any], comment: str) -> str:
-    """Return settings by dotted key as nested YAML below a comment.
+def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
+    """Return settings by dotted key as nested YAML, below a comment if there is one.
 
     Raises:
         ValueError: a key has both a value and parts (``a`` and ``a.b``).
@@ -145,6 +151,26 @@ def snippet(settings: Mapping[str, Any], comment: str) -> str:
     plain = " ".join(comment.split())  # any line break would end the comment
     lines = textwrap.wrap(plain, 88, initial_indent="# ", subsequent_indent="# ")
     return "\n".join([*lines, yaml.safe_dump(nested, sort_keys=False)])
+
+
+def nothing(rows: Iterable[Row], metric: str, parity_tolerance: float) -> str:
+    """Return why no point is recommended.
+
+    Args:
+        rows: the trials of the sweep, with its references.
+        metric: the column that is compared; empty if no trial told it.
+        parity_tolerance: as for :func:`recommend`.
+
+    """
+    succeeded = [r for r in rows if r["status"] == "succeeded" and not r.get("reference")]
+    if not succeeded:
+        return "no point succeeded"
+    found = point_results(succeeded, metric)
+    if not found:
+        return f"no point has a finite {metric}"
+    if all(point.parity > parity_tolerance for point in found):
+        return f"every loss differs from fp32's by more than {percent(parity_tolerance)}"
+    return "no point was measured in every round without an error"
 
 
 def _lowest(
@@ -198,6 +224,7 @@ def _columns(
         "rounds": found.standing.rounds[winner.key],
         "decided": found.standing.is_decided,
         "load": found.load,
+        "longer": None if found.standing.is_decided else found.longer,
     }
     if compared is None:
         return columns

@@ -56,6 +56,12 @@ class Measured:
             return f"the {self.budget_s:.0f} s for further rounds are over (sweep.rounds.seconds)"
         return ""
 
+    @property
+    def longer(self) -> str:
+        """The overrides with which the rounds go on, about as long again."""
+        most = 2 * max(self.most, *self.standing.rounds.values())
+        return f"sweep.rounds.most={most} sweep.rounds.seconds={2 * self.budget_s:.0f}"
+
 
 def measured(ledger: Ledger, rows: Iterable[Row], settings: SweepSettings) -> Measured | None:
     """Return the measurements of the points that may be recommended; None if there are none.

@@ -20,7 +20,7 @@ from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.population import Population, check_changeable, lineage
-from raypipe.sweep.recommendation import recommend, snippet
+from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.rounds import adjusted_columns, measured
 from raypipe.sweep.search import OptunaSearch, Search
 from raypipe.sweep.sweep import Sweep
@@ -228,14 +228,14 @@ def _summarize(
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
-        context.say("no point succeeded with losses that agree: nothing is recommended")
+        why = nothing(rows.values(), objective.column, settings.parity_tolerance)
+        context.say(f"nothing is recommended: {why}")
         return
     if remark := lineage(rows[found.trial_id], rows):
         found = replace(found, reason=f"{found.reason} {remark}.")
-    edges = "; ".join(edge_remarks(maker, memory, found.best))
-    if edges:
-        found = replace(found, reason=f"{found.reason} {edges[0].upper()}{edges[1:]}.")
-    text = snippet(found.settings, found.reason)
+    edges = dict(edge_remarks(maker, memory, found.best))
+    if remarks := "; ".join(edges.values()):
+        found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")
     row = {
         "trained_stage": settings.stage,
         "trial_id": found.trial_id,
@@ -244,12 +244,13 @@ def _summarize(
         "value": found.value,
         "reason": found.reason,
         **found.columns,
-        "edges": edges or None,
+        "edges": ", ".join(edges) or None,
         "settings": found.settings,
-        "snippet": text,
+        "snippet": snippet(found.settings),
     }
     context.ledger.put("recommendations", {settings.stage: row})
-    context.say(f"recommended: {shown(found.settings)}")
+    by_rule = f"{found.undecided}; by rule, " if found.undecided else ""
+    context.say(f"{by_rule}recommended: {shown(found.settings)}")
 
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:

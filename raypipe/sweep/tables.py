@@ -101,6 +101,7 @@ RECOMMENDATIONS = Table(
         Column("noise", "real", "Standard deviation of the ratio from round to round, relative."),
         Column("load", "real", "Mean load average per core during the measurements."),
         Column("edges", "text", "Axes whose best value is the last of those that were tried."),
+        Column("longer", "text", "Overrides with which an undecided sweep goes on."),
         Column("reason", "text", "Why this point."),
         Column("snippet", "text", "The settings as YAML."),
     ),

@@ -15,6 +15,7 @@ from raypipe.report.formatting import (
     duration,
     heading,
     number,
+    percent,
     plus_minus,
     quantity,
     with_unit,
@@ -159,3 +160,11 @@ def test_headings_spell_measures_as_readers_do() -> None:
         "macro F1", "ROUGE-L", "held-out MAE", "R²",
     ]  # fmt: skip
     assert heading("train.training.learning_rate") == "train.training.learning_rate"
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(1.1, "110 %"), (0.123, "12 %"), (0.0345, "3.5 %"), (0.02, "2 %"), (0.00012, "0.012 %")],
+)
+def test_percent_has_no_power_of_ten(share: float, text: str) -> None:
+    assert percent(share) == text

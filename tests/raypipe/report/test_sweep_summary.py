@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 
 from raypipe.report.about import About, Declarations
@@ -50,6 +52,20 @@ def test_the_interval_of_rounds_is_how_certain_it_is() -> None:
     assert list(certainty(undecided)) == [
         f"{STAGE}: the measurements do not decide which point is the best."
     ]
+
+
+def test_the_next_step_of_an_undecided_sweep_is_a_longer_one() -> None:
+    longer = "sweep.rounds.most=32 sweep.rounds.seconds=120"
+    about = _about(decided=False, longer=longer)
+    text, code = advice(about)
+    assert isinstance(text, str)
+    assert text.startswith(f"The measurements do not tell which settings of {STAGE} are the best.")
+    assert code == Code(f"raypipe sweep x.yaml a=1 --run-dir r {longer}")
+    again = replace(
+        about,
+        command="raypipe sweep x.yaml sweep.rounds.most=16 sweep.rounds.seconds=60 --run-dir r",
+    )
+    assert list(advice(again))[1] == Code(f"raypipe sweep x.yaml {longer} --run-dir r")
 
 
 def test_the_next_step_trains_with_what_is_recommended() -> None:

@@ -98,6 +98,13 @@ def test_seeds_alone_are_one_point_with_its_mean():
     assert (row["metric"], row["mean"], row["seeds"]) == ("trials.eval_accuracy (fit)", 0.7, 2)
 
 
+def test_the_interval_of_a_speed_has_no_negative_end():
+    tables = seeded(("0.1", "0.2"), samples_per_s=[10.0, 900.0, 800.0, 810.0])
+    found = comparison.summary(comparison.Observations.of(tables), "fit.rate").set_index("value")
+    assert found.loc["0.1", "low"] == 0
+    assert 0 < found.loc["0.2", "low"] < 805 < found.loc["0.2", "high"]
+
+
 def test_the_same_edge_is_said_once():
     tables = seeded(
         ("0.1", "0.2"), eval_accuracy=[0.1, 0.2, 0.3, 0.4], eval_f1=[0.1, 0.2, 0.3, 0.4]

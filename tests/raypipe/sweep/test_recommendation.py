@@ -8,8 +8,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raypipe.commands.recommendation import points_table
 from raypipe.config.yaml_text import load_yaml
-from raypipe.sweep.recommendation import Recommendation, recommend, snippet
+from raypipe.sweep.recommendation import Recommendation, nothing, recommend, snippet
+from raypipe.sweep.rounds import Measured
+from raypipe.sweep.space import point_key
+from raypipe.sweep.standing import standing
 
 GIB = 2**30
 ONCE = "Mind that each point was measured once, which does not tell them apart (sweep.rounds.most)."
@@ -102,6 +106,81 @@ def test_nothing_to_recommend() -> None:
     assert recommend(rows, "samples_per_s", "max", 0.02) is None
     with pytest.raises(ValueError, match="mode = 'up'"):
         recommend(rows, "samples_per_s", "up", 0.02)  # type: ignore[arg-type]
+
+
+def test_why_nothing_is_recommended() -> None:
+    metric = "samples_per_s"
+    assert nothing([trial("a", 5.0, reference=True)], metric, 0.02) == "no point succeeded"
+    assert nothing([trial("a", math.nan)], metric, 0.02) == f"no point has a finite {metric}"
+    assert nothing([trial("a", 5.0, parity=0.5)], metric, 0.02) == (
+        "every loss differs from fp32's by more than 2 %"
+    )
+
+
+def in_rounds(speeds: dict[int, list[float]]) -> Recommendation:
+    """The recommendation of points by micro-batch, with their speeds in the same rounds."""
+    rows = [trial(f"{micro}", values[0], micro=micro) for micro, values in speeds.items()]
+    names = {row["micro_batch"]: point_key(row["point"]) for row in rows}
+    values = {names[micro]: dict(enumerate(of_point)) for micro, of_point in speeds.items()}
+    trials = {names[row["micro_batch"]]: [row["trial_id"]] for row in rows}
+    state = standing(values, "max", 0.03, 0.05)
+    found = Measured(state, trials, 60.0, 60.0, None, len(values[names[1]]), 0.03, 0.05)
+    return best(rows, found=found)
+
+
+def test_undecided_points_are_not_compared_as_if_they_were_decided() -> None:
+    noise = [1.0, 0.2, 1.6, 0.5, 2.4]
+    speeds = {
+        micro: [100.0 * noise[(n + micro) % 5] for n in range(5)] for micro in (1, 2, 3, 4, 5)
+    }
+    assert "the slowest" not in in_rounds(speeds).reason
+    found = in_rounds(speeds | {8: [0.001] * 5})
+    assert found.undecided == "Cannot tell which of 5 of 6 points is the fastest"
+    assert found.reason.startswith(f"{found.undecided}: micro_batch=")
+    assert found.reason.partition(". Recommended")[0].endswith("samples/s, 2 more")
+    assert "times the slowest (0.001 samples/s)" in found.reason
+    assert "e+" not in found.reason
+    assert " 1 times" not in found.reason
+    assert found.columns["longer"] == "sweep.rounds.most=10 sweep.rounds.seconds=120"
+    assert found.columns["longer"] in found.reason
+    low, high = found.columns["value_low"], found.columns["value_high"]
+    assert 0 < low < high
+
+
+def test_decided_points_are_compared_with_the_slowest() -> None:
+    steady = [1.0, 1.001, 0.999, 1.0, 1.001, 1.0]
+    found = in_rounds({m: [100.0 * m * x for x in steady] for m in (1, 2, 4)})
+    assert found.undecided == ""
+    assert "4 times the slowest" in found.reason
+    assert found.columns["longer"] is None
+
+
+def test_points_of_other_effective_batches_are_other_trainings() -> None:
+    rows = [trial("a", 9.0, eval_accuracy=0.5), trial("b", 9.0, micro=16, eval_accuracy=0.9)]
+    rows[1]["effective_batch"] = 256
+    found = recommend(rows, "eval_accuracy", "max", 0.02)
+    assert found is not None
+    assert "the points differ in the effective batch" in found.reason
+    for row in rows:
+        row["point"] = row["point"] | {"t.training.effective_batch": row["effective_batch"]}
+    found = recommend(rows, "eval_accuracy", "max", 0.02)
+    assert found is not None
+    assert "differ in the effective batch" not in found.reason
+
+
+def test_the_terminal_shows_the_points_as_a_table() -> None:
+    rows = [trial("a", 50.123456, micro=2), trial("b", None, micro=4, status="out_of_memory")]
+    rows += [trial("c", 99.0), trial("d", 5.0, reference=True)]
+    assert points_table(rows, "samples_per_s", "max").split("\n") == [
+        "micro_batch  precision  samples_per_s  status",
+        "8            bf16                  99  succeeded",
+        "2            bf16             50.1235  succeeded",
+        "4            bf16                      out_of_memory",
+    ]
+    many = [trial(f"{n}", float(n), micro=n) for n in range(1, 21)]
+    assert points_table(many, "samples_per_s", "min").endswith(
+        "\n... and 8 more in the table trials"
+    )
 
 
 def test_a_single_point() -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from raypipe.commands import configuration as config
+from raypipe.commands.selection import matrix_or_sweep
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
 from raypipe.launch.inline import InlineLauncher
@@ -22,11 +23,15 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.sweep.fit import fit_stage, fitting
+from raypipe.sweep.recommendation import recommend
 from raypipe.sweep.settings import REPEATED
+from raypipe.sweep.stage import differing_batches
+from raypipe.sweep.trials import TrialMaker
 from raypipe.tracking import Target, Trackers
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE
+from tests.raypipe.sweep.test_recommendation import trial
 
 ONLY = tuple(f"sweep.axes.training.{key}=null" for key in ("precision", "accumulation"))
 NONE = ("sweep.axes.training.micro_batch=null", *ONLY)
@@ -307,6 +312,45 @@ def test_what_fewer_workers_found_is_taken_by_as_many_as_were_asked_for(tmp_path
 def test_mistakes_are_found_before_anything_starts(overrides, message):
     with pytest.raises(ConfigError, match=message):
         stages_of(*overrides)
+
+
+def test_a_run_says_that_a_training_does_not_use_its_sweep() -> None:
+    def message(*overrides: str, only: tuple[str, ...] = ()) -> str:
+        found = config.resolve(config.parse(YAML, "c.yaml"), overrides, "auto", [HERE])
+        return matrix_or_sweep(found, only)[1]
+
+    expected = "train: does not use what the sweep recommends (train.from_sweep = false"
+    assert message().startswith(expected)
+    assert message(only=("sweep", "train")).startswith(expected)
+    for only in (("sweep",), ("train",)):
+        assert message(only=only) == ""
+    assert message("train.from_sweep=true") == message("sweep=null") == ""
+
+
+def test_a_fixed_accumulation_changes_the_effective_batch_which_is_said() -> None:
+    def remark(text: str, *overrides: str) -> str:
+        found = config.resolve(config.parse(text, "c.yaml"), (*ONLY, *overrides), "auto", [HERE])
+        return differing_batches(TrialMaker(found, found.settings.sweep, [HERE]).trials())
+
+    fixed = YAML.replace("effective_batch: 16", "accumulation: 2, micro_batch: 2")
+    assert "effective batches of 4 to 16 samples" in remark(fixed)
+    assert remark(YAML) == remark(fixed, "sweep.constraints.effective_batch=16") == ""
+
+
+def test_micro_batches_that_do_not_divide_a_step_are_shorter() -> None:
+    found = recommend([trial("a", 9.0, micro=7, accumulation=10, effective_batch=64)],
+                      "samples_per_s", "max", 0.02)  # fmt: skip
+    assert found is not None
+    assert "A step takes 64 samples, with 10 micro-batches of at most 7" in found.reason
+
+
+def test_nothing_runs_beside_measurements_on_a_cpu() -> None:
+    card = Gpu(0, "GPU-1", "Card", 10 * 2**30, "9.0")
+    with_gpu = Hardware("there", 8, 2**35, (card,))
+    assert stages_of()[0].alone
+    assert not stages_of(node=with_gpu)[0].alone
+    assert stages_of("train.scaling.gpus_per_worker=0", node=with_gpu)[0].alone
+    assert not stages_of("sweep.kind=quality")[0].alone
 
 
 def test_on_a_gpu_a_prediction_rules_out_what_does_not_fit():
