@@ -148,7 +148,9 @@ MISTAKES = {
     "no cluster at the address": Mistake(
         "run train.yaml --address 127.0.0.1:1", ("no Ray cluster can be reached",)
     ),
-    "a sweep without its section": Mistake("sweep train.yaml", ("give it a section, such as `sweep:",)),
+    "a sweep without its section": Mistake(
+        "sweep train.yaml", ("give it a section, such as `sweep:",)
+    ),
     # run directories
     "a file as run directory": Mistake(
         "run train.yaml --run-dir notes.txt", ("is a file, not a directory",)

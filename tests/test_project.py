@@ -66,7 +66,7 @@ def test_the_main_configuration_has_the_published_sizes(monkeypatch):
 
 def test_no_text_names_the_distribution_of_another_project():
     """``raypipe`` on PyPI belongs to another project; ours is ``raypipe-runner``."""
-    wrong = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?raypipe(?!-runner\b)|\braypipe\[[a-z]")
+    wrong = re.compile(r"pip install\s+(?:-\S+\s+)*['\"]?raypipe(?![-_]runner\b)|\braypipe\[[a-z]")
     assert wrong.search("pip install 'raypipe[nlp]'")
     assert not wrong.search("pip install 'raypipe-runner[nlp]'; pip install -e .")
     places = []

@@ -123,6 +123,7 @@ def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Pa
             assert ours.read(name) == theirs.read(name), name
 
 
+@pytest.mark.slow
 def test_names_work_in_an_empty_folder(installed: Path, empty: Path) -> None:
     listed = command(installed, empty, "run", "--list").stdout
     names = [line.split()[0] for line in listed.splitlines()]

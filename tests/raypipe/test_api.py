@@ -89,7 +89,7 @@ def test_run_plan_and_overrides_of_a_mapping(inline):
     [
         (lambda: rp.open("nowhere"), "is not a run directory"),
         (lambda: rp.run("nowhere.yaml"), "no such file"),
-        (lambda: rp.run({"experimnt": "x"}), "must name an importable module"),
+        (lambda: rp.run({"experimnt": "x"}), "did you mean experiment"),
         (lambda: rp.run(CONFIG, {"train.trainig.steps": 2}), "did you mean train.training"),
         (lambda: rp.map(half, {"y": 1}), "no argument 'y'"),
         (lambda: rp.map(half, {"x": object()}), "has no stable text"),

@@ -254,12 +254,9 @@ def test_killed_tasks_are_recorded_and_change_nothing(commands, undisturbed, tmp
     pd.testing.assert_frame_equal(results_of(tmp_path / "run"), undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status"),
-    [
-        (signal.SIGKILL, -signal.SIGKILL),
-        pytest.param(signal.SIGTERM, 130, marks=pytest.mark.slow),
-    ],
+    ("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 130)]
 )
 def test_an_ended_command_continues_where_it_was(
     commands, address, undisturbed, tmp_path, number, status

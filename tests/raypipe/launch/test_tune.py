@@ -115,6 +115,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
     inline, tuned = tmp_path / "inline", tmp_path / "tuned"
     assert sweep(inline, InlineLauncher()) is None

@@ -132,6 +132,7 @@ def whole(launcher, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_command_again_has_nothing_to_do(launcher, whole):
     before = (whole / "run/ledger/00000000.jsonl").read_bytes()
     assert set(table(whole, "trials")["status"]) == {"succeeded"}
