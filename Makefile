@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: docs check lint test test-all bench chaos fuzz audit
+.PHONY: docs check lint test test-all test-gpu-rig bench chaos fuzz audit
 
 check: lint test
 
@@ -19,6 +19,11 @@ test:
 
 test-all:
 	$(PYTHON) -m pytest -m "slow or not slow"
+
+# Tests on cards that do not exist: torch's CUDA wheel on stand-in libraries. The first run installs
+# the wheel in .venv-gpu (two minutes, 5 GB).
+test-gpu-rig:
+	tests/gpu/rig/lane.sh .venv-gpu
 
 # Chaos test: real runs, killed, corrupted or frozen at random. 50 rounds take an hour on two cores.
 chaos:

@@ -1,0 +1,211 @@
+"""The stand-in libraries behave as CUDA does in what the other tests rely on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.conftest import Rig
+
+pytestmark = pytest.mark.gpu_rig
+
+STEP = """
+import json, torch
+from tests.gpu.rig.counters import counters
+model = torch.nn.Linear(1024, 1024, device="cuda")
+model(torch.ones(8, 1024, device="cuda")).sum().backward()
+before = dict(counters)
+model.weight.grad.norm().item()
+print(json.dumps({
+    "before": before, "after": dict(counters),
+    "allocated": torch.cuda.max_memory_allocated(), "name": torch.cuda.get_device_name(),
+}))
+"""
+
+
+def test_launches_products_copies_and_syncs_are_counted(rig: Rig) -> None:
+    found = rig.run(STEP, name="NVIDIA RTX A6000", capability="8.6")
+    before, after = found["before"], found["after"]
+    assert found["name"] == "NVIDIA RTX A6000"
+    assert found["allocated"] >= 2 * 4 * 1024 * 1024  # weights and gradients
+    assert before["gemms"] >= 2
+    assert before["syncs"] == 0
+    assert (after["syncs"], after["d2h"], after["d2h_bytes"]) == (1, 1, 4)
+    assert after["launches"] > before["launches"] > before["gemms"]
+
+
+FILL = """
+import json, torch
+kept, error = [], ""
+try:
+    while True:
+        kept.append(torch.empty(2**30, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError as caught:
+    error = str(caught)
+from tests.gpu.rig.counters import counters
+held = len(kept)
+kept.clear()
+torch.cuda.empty_cache()
+print(json.dumps({"error": error, "held": held, "free": torch.cuda.mem_get_info(),
+                  "ooms": counters["ooms"]}))
+"""
+
+
+@pytest.mark.parametrize("segments", ["expandable_segments:False", "expandable_segments:True"])
+def test_memory_ends_at_the_capacity(rig: Rig, segments: str) -> None:
+    found = rig.run(FILL, memory=8 * 2**30, env={"PYTORCH_CUDA_ALLOC_CONF": segments})
+    assert "CUDA out of memory" in found["error"]
+    assert found["held"] == 7  # the context takes the rest
+    assert found["ooms"] >= 1
+    assert found["free"] == [8 * 2**30 - 520 * 2**20, 8 * 2**30]
+
+
+ENUMERATE = """
+import ctypes, json, os
+library = ctypes.CDLL(os.environ["RIG_LIBRARY"])
+found = []
+for machine in json.loads(os.environ["MACHINES"]):
+    os.environ.update(machine)
+    number, about, names = ctypes.c_int(), ctypes.create_string_buffer(4096), []
+    library.cudaGetDeviceCount(ctypes.byref(number))
+    for index in range(number.value):
+        library.cudaGetDeviceProperties(about, index)
+        names.append(about.value.decode())
+    found.append(names)
+    for variable in machine:
+        del os.environ[variable]
+print(json.dumps({"found": found}))
+"""
+MACHINES: list[tuple[dict[str, str], list[str]]] = [
+    ({}, ["H100", "A100", "V100"]),  # the fastest first
+    ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["A100", "H100", "V100"]),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, ["A100"]),
+    ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, ["A100"]),
+    ({"CUDA_VISIBLE_DEVICES": "GPU-11111111-1111-1111-1111-111111111102"}, ["V100"]),
+    ({"CUDA_VISIBLE_DEVICES": ""}, []),
+    ({"RIG_SLICES": "-1;2;-1"}, ["H100 MIG 1g"]),
+    ({"RIG_SLICES": "-1;0;-1"}, ["A100", "V100"]),
+    (
+        {
+            "RIG_SLICES": "-1;2;-1",
+            "CUDA_VISIBLE_DEVICES": "MIG-22222222-2222-2222-2222-222222220101",
+        },
+        ["H100 MIG 1g"],
+    ),
+    ({"RIG_LOST": "0;1;0"}, []),
+    ({"RIG_LOST": "0;1;0", "CUDA_VISIBLE_DEVICES": "1"}, ["A100"]),
+    ({"RIG_CUDA": "12080"}, []),
+]
+
+
+def test_cuda_enumerates_what_it_would(rig: Rig) -> None:
+    machines = json.dumps([machine for machine, _ in MACHINES])
+    found = rig.run(
+        ENUMERATE,
+        cards=3,
+        name="A100;H100;V100",
+        capability="8.0;9.0;7.0",
+        env={"MACHINES": machines},
+    )
+    assert found["found"] == [expected for _, expected in MACHINES]
+
+
+FIRST_KERNEL = """
+import json, torch
+error = ""
+try:
+    torch.ones(1, device="cuda")
+except Exception as caught:
+    error = str(caught)
+print(json.dumps({"error": error}))
+"""
+
+
+def test_a_card_without_kernels_fails_at_the_first_one(rig: Rig) -> None:
+    found = rig.run(FIRST_KERNEL, name="Tesla V100-SXM2-16GB", capability="7.0")
+    assert "no kernel image is available" in found["error"]
+    # kernels for 8.0 and 8.6 run there
+    assert rig.run(FIRST_KERNEL, capability="8.9")["error"] == ""
+
+
+EXCHANGE = """
+import json, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from tests.gpu.rig.counters import counters
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)
+
+def exchanged(wrap):
+    model = wrap(torch.nn.Linear(512, 512, bias=False, device="cuda"))
+    before = dict(counters)
+    model(torch.ones(4, 512, device="cuda")).sum().backward()
+    kinds = "gather_bytes", "scatter_bytes", "reduce_bytes"
+    return [counters[kind] - before[kind] for kind in kinds]
+
+print(json.dumps({
+    "ddp": exchanged(lambda model: DistributedDataParallel(model, device_ids=[0])),
+    "fsdp": exchanged(lambda model: fully_shard(model, mesh=init_device_mesh("cuda", (2,)))),
+}))
+"""
+
+
+def test_one_rank_of_two_exchanges_its_gradients(rig: Rig) -> None:
+    found = rig.run(EXCHANGE, cards=2)
+    size = 512 * 512 * 4
+    assert found["ddp"] == [0, 0, size]
+    assert found["fsdp"] == [size // 2, size // 2, 0]
+
+
+COMPILE = """
+import json, torch
+from tests.gpu.rig.counters import counters
+def loss(x):
+    return (x * 2 + 1).relu().sum()
+def launches(function):
+    x = torch.ones(64, 64, device="cuda", requires_grad=True)
+    function(x).backward()
+    before = counters["launches"]
+    function(x).backward()
+    return counters["launches"] - before
+print(json.dumps({"eager": launches(loss), "compiled": launches(torch.compile(loss))}))
+"""
+
+
+def test_inductor_compiles_kernels_for_the_card(rig: Rig, tmp_path: Path) -> None:
+    env = {"TRITON_CACHE_DIR": f"{tmp_path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch"}
+    found = rig.run(COMPILE, env=env)
+    assert 0 < found["compiled"] < found["eager"]
+
+
+GRAPH = """
+import json, torch
+from tests.gpu.rig.counters import counters
+def loss(x):
+    return (x * 2 + 1).relu().sum()
+x = torch.ones(64, 64, device="cuda")
+loss(x)
+graph, before = torch.cuda.CUDAGraph(), counters["launches"]
+loss(x)
+eager = counters["launches"] - before
+with torch.cuda.graph(graph):
+    y = loss(x)
+before = counters["launches"]
+graph.replay()
+replay = counters["launches"] - before
+function = torch.compile(loss, mode="reduce-overhead")
+for _ in range(4):
+    before = counters["launches"]
+    function(x)
+print(json.dumps({"eager": eager, "replay": replay, "compiled": counters["launches"] - before}))
+"""
+
+
+def test_a_graph_is_one_launch(rig: Rig, tmp_path: Path) -> None:
+    env = {"TRITON_CACHE_DIR": f"{tmp_path}/triton", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/torch"}
+    found = rig.run(GRAPH, env=env)
+    assert found["eager"] >= 3
+    assert found["replay"] == 1
+    assert found["compiled"] <= 2  # the input may be copied to the graph's
