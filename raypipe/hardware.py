@@ -11,13 +11,25 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
+from raypipe import torch_build
+
 #: the arithmetic of a training run
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
+#: entries of CUDA_VISIBLE_DEVICES that hide what follows
+_HIDING = ("", "-1", "none", "void", "NoDevFiles")
+#: errors of NVML on a machine without NVIDIA GPUs
+_NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as NVML reports it."""
+    """A GPU, or a MIG slice of one, as NVML reports it.
+
+    ``index`` is the GPU's number in the order of the PCI bus, as in ``nvidia-smi``.
+    ``memory_bytes`` is the host's memory if the GPU has no dedicated memory (GB10, for example).
+    """
 
     index: int
     uuid: str
@@ -25,10 +37,19 @@ class Gpu:
     memory_bytes: int
     compute_capability: str
 
+    @property
+    def is_slice(self) -> bool:
+        """Whether this is a MIG slice."""
+        return self.uuid.startswith("MIG-")
+
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware of a node."""
+    """Hardware of a node.
+
+    ``gpus`` are the visible GPUs that the installed torch can use; ``gpu_note`` says why there are
+    none. ``gpu_problems`` say why other visible GPUs cannot be used, and what to do.
+    """
 
     hostname: str
     cpus: int
@@ -37,6 +58,7 @@ class Hardware:
     driver: str | None = None
     cuda: str | None = None
     gpu_note: str | None = None
+    gpu_problems: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -48,6 +70,19 @@ class Hardware:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class _Card:
+    """A card that NVML lists: what can be computed on, or why nothing can.
+
+    ``uuid`` is None if NVML does not report it.
+    """
+
+    index: int
+    uuid: str | None
+    gpus: tuple[Gpu, ...] = ()
+    problem: str | None = None
+
+
 def detect() -> Hardware:
     """Return the hardware of this machine; without a driver there are no GPUs, and a note.
 
@@ -55,63 +90,172 @@ def detect() -> Hardware:
     process may use.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpus, driver, cuda, note = _nvml()
     return Hardware(
         hostname=socket.gethostname(),
         cpus=cpus or 1,
         memory_bytes=psutil.virtual_memory().total,
-        gpus=gpus,
-        driver=driver,
-        cuda=cuda,
-        gpu_note=note,
+        **_nvml(),
     )
 
 
-def _nvml() -> tuple[tuple[Gpu, ...], str | None, str | None, str | None]:
+def _nvml() -> dict[str, Any]:
+    """Return the fields of ``Hardware`` that concern GPUs."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), None, None, f"no NVIDIA driver ({error})"
+        if error.value in _NO_DRIVER:
+            return {"gpu_note": f"no NVIDIA driver ({error})"}
+        return _unreadable(f"the NVIDIA driver does not work ({error}); reboot, or reinstall it")
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         number = pynvml.nvmlSystemGetCudaDriverVersion_v2()
         cuda = f"{number // 1000}.{number % 1000 // 10}"
-        gpus = _visible([_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())])
-        return gpus, driver, cuda, None if gpus else "no visible GPU"
+        visible, problems = _visible([_card(i) for i in range(pynvml.nvmlDeviceGetCount())])
+    except pynvml.NVMLError as error:
+        return _unreadable(f"NVML does not list the GPUs ({error}); reinstall the NVIDIA driver")
     finally:
         pynvml.nvmlShutdown()
+    usable: list[Gpu] = []
+    for gpu in visible:
+        build = torch_build.installed()
+        reason = build.unusable(gpu.name, gpu.compute_capability, driver, cuda)
+        if reason is None:
+            usable.append(gpu)
+        else:
+            problems.append(reason)
+    note = None if usable else "no usable GPU" if problems else "no visible GPU"
+    return {
+        "gpus": tuple(usable),
+        "driver": driver,
+        "cuda": cuda,
+        "gpu_note": note,
+        "gpu_problems": tuple(dict.fromkeys(problems)),  # equal cards have equal problems
+    }
 
 
-def _gpu(index: int) -> Gpu:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(
-        index=index,
-        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-        name=str(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-        compute_capability=f"{major}.{minor}",
+def _unreadable(problem: str) -> dict[str, Any]:
+    """Return the fields of ``Hardware`` if NVML lists no GPUs; a problem unless all are hidden."""
+    if os.environ.get(_VISIBLE, "0").split(",")[0].strip() in _HIDING:
+        return {"gpu_note": "no visible GPU"}
+    return {"gpu_note": "no usable GPU", "gpu_problems": (problem,)}
+
+
+def _card(index: int) -> _Card:
+    """Return a card; one that NVML cannot read, such as a lost one, has a problem."""
+    uuid = None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        capability = f"{major}.{minor}"
+        slices = _slices(handle)
+        found = [handle] if slices is None else slices
+        gpus = tuple(_gpu(each, index, capability) for each in found)
+    except pynvml.NVMLError as error:
+        advice = f"reset it (nvidia-smi --gpu-reset -i {index}) or reboot"
+        return _Card(index, uuid, problem=f"GPU {index}: {error}; {advice}")
+    if gpus:
+        return _Card(index, uuid, gpus)
+    advice = f"create one (nvidia-smi mig -i {index} -cgi PROFILE -C), or disable MIG"
+    return _Card(index, uuid, problem=f"GPU {index}: MIG is enabled and has no slice; {advice}")
+
+
+def _slices(handle: Any) -> list[Any] | None:
+    """Return the MIG slices of a card; None if MIG is disabled or not supported."""
+    try:
+        enabled, _ = pynvml.nvmlDeviceGetMigMode(handle)
+        most = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle) if enabled else 0
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return None
+    if not enabled:
+        return None
+    found = []
+    for number in range(most):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
+        except pynvml.NVMLError_NotFound:
+            continue
+    return found
+
+
+def _gpu(handle: Any, index: int, capability: str) -> Gpu:
+    try:
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:
+        memory = 0
+    memory = memory or psutil.virtual_memory().total  # some drivers report 0 instead
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return Gpu(index, str(uuid), str(name), memory, capability)
+
+
+def _visible(cards: Sequence[_Card]) -> tuple[list[Gpu], list[str]]:
+    """Return the visible GPUs in the variable's order, and the problems of visible cards.
+
+    As CUDA does, stop at the first name that is not valid.
+    """
+    wanted = os.environ.get(_VISIBLE)
+    if wanted is None:
+        found = [gpu for card in cards for gpu in card.gpus]
+        return found, [card.problem for card in cards if card.problem]
+    gpus, problems = list[Gpu](), list[str]()
+    for name in (part.strip() for part in wanted.split(",")):
+        if name in _HIDING:
+            break
+        if name.isdigit() and (problem := _ambiguous(cards)):
+            return [], [problem]
+        named = _named(name, cards)
+        if named is None:
+            problems.append(_unknown(name, cards))
+            break
+        gpus += named.gpus[:1]  # of a card with MIG, CUDA uses the first slice
+        problems += filter(None, [named.problem])
+    return gpus, problems
+
+
+def _named(name: str, cards: Sequence[_Card]) -> _Card | None:
+    """Return the card or the slice that a number or the beginning of a UUID names."""
+    if name.isdigit():
+        return next((card for card in cards if card.index == int(name)), None)
+    slices = [
+        _Card(card.index, gpu.uuid, (gpu,)) for card in cards for gpu in card.gpus if gpu.is_slice
+    ]
+    found = [each for each in (*cards, *slices) if each.uuid and each.uuid.startswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def _unknown(name: str, cards: Sequence[_Card]) -> str:
+    """Return the problem of an entry that names no card, or several."""
+    names = [card.uuid for card in cards if card.uuid]
+    names += [gpu.uuid for card in cards for gpu in card.gpus if gpu.is_slice]
+    return (
+        f"{_VISIBLE}={os.environ[_VISIBLE]}: {name} is not one GPU, and CUDA ignores it and what "
+        f"follows; allowed: the numbers 0 to {len(cards) - 1}, or {', '.join(names)}"
     )
 
 
-def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs visible to CUDA: in the variable's order, up to the first invalid name."""
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return tuple(gpus)
-    found: list[Gpu] = []
-    for name in (part.strip() for part in wanted.split(",")):
-        named = [g for g in gpus if name == str(g.index) or (name and g.uuid.startswith(name))]
-        if len(named) != 1:
-            break
-        found += named
-    return tuple(found)
+def _ambiguous(cards: Sequence[_Card]) -> str | None:
+    """Return a problem if CUDA and NVML may number the cards differently."""
+    order = os.environ.get(_ORDER, "PCI_BUS_ID")
+    names = {gpu.name for card in cards for gpu in card.gpus}
+    if order == "PCI_BUS_ID" or len(names) <= 1:
+        return None
+    return (
+        f"{_ORDER}={order} does not say which card a number in {_VISIBLE} is; "
+        f"unset it for the order of nvidia-smi, or name the GPUs by UUID"
+    )
 
 
 def bytes_text(size: float) -> str:
     """Return an amount of memory in binary units: ``39.4 GiB``, ``212 MiB``."""
     mebibytes = size / 2**20
     return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 999.5 else f"{mebibytes:.3g} MiB"
+
+
+def unusable_gpus(nodes: Sequence[Hardware]) -> str | None:
+    """Return why no GPU of the nodes can be used; None if one can, or if there is none."""
+    if any(node.gpus for node in nodes):
+        return None
+    return next((problem for node in nodes for problem in node.gpu_problems), None)
 
 
 def lowest_compute_capability(nodes: Sequence[Hardware]) -> str | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import platform
-import runpy
 import subprocess
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from raypipe.hardware import detect
+from raypipe.torch_build import cuda_of_torch
 
 #: packages whose versions the table ``environment`` records, by their names on PyPI
 PACKAGES = (
@@ -80,21 +78,12 @@ def environment_row() -> dict[str, Any]:
         "gpu_memory_bytes": sum(gpu.memory_bytes for gpu in hardware.gpus),
         "gpu_driver": hardware.driver,
         "cuda_driver": hardware.cuda,
-        "cuda": _cuda_of_torch(),
+        "cuda": cuda_of_torch(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "raypipe": package_version("raypipe-runner"),
         **{name.replace("-", "_"): package_version(name) for name in PACKAGES},
     }
-
-
-def _cuda_of_torch() -> str | None:
-    """Return the CUDA version that torch was built for, without importing torch."""
-    spec = find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    cuda = runpy.run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
-    return None if cuda is None else str(cuda)
 
 
 def _git(*arguments: str) -> str:

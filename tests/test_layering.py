@@ -30,7 +30,7 @@ ORDER = (
     ("storage",),
     ("faults", "provenance", "stats"),
     ("hardware", "redaction"),
-    ("errors",),
+    ("errors", "torch_build"),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 #: what a phase of TELEClass may share with another one lies next to the phases

@@ -10,6 +10,7 @@ from raypipe.commands import cluster
 from raypipe.commands.configuration import read, resolve
 from raypipe.commands.request import Request
 from raypipe.commands.run import announce
+from raypipe.commands.selection import check_gpus
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger, Row
@@ -29,6 +30,7 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         launcher = cluster.attach(request.address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration = resolve(document, request.overrides, request.profile, nodes)
+        check_gpus(configuration, nodes)
         makers = fitting(configuration, stage, nodes)
         folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
         run_dir, name = RunDirectory.at(folder), configuration.experiment.name

@@ -298,5 +298,8 @@ def announce(display: Display, configuration: Configuration, nodes: Sequence[Har
         note = next((node.gpu_note for node in nodes if node.gpu_note), "none found")
         found = f"no GPU ({note})"
     display.say(f"profile {configuration.profile}: {found}")
+    for node in nodes:
+        for problem in node.gpu_problems:
+            display.say(f"WARNING: {node.hostname}: not used: {problem}")
     if value := os.environ.get(faults.VARIABLE):
         display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")

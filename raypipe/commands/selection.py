@@ -10,7 +10,7 @@ from raypipe.config.matrix import point_text
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.experiment import check_stored
-from raypipe.hardware import Hardware
+from raypipe.hardware import Hardware, unusable_gpus
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage, in_order, with_needs
 from raypipe.pipeline.matrix import Graph, graph_of
@@ -120,9 +120,27 @@ def stored_stages(graph: Graph, ledger: Ledger, where: str) -> tuple[Sequence[St
 
 def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[Hardware]) -> None:
     """Reject a training that the hardware cannot run. Raises ConfigError."""
+    check_gpus(configuration, nodes, graph.stages)
     for where, name, section in _sections(configuration, graph):
         if isinstance(section, TrainStageSettings):
             _refuse(where, obstacles(name, section, nodes))
+
+
+def check_gpus(
+    configuration: Configuration, nodes: Sequence[Hardware], stages: Sequence[Stage] = ()
+) -> None:
+    """Reject work on GPUs if there are GPUs and none of them can be used.
+
+    It would compute on the CPUs instead. Raises ConfigError.
+    """
+    problem = unusable_gpus(nodes)
+    trainings = [each for _, each in configuration.settings if isinstance(each, TrainStageSettings)]
+    on_gpu = any(stage.on_gpu for stage in stages)
+    if problem and (on_gpu or any(each.scaling.gpus_per_worker != 0 for each in trainings)):
+        raise ConfigError(
+            f"{configuration.origin}: no GPU can be used: {problem}; to compute on the CPUs, hide "
+            "the GPUs: set CUDA_VISIBLE_DEVICES to an empty value"
+        )
 
 
 def check_size(configuration: Configuration, graph: Graph, node: Hardware) -> None:

@@ -52,6 +52,9 @@ def obstacles(
         reason = "workers that share a GPU cannot shard a model (strategy or on_oom: fsdp)"
         advice = "NCCL rejects them; use ddp, or one GPU per worker"
         found.append(Obstacle(f"{stage}.scaling.gpus_per_worker", each, reason, advice))
+    if each != 0 and workers > 1 and any(gpu.is_slice for gpu in gpus):
+        reason, advice = "NCCL does not connect MIG slices", "use 1 worker, or disable MIG"
+        found.append(Obstacle(f"{stage}.scaling.workers", workers, reason, advice))
     return found
 
 
@@ -102,7 +105,8 @@ def automatic_workers(
     """Return the number of workers that ``scaling.workers: auto`` stands for.
 
     On CPUs it is one, since a worker uses all idle cores. On GPUs it is what fits on an equal share
-    of the nodes, at most one worker per sample of a step.
+    of the nodes, at most one worker per sample of a step, and one on MIG slices, which NCCL does
+    not connect.
 
     Args:
         settings: of the training, with ``gpus_per_worker`` resolved.
@@ -112,7 +116,7 @@ def automatic_workers(
 
     """
     gpus = settings.scaling.gpus_per_worker
-    if not gpus:
+    if not gpus or any(gpu.is_slice for node in nodes for gpu in node.gpus):
         return 1
     cpus = cpus_of_a_worker(settings)
     room = sum(min(int(len(node.gpus) / gpus), int(node.cpus / cpus)) for node in nodes)

@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 import ray
 
+from raypipe import hardware
 from raypipe.commands import cluster
 from raypipe.commands import report as inspection
 from raypipe.commands import run as commands
+from raypipe.hardware import Hardware
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage import lock
@@ -368,6 +370,20 @@ def test_doctor_prints_the_hardware(capsys):
     assert found["cpus"] == len(os.sched_getaffinity(0))
     assert found["memory_bytes"] > 2**30
     assert found["torch"].startswith("2.")
+
+
+def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, capsys, monkeypatch):
+    lost = Hardware("here", 2, 2**34, gpu_note="no usable GPU", gpu_problems=("GPU 0: lost",))
+    monkeypatch.setattr(hardware, "detect", lambda: lost)
+    before = left(work)
+    assert raypipe("doctor") == 2
+    assert "not used: GPU 0: lost" in capsys.readouterr().out
+    for command in ("run", "fit", "sweep"):
+        assert raypipe(command, "quickstart") == 2
+        assert "no GPU can be used: GPU 0: lost; " in capsys.readouterr().err
+    assert left(work) == before
+    assert raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0") == 0
+    assert "WARNING: here: not used: GPU 0: lost" in capsys.readouterr().out
 
 
 def test_a_report_is_made_again_from_the_tables(work):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from raypipe import hardware
+from raypipe import hardware, torch_build
 from raypipe.config.profiles import pick_profile
 from raypipe.hardware import (
     Gpu,
@@ -14,7 +14,9 @@ from raypipe.hardware import (
     detect,
     lowest_compute_capability,
     supported_precisions,
+    unusable_gpus,
 )
+from raypipe.torch_build import TorchBuild
 
 UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
 
@@ -27,6 +29,9 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     def count(step: int) -> None:
         state.open += step
 
+    def no_mig(index: int) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
     replaced = {
         "nvmlInit": lambda: count(1),
         "nvmlShutdown": lambda: count(-1),
@@ -34,6 +39,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
         "nvmlDeviceGetCount": lambda: 3,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
+        "nvmlDeviceGetMigMode": no_mig,
         "nvmlDeviceGetUUID": lambda index: UUIDS[index],
         "nvmlDeviceGetName": lambda index: f"card {index}",
         "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(index + 1) * 2**30),
@@ -42,6 +48,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     for name, function in replaced.items():
         monkeypatch.setattr(pynvml, name, function)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch_build, "installed", lambda: TorchBuild("2.9.0", "12.8", ("sm_90",)))
     return state
 
 
@@ -58,6 +65,21 @@ def test_without_a_driver_there_are_no_gpus_and_a_note_says_why(
     assert "no NVIDIA driver" in found.gpu_note
     assert found.cpus == len(os.sched_getaffinity(0))
     assert found.memory_bytes > 2**28
+
+
+def test_a_driver_that_does_not_work_is_a_problem_unless_the_gpus_are_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = detect()
+    assert found.gpus == ()
+    assert "the NVIDIA driver does not work" in str(unusable_gpus([found]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert unusable_gpus([detect()]) is None
 
 
 def test_what_nvml_tells(three_gpus: SimpleNamespace) -> None:

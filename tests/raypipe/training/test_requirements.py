@@ -13,7 +13,7 @@ from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.pipeline.runner import _trainings
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.requirements import automatic_workers
+from raypipe.training.requirements import automatic_workers, obstacles
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 
 
@@ -47,6 +47,19 @@ def test_it_is_what_fits_on_a_share_of_the_gpus(nodes, batch, trainings, scaling
     gpus = sum(len(each.gpus) for each in nodes)
     resolved = settings(**scaling).with_gpus(gpus)
     assert automatic_workers(resolved, batch, nodes, trainings) == expected
+
+
+def test_a_training_on_mig_slices_has_one_worker() -> None:
+    slices = tuple(Gpu(0, f"MIG-{n}", "card MIG 1g", 2**33, "9.0") for n in range(4))
+    nodes = [Hardware("node", 16, 2**34, slices)]
+    assert automatic_workers(settings().with_gpus(4), 64, nodes) == 1
+    [found] = obstacles("train", settings(workers=2), nodes)
+    assert (found.key, found.reason) == (
+        "train.scaling.workers",
+        "NCCL does not connect MIG slices",
+    )
+    assert obstacles("train", settings(workers=2, gpus_per_worker=0), nodes) == []
+    assert obstacles("train", settings(), nodes) == []
 
 
 def test_auto_is_the_default_and_other_texts_are_refused():
