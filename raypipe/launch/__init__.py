@@ -9,6 +9,9 @@ from raypipe.faults import VARIABLE
 # collecting among them takes a third of the start of the command, and a fifth of a worker's.
 gc.set_threshold(50_000, 20, 100)
 
+#: variable of Ray: whether a task without GPUs sees none ("1"), or those that its node sees ("0")
+ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
+
 # Ray reads these variables on import. A worker group polls and stops in tenths of a second, not
 # seconds, and recounts the nodes after waiting ten seconds for its placement group. A caller
 # notices a node that vanished silently after 85 seconds, not seven minutes (Ray's servers
@@ -21,7 +24,7 @@ QUIET = {
     "RAY_grpc_client_keepalive_timeout_ms": "20000",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    ZERO_GPUS: "1",
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -31,7 +34,8 @@ QUIET = {
 # Threads of OpenMP wait for each other by spinning, by default 300,000 times. On busy cores that
 # makes a small training with two threads three to ten times slower. On idle cores, spinning less
 # costs it a tenth.
-ENVIRONMENT = {**QUIET, "GOMP_SPINCOUNT": "3000"}
+# GPUs are numbered by the PCI bus, as in NVML; CUDA's own order puts the fastest first.
+ENVIRONMENT = {**QUIET, "GOMP_SPINCOUNT": "3000", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import ray
 from ray._private import worker as ray_worker
+from ray._private.accelerators import NvidiaGPUAcceleratorManager
 from ray.exceptions import NodeDiedError, TaskUnschedulableError, WorkerCrashedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe import hardware
 from raypipe.config import search_path
 from raypipe.errors import ConfigError, UnitError
-from raypipe.launch import ENVIRONMENT, in_cluster
+from raypipe.launch import ENVIRONMENT, ZERO_GPUS, in_cluster
 from raypipe.launch.actor_pool import ActorPool
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import claim_of, living_nodes
@@ -80,10 +81,17 @@ class RayLauncher:
         # a job passes its own variables on to its workers; PYTHONPATH includes the job's
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         if self._local:
-            options |= {"include_dashboard": False, "num_cpus": hardware.detect().cpus}
-            options["address"] = "local"
+            here = hardware.detect()
+            options |= {"include_dashboard": False, "num_cpus": here.cpus, "address": "local"}
             # its processes inherit them; Ray takes half a second per process to apply a runtime_env
             variables = {"PYTHONPATH": search}
+            # Ray counts cards, also lost ones, and not the slices of MIG
+            options["num_gpus"] = len(here.gpus)
+            if here.gpus:
+                variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in here.gpus)
+            if here.gpu_problems:  # Ray asks NVML for the first card's name, which may be lost
+                manager: Any = NvidiaGPUAcceleratorManager
+                manager.get_current_node_accelerator_type = _no_type
         else:
             options["address"] = address or "auto"
             options["runtime_env"] = {"env_vars": {"PYTHONPATH": search, **quiet}}
@@ -107,8 +115,8 @@ class RayLauncher:
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
 
-        Nodes that die meanwhile are skipped. On a cluster that was started here, it is this process
-        that calls the function.
+        The task sees the GPUs of its node. Nodes that die meanwhile are skipped. On a cluster that
+        was started here, it is this process that calls the function.
 
         Raises:
             ConfigError: no node is alive.
@@ -116,7 +124,8 @@ class RayLauncher:
         """
         if self._local:
             return [function()]
-        task = ray.remote(num_cpus=0)(function)
+        sees_gpus = {"env_vars": {ZERO_GPUS: "0"}}
+        task = ray.remote(num_cpus=0, runtime_env=sees_gpus)(function)
         pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in living_nodes()]
         calls = [task.options(scheduling_strategy=node).remote() for node in pinned]
         results = []
@@ -205,6 +214,10 @@ class RayLauncher:
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
+
+
+def _no_type() -> None:
+    """Return no type of accelerator, by which Ray could place tasks; raypipe does not."""
 
 
 def _is_kept(modules: Mapping[str, str]) -> bool:

@@ -58,19 +58,16 @@ class InlineLauncher:
         import torch
 
         from raypipe.training.ending import Ending
-        from raypipe.training.job import Worker
         from raypipe.training.loop import train
         from raypipe.training.oom import unit_error
 
         del rank, seconds
         started()
-        scaling = job.settings.scaling
-        on_gpu = scaling.gpus_per_worker and torch.cuda.is_available()
-        worker = Worker(0, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+        worker = job.lone_worker()
         if not job.measured:  # a debugger cannot be used in the loader's processes
             job = replace(job, settings=job.settings.with_loader_workers(0))
         before = torch.get_num_threads()
-        torch.set_num_threads(scaling.threads or before)
+        torch.set_num_threads(job.settings.scaling.threads or before)
         self._ending = Ending(wanted=self._winds_down)
         try:
             outcome = train(job, worker, self._unless_interrupted(report), self._ending)

@@ -23,7 +23,7 @@ from raypipe.launch.failures import worker_failure
 from raypipe.launch.job_mailbox import JobMailbox, Progress
 from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 
 _POLL_S = 0.5
 _START_S = 600.0
@@ -102,8 +102,6 @@ class _Trainer(JobMailbox):
         return await super().drain(seconds, threads, end)
 
     def _run(self, pickled: bytes, ending: Ending, loop: asyncio.AbstractEventLoop) -> None:
-        import torch
-
         from raypipe.training.loop import train
 
         def report(row: dict[str, Any] | str) -> None:
@@ -114,10 +112,8 @@ class _Trainer(JobMailbox):
             job: TrainingJob = cloudpickle.loads(pickled)
             unit = job.trial_id
             compute_with(self._threads)
-            on_gpu = job.settings.scaling.gpus_per_worker and torch.cuda.is_available()
-            device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
             with logged(job, rank=0):
-                outcome = train(job, Worker(0, device), report, ending)
+                outcome = train(job, job.lone_worker(), report, ending)
         except (Exception, SystemExit) as error:
             failure = worker_failure(unit, error)
             asyncio.run_coroutine_threadsafe(self.settle(failure), loop).result()

@@ -38,7 +38,7 @@ from raypipe.pipeline.allocator import Lease
 from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.settings import SweepSettings
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import TrainingJob
 from raypipe.training.loop import train
 from raypipe.training.oom import unit_error
 
@@ -295,7 +295,6 @@ def _train(config: dict[str, Any]) -> None:
         else:
             tune.report({**row, _ROWS: [row]})
 
-    scaling = job.settings.scaling
     outcome: dict[str, Any] | UnitError
     try:
         last = job.steps
@@ -303,9 +302,8 @@ def _train(config: dict[str, Any]) -> None:
             outcome = follow(config["mailbox"], job, report, lambda: config["threads"])
         else:
             torch.set_num_threads(config["threads"])
-            device = torch.device("cuda", 0) if scaling.gpus_per_worker else torch.device("cpu")
             with logged(job, rank=0):
-                outcome = train(job, Worker(0, device), report)
+                outcome = train(job, job.lone_worker(), report)
     except UnitError as error:
         outcome = error
     except Exception as error:  # any exception of a user's task is the trial's outcome

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from raypipe.errors import UnitError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table
 from raypipe.training.batching import BatchPlan
@@ -62,6 +63,22 @@ class TrainingJob:
     def steps(self) -> int:
         """Step after which this run ends."""
         return self.whole if self.until is None else min(self.until, self.whole)
+
+    def lone_worker(self) -> Worker:
+        """Return the worker of a job that needs only one, on the process's GPU or on the CPU.
+
+        Raises:
+            UnitError: the job uses a GPU, and CUDA does not start.
+
+        """
+        if not self.settings.scaling.gpus_per_worker:
+            return Worker(0, torch.device("cpu"))
+        try:
+            torch.cuda.init()
+        except (AssertionError, RuntimeError) as error:
+            reason = f"CUDA does not start: {error}; `raypipe doctor` shows the GPUs"
+            raise UnitError(self.trial_id, "error", reason) from error
+        return Worker(0, torch.device("cuda", 0))
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.tracking import Target, Trackers
+from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.settings import TrainStageSettings
 from tests.raypipe.launch.test_train import Regression
 
 ray.train.torch.get_device = lambda: torch.device("cpu")
+TrainingJob.lone_worker = lambda self: Worker(0, torch.device("cpu"))
 GPUS = 8
 WAIT_S = 600
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private import worker as ray_worker
+from ray._private.accelerators import NvidiaGPUAcceleratorManager
 from ray._private.state import state
 from ray._raylet import raise_sys_exit_with_custom_error_message
 from ray.train import ScalingConfig
@@ -55,6 +56,11 @@ def test_the_switch_silences_the_logs_of_workers(
     log = {"ip": "10.0.0.1", "pid": "1", "lines": ["killed"], "is_err": True, "job": "1"}
     ray_worker.print_worker_logs(log, printed)
     assert ("killed" in printed.getvalue()) is enabled
+
+
+def test_ray_asks_for_the_name_of_the_first_card(source: str) -> None:
+    assert "accelerator_manager.get_current_node_accelerator_type()" in source
+    assert callable(NvidiaGPUAcceleratorManager.get_current_node_accelerator_type)
 
 
 def test_two_of_the_default_callbacks_are_left_out() -> None:

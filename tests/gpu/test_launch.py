@@ -1,0 +1,87 @@
+"""Ray on machines with GPUs: which devices tasks and trainings see."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.conftest import Rig
+
+pytestmark = pytest.mark.gpu_rig
+
+TASKS = """
+import json, os
+from raypipe import hardware
+from raypipe.launch.cluster import RayLauncher
+from raypipe.pipeline.launcher import PoolOptions
+
+def seen():
+    import torch
+    names = [torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())]
+    return [os.environ.get("CUDA_VISIBLE_DEVICES"), names, os.environ.get("CUDA_DEVICE_ORDER")]
+
+launcher = RayLauncher()
+found = {}
+for name, options in {
+    "cpu": PoolOptions(cpus=1),
+    "gpu": PoolOptions(cpus=1, gpus=1),
+    "actor": PoolOptions(cpus=1, keep_processes=True),
+}.items():
+    with launcher.pool(options) as pool:
+        for task in range(2):
+            pool.submit(f"{name}-{task}", seen)
+        found[name] = sorted(pool.finished()[0].value for _ in range(2))
+launcher._local = False  # as on a cluster that others started
+found["node"] = [gpu.uuid for node in launcher.on_every_node(hardware.detect) for gpu in node.gpus]
+launcher.close()
+print(json.dumps(found))
+"""
+SLICES = [f"MIG-22222222-2222-2222-2222-22222222{slice:02x}01" for slice in range(2)]
+
+
+def test_a_task_sees_its_gpus_and_no_others(rig: Rig) -> None:
+    """On a machine whose first card is lost and whose second card has two MIG slices."""
+    env = {"RIG_LOST": "1;0", "RIG_SLICES": "-1;2"}
+    found = rig.run(TASKS, cards=2, name="A100", capability="8.0", env=env)
+    order = "PCI_BUS_ID"
+    assert found["cpu"] == found["actor"] == [["", [], order]] * 2
+    assert found["gpu"] == [[uuid, ["A100 MIG 1g"], order] for uuid in SLICES]
+    assert found["node"] == SLICES
+
+
+TRAININGS = """
+import json, tempfile
+from dataclasses import replace
+from pathlib import Path
+import torch
+from raypipe.launch.cluster import RayLauncher
+from tests.raypipe.launch.test_train import Regression, job
+
+class Devices(Regression):
+    def evaluate(self, model, device, batch_size):
+        return {"cuda": float(device.type == "cuda"), "count": float(torch.cuda.device_count())}
+
+def outcome(workers, gpus):
+    made = job(Path(tempfile.mkdtemp()), 4, 4 // workers, workers, steps=2)
+    scaling = made.settings.scaling.model_copy(
+        update={"gpus_per_worker": gpus, "cpus_per_worker": 0.5}
+    )
+    settings = made.settings.model_copy(update={"scaling": scaling})
+    result = launcher.train(replace(made, task=Devices(), settings=settings), lambda row: None)
+    return [result["workers"], result["eval_cuda"], result["eval_count"]]
+
+launcher = RayLauncher()
+print(json.dumps({
+    f"{workers} x {gpus:g}": outcome(workers, gpus) for workers in (1, 2) for gpus in (0.0, 1.0)
+}))
+launcher.close()
+"""
+
+
+def test_trainings_run_on_the_devices_that_they_reserve(rig: Rig) -> None:
+    found = rig.run(TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
+    assert found == {
+        "1 x 0": [1, 0.0, 0.0],
+        "1 x 1": [1, 1.0, 1.0],
+        "2 x 0": [2, 0.0, 0.0],
+        "2 x 1": [2, 1.0, 2.0],  # Ray Train shows each worker the GPUs of the node's workers
+    }
