@@ -82,6 +82,10 @@ def _classify(unit: str, error: BaseException) -> UnitError:
             return UnitError(unit, kind, str(seen))
         causes = (getattr(seen, name, None) for name in _CAUSES)
         seen = next((cause for cause in causes if cause is not None), None)
+    if (failed := getattr(error, "controller_failure", None)) is not None:
+        cause = getattr(failed, "cause", None) or failed  # of a call in a worker
+        message = f"the worker group does not start: {message_of(cause)}"
+        return UnitError(unit, failure_kind(cause), message)
     return UnitError(unit, failure_kind(error), message_of(error))
 
 

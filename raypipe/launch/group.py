@@ -14,6 +14,8 @@ import ray.train
 from ray import cloudpickle
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -28,7 +30,8 @@ from raypipe.training.job import TrainingJob, Worker
 
 # seconds of a request of the thread that waits for an early end
 _WATCH_S = 2.0
-_START_ATTEMPTS = 60
+# times that a group waits for its placement group, and that its workers may die while they start
+_START_ATTEMPTS, _FAILED_STARTS = 60, 2
 _GROW_S = 30.0
 _END_S = 20.0
 _NEEDLESS = ("PlacementGroupCleanerCallback", "DatasetsCallback")
@@ -127,13 +130,36 @@ class WorkerGroup:
         self.mailbox.settle.remote(failure)
 
 
-class _Trainer(TorchTrainer):
-    """Trainer without two of Ray's actors, for which there is no public switch.
+class _Patience(DefaultFailurePolicy):
+    """Wait for room as long as Ray's policy does, but give up early on workers that do not start.
 
-    One ends the workers of a dead controller, which end anyway. It queries any cluster on
-    the machine, and if another one has a dashboard, it ends the workers of a healthy group. The
-    other distributes Ray datasets, which raypipe does not use. Both take time.
+    Ray counts both against the same limit.
     """
+
+    def __init__(self, failure_config: Any) -> None:
+        super().__init__(failure_config)
+        self._failed_starts = 0
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        """Return whether the controller starts the group again."""
+        cause = getattr(training_failed_error, "controller_failure", None)
+        self._failed_starts += isinstance(cause, WorkerGroupStartupFailedError)
+        if self._failed_starts >= _FAILED_STARTS:
+            return FailureDecision.RAISE
+        return super().make_decision(training_failed_error)
+
+
+class _Trainer(TorchTrainer):
+    """Trainer with its own failure policy and without two of Ray's actors: no public switches.
+
+    One of the actors ends the workers of a dead controller, which end anyway. It queries any
+    cluster on the machine, and if another one has a dashboard, it ends the workers of a healthy
+    group. The other distributes Ray datasets, which raypipe does not use. Both take time.
+    """
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        arguments["failure_policy"] = _Patience(self.run_config.failure_config)
+        return super()._initialize_and_run_controller(**arguments)  # type: ignore[misc]
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]

@@ -48,11 +48,13 @@ def test_a_task_sees_its_gpus_and_no_others(rig: Rig) -> None:
     assert found["node"] == SLICES
 
 
-TRAININGS = """
-import json, tempfile
+JOBS = """
+import json, os, tempfile
 from dataclasses import replace
 from pathlib import Path
 import torch
+from raypipe import hardware
+from raypipe.errors import UnitError
 from raypipe.launch.cluster import RayLauncher
 from tests.raypipe.launch.test_train import Regression, job
 
@@ -60,28 +62,57 @@ class Devices(Regression):
     def evaluate(self, model, device, batch_size):
         return {"cuda": float(device.type == "cuda"), "count": float(torch.cuda.device_count())}
 
-def outcome(workers, gpus):
+def outcome(launcher, workers, gpus):
     made = job(Path(tempfile.mkdtemp()), 4, 4 // workers, workers, steps=2)
     scaling = made.settings.scaling.model_copy(
         update={"gpus_per_worker": gpus, "cpus_per_worker": 0.5}
     )
     settings = made.settings.model_copy(update={"scaling": scaling})
-    result = launcher.train(replace(made, task=Devices(), settings=settings), lambda row: None)
+    try:
+        made = replace(made, task=Devices(), settings=settings)
+        result = launcher.train(made, lambda row: None)
+    except UnitError as error:
+        return [error.kind, error.message]
     return [result["workers"], result["eval_cuda"], result["eval_count"]]
-
+"""
+TRAININGS = """
 launcher = RayLauncher()
-print(json.dumps({
-    f"{workers} x {gpus:g}": outcome(workers, gpus) for workers in (1, 2) for gpus in (0.0, 1.0)
-}))
+found = {
+    f"{workers} x {gpus:g}": outcome(launcher, workers, gpus)
+    for workers in (1, 2) for gpus in (0.0, 1.0)
+}
 launcher.close()
+print(json.dumps(found))
 """
 
 
 def test_trainings_run_on_the_devices_that_they_reserve(rig: Rig) -> None:
-    found = rig.run(TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
+    found = rig.run(JOBS + TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
     assert found == {
         "1 x 0": [1, 0.0, 0.0],
         "1 x 1": [1, 1.0, 1.0],
         "2 x 0": [2, 0.0, 0.0],
         "2 x 1": [2, 1.0, 2.0],  # Ray Train shows each worker the GPUs of the node's workers
     }
+
+
+BROKEN = """
+before = hardware.detect()
+hardware.detect = lambda: before
+os.environ["RIG_CUDA"] = "12040"
+launcher = RayLauncher()
+found = {str(workers): outcome(launcher, workers, 1.0) for workers in (1, 2)}
+launcher.close()
+print(json.dumps(found))
+"""
+
+
+def test_workers_whose_cuda_does_not_start_fail_with_one_line(rig: Rig) -> None:
+    """As with a driver that was replaced after Ray had counted the GPUs."""
+    found = rig.run(JOBS + BROKEN, cards=2)
+    assert [kind for kind, _ in found.values()] == ["error", "error"]
+    assert found["1"][1].startswith("CUDA does not start: The NVIDIA driver on your system is too")
+    assert found["2"][1] == (
+        "the worker group does not start: ValueError: "
+        "ProcessGroupNCCL is only supported with GPUs, no GPUs found!"
+    )

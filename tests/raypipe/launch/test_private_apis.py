@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from ray._private import worker as ray_worker
 from ray._private.accelerators import NvidiaGPUAcceleratorManager
 from ray._private.state import state
 from ray._raylet import raise_sys_exit_with_custom_error_message
-from ray.train import ScalingConfig
+from ray.exceptions import RayTaskError
+from ray.train import FailureConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal import exceptions
 from ray.train.v2.api.exceptions import ControllerError
@@ -72,6 +74,35 @@ def test_two_of_the_default_callbacks_are_left_out() -> None:
     assert [type(callback).__name__ for callback in ours] == [
         name for name in names if name not in group._NEEDLESS
     ]
+
+
+def test_workers_that_do_not_start_are_started_again_once() -> None:
+    """Waiting for room is another matter: it goes on for ten minutes."""
+    limits = FailureConfig(max_failures=0, controller_failure_limit=group._START_ATTEMPTS)
+    dead = ControllerError(exceptions.WorkerGroupStartupFailedError("a worker died"))
+    policy = group._Patience(limits)
+    assert [policy.make_decision(dead).value for _ in range(2)] == ["RETRY", "RAISE"]
+    waiting = ControllerError(exceptions.WorkerGroupStartupTimeoutError(2))
+    policy = group._Patience(limits)
+    decisions = [policy.make_decision(waiting).value for _ in range(group._START_ATTEMPTS + 1)]
+    assert decisions == ["RETRY"] * group._START_ATTEMPTS + ["RAISE"]
+
+
+def test_the_controller_gets_the_failure_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+    method = "_initialize_and_run_controller"
+    monkeypatch.setattr(TorchTrainer, method, lambda self, **arguments: given.update(arguments))
+    trainer = group._Trainer(_nothing, scaling_config=ScalingConfig(num_workers=1))
+    getattr(trainer, method)(failure_policy=None, callbacks=[])
+    assert isinstance(given["failure_policy"], group._Patience)
+    assert f"self.{method}(" in inspect.getsource(TorchTrainer.fit)
+
+
+def test_a_group_that_does_not_start_fails_with_one_line() -> None:
+    by_worker = RayTaskError("setup", "a long stack of Ray", ValueError("no GPUs found!"))
+    failure = group_failure("fit", ControllerError(by_worker), set())
+    assert failure.kind == "error"
+    assert failure.message == "the worker group does not start: ValueError: no GPUs found!"
 
 
 @pytest.mark.parametrize(
