@@ -13,13 +13,16 @@ FailureKind = Literal[
     "out_of_memory",
     "host_out_of_memory",
     "worker_died",
+    "worker_hung",
     "node_lost",
     "timeout",
     "invalid_value",
     "error",
 ]
 #: failures of machines: the same work may succeed on a retry
-TRANSIENT: frozenset[FailureKind] = frozenset({"worker_died", "node_lost", "host_out_of_memory"})
+TRANSIENT: frozenset[FailureKind] = frozenset(
+    {"worker_died", "worker_hung", "node_lost", "host_out_of_memory"}
+)
 
 #: characters of a message, and of a traceback
 _LONGEST, _LONGEST_TRACE = 10_000, 50_000

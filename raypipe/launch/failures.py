@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raypipe.errors import FailureKind, UnitError, message_of
 from raypipe.launch.capacity import living_nodes
+from raypipe.training.job import TrainingJob
 from raypipe.training.oom import failure_kind, unit_error
 
 _POLL_S = 0.5
 # seconds after which Ray declares a silent node dead
 _NODE_VERDICT_S = 40.0
 _PROBE_S = 5.0
+#: bytes of the end of a worker's log in which the cause of its death is looked for
+_LOG_END = 20_000
 
 # messages of gloo and NCCL on workers that survive a peer
 _LOST_PEER = (
@@ -36,6 +40,7 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
     "invalid_value",
     "error",
     "timeout",
+    "worker_hung",
     "node_lost",
     "worker_died",
 )
@@ -51,6 +56,40 @@ def worker_failure(unit: str, error: BaseException) -> UnitError:
         time.sleep(_NODE_VERDICT_S)
         failure = UnitError(unit, "worker_died", failure.message)
     return failure
+
+
+def log_sizes(job: TrainingJob) -> dict[str, int]:
+    """Return the size in bytes of the log of each worker of a group, by path; 0 if missing."""
+    run, workers = job.run_dir, job.settings.scaling.most_workers
+    found = run.sizes(run.logs) if workers > 1 else {}
+    names = [job.trial_id, *(f"{job.trial_id}-{rank}" for rank in range(1, workers))]
+    paths = [run.log(name) for name in names]
+    return {path: found.get(path.rpartition("/")[2], 0) for path in paths}
+
+
+def explained(job: TrainingJob, failure: UnitError, before: Mapping[str, int]) -> UnitError:
+    """Return the failure of a job, with the cause in the logs of its workers if it is there.
+
+    NCCL's watchdog ends the process of a worker whose exchange exceeds its time limit, and only
+    the log says so.
+
+    Args:
+        job: the job.
+        failure: what Ray reports.
+        before: the sizes of the logs when the job started.
+
+    """
+    message, limit = failure.message, failure.limit
+    found = UnitError(job.trial_id, failure.kind, message, limit, failure.trace)
+    if failure.kind != "worker_died":
+        return found
+    for path, size in log_sizes(job).items():
+        if size > before.get(path, 0):
+            end = job.run_dir.read(path)[before.get(path, 0) :][-_LOG_END:]
+            for line in end.decode(errors="replace").splitlines():
+                if failure_kind(said := RuntimeError(line)) == "worker_hung":
+                    return unit_error(job.trial_id, said)
+    return found
 
 
 def group_failure(unit: str, error: Exception, nodes: set[str]) -> UnitError:

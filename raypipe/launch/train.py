@@ -21,7 +21,7 @@ from raypipe.launch.capacity import (
     of_a_worker,
     room,
 )
-from raypipe.launch.failures import group_failure
+from raypipe.launch.failures import explained, group_failure, log_sizes
 from raypipe.launch.job_mailbox import Progress
 from raypipe.launch.solo import SoloWorker
 from raypipe.pipeline.allocator import Lease
@@ -95,6 +95,7 @@ def follow(
         UnitError: a worker failed or died, with the kind of failure.
 
     """
+    logs = log_sizes(job)
     name, pickled = f"{job.trial_id}-{secrets.token_hex(4)}", cloudpickle.dumps(job)
     ray.get(mailbox.submit.remote(name, pickled, threads()))
     end = False
@@ -107,8 +108,7 @@ def follow(
         if progress.outcome is not None:
             return progress.outcome
         if (failure := progress.failure) is not None:
-            message, limit = failure.message, failure.limit
-            raise UnitError(job.trial_id, failure.kind, message, limit, failure.trace)
+            raise explained(job, failure, logs)
         end = end or ends(progress)
 
 

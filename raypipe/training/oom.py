@@ -1,11 +1,12 @@
-"""Out-of-memory detection and peak memory."""
+"""Kinds of failures, out-of-memory errors above all, and peak memory."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import resource
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,34 +18,86 @@ from raypipe.errors import BatchLimit, FailureKind, UnitError, message_of, trace
 _GPU_SIGNS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA driver error: out of memory",  # expandable segments
+    "_ALLOC_FAILED",  # cuBLAS, cuSOLVER, cuFFT, and cuDNN before 9
+    "DEVICE_ALLOCATION_FAILED",  # cuDNN 9
     "out of memory'",  # NCCL: Cuda failure 2 'out of memory'
+    "Failed to CUDA malloc",  # NCCL, as the next one
+    "Failed to CUDA calloc",
     "Triton Error [CUDA]: out of memory",
 )
+# messages of libraries that could not start, or found no workspace: another cause unless the card
+# is full
+_FULL_CARD_SIGNS = ("_STATUS_NOT_INITIALIZED", "unable to find an engine", "valid cuDNN algorithm")
 _HOST_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
     # a loader process killed by the kernel, and a full /dev/shm
     "is killed by signal: Killed",
     "is killed by signal: Bus error",
+    "HOST_ALLOCATION_FAILED",  # cuDNN 9
+    "Failed to CUDA host alloc",  # NCCL
 )
+# CUDA also says this of page-locked memory, which is the host's; then the text or the frames of
+# the error have one of the words
+_AMBIGUOUS = "CUDA error: out of memory"
+_PINNED = ("pin memory thread", "pin_memory", "cudaHostAlloc", "cudaHostRegister")
+_HUNG_SIGNS = (
+    "Watchdog caught collective operation timeout",  # NCCL
+    "ms for recv operation to complete",  # gloo, as the next one
+    "ms for send operation to complete",
+)
+_HUNG = (
+    "a worker waited for the others longer than the time limit of an exchange: one of them hangs, "
+    "or is much slower (each worker has a log in logs/)"
+)
+#: bytes; a card with less free memory has no room for the kernels or the workspace of a library
+_ROOM = 512 * 2**20
 
 
 def failure_kind(error: BaseException) -> FailureKind:
     """Return the kind of a failure.
 
-    ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's. A
+    ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's, including
+    its page-locked memory. ``worker_hung`` is an exchange that exceeded its time limit. A
     non-finite loss is an ``invalid_value``. Everything else is an ``error``.
     """
     text = message_of(error)
-    if isinstance(error, torch.OutOfMemoryError) or any(sign in text for sign in _GPU_SIGNS):
+    if isinstance(error, torch.OutOfMemoryError):
         return "out_of_memory"
-    if isinstance(error, MemoryError) or any(sign in text for sign in _HOST_SIGNS):
+    if isinstance(error, MemoryError) or _has(text, _HOST_SIGNS):
         return "host_out_of_memory"
+    if _has(text, _GPU_SIGNS):
+        on_host = _AMBIGUOUS in text and (_is_pinning(error, text) or _is_card_full() is False)
+        return "host_out_of_memory" if on_host else "out_of_memory"
+    if _has(text, _FULL_CARD_SIGNS) and _is_card_full():
+        return "out_of_memory"
+    if _has(text, _HUNG_SIGNS):
+        return "worker_hung"
     if isinstance(error, FloatingPointError):
         return "invalid_value"
     return "error"
+
+
+def _has(text: str, signs: Iterable[str]) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _is_pinning(error: BaseException, text: str) -> bool:
+    """Whether an error was raised by the allocation of page-locked memory."""
+    frames = traceback.extract_tb(error.__traceback__)[-2:]
+    return _has("\n".join([text, *(f"{each.name} {each.line}" for each in frames)]), _PINNED)
+
+
+def _is_card_full() -> bool | None:
+    """Whether this process's GPU is nearly full; None if that is not known."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        free, _ = torch.cuda.mem_get_info()
+    except RuntimeError:  # the card does not answer any more
+        return None
+    return free < _ROOM
 
 
 class DoesNotFit(torch.OutOfMemoryError):
@@ -76,6 +129,8 @@ def unit_error(unit: str, error: BaseException) -> UnitError:
     limit = error.limit if isinstance(error, DoesNotFit) else None
     kind = failure_kind(error)
     message = message_of(error) if kind == "error" else str(error)
+    if kind == "worker_hung":
+        message = f"{_HUNG}: {message}"
     return UnitError(unit, kind, message, limit, trace_of(error))
 
 

@@ -212,6 +212,27 @@ def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
         (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
                       "Cuda failure 2 'out of memory'"), "out_of_memory"),
         (RuntimeError("Triton Error [CUDA]: out of memory"), "out_of_memory"),
+        (RuntimeError("CUDA driver error: out of memory"), "out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+         "out_of_memory"),
+        (RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling"),
+         "out_of_memory"),
+        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
+                      "Failed to CUDA malloc 4 bytes"), "out_of_memory"),
+        (RuntimeError("NCCL error in: x.cpp:1, unhandled cuda error\nLast error:\n"
+                      "Failed to CUDA host alloc 4 bytes"), "host_out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"),
+         "host_out_of_memory"),
+        (RuntimeError("Caught AcceleratorError in pin memory thread for device 0.\n"
+                      "torch.AcceleratorError: CUDA error: out of memory"), "host_out_of_memory"),
+        (RuntimeError("Caught AcceleratorError in pin memory thread for device 0.\n"
+                      "torch.AcceleratorError: CUDA error: device-side assert"), "error"),
+        (RuntimeError("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, "
+                      "OpType=ALLREDUCE) ran for 600012 milliseconds before timing out."),
+         "worker_hung"),
+        (RuntimeError("[x.cc:81] Timed out waiting 1800000ms for recv operation to complete"),
+         "worker_hung"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling"), "error"),
         (MemoryError(), "host_out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
          "host_out_of_memory"),
@@ -224,6 +245,36 @@ def test_a_bug_of_the_launcher_is_not_taken_for_a_failed_attempt() -> None:
 )  # fmt: skip
 def test_kinds_of_failure(error: Exception, kind: FailureKind) -> None:
     assert failure_kind(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "full", "empty"),
+    [
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+         "out_of_memory", "error"),
+        ("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED", "out_of_memory", "error"),
+        ("FIND was unable to find an engine to execute this computation",
+         "out_of_memory", "error"),
+        # also what the allocation of page-locked memory says
+        ("CUDA error: out of memory", "out_of_memory", "host_out_of_memory"),
+    ],
+)  # fmt: skip
+def test_a_full_card_decides_what_an_unclear_message_means(
+    text: str, full: FailureKind, empty: FailureKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for free, kind in ((2**20, full), (2**33, empty)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free, 2**34))
+        assert failure_kind(RuntimeError(text)) == kind
+
+
+def test_page_locked_memory_is_the_hosts() -> None:
+    def pin_memory() -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with pytest.raises(RuntimeError) as caught:
+        pin_memory()
+    assert failure_kind(caught.value) == "host_out_of_memory"
 
 
 def test_peaks_of_memory() -> None:
