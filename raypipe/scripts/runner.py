@@ -56,7 +56,6 @@ class ScriptRun:
         self._splits = {"micro_batch", "accumulation"} <= used
         self._splits |= {"micro_batch", "effective_batch"} <= used
         sized = job.plan.effective_batch if not used.isdisjoint(command.SIZES) else None
-        self._effective_batch = sized
         self._history = History(job, self._settings.columns, sized)
         self._lines: SimpleQueue[str] = SimpleQueue()
 
@@ -251,19 +250,16 @@ class ScriptRun:
 
     def _outcome(self, seconds: float, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         plan, history = self._job.plan, self._history
-        hardware = telemetry.combine(summaries)
-        steps = history.last_step
-        energy, samples = hardware["energy_j"], steps * (self._effective_batch or 0)
-        return {
+        columns = {
             **history.last_values(),
             **history.speed(None if self._job.measured else seconds),
-            **hardware,
-            "steps": steps or None,
+            **telemetry.combine(summaries),
+            "steps": history.last_step or None,
             "micro_batch": plan.micro_batch,
             "accumulation": plan.accumulation,
             "workers": plan.workers,
-            "energy_j_per_sample": energy / samples if energy is not None and samples else None,
         }
+        return telemetry.with_energy_per_sample(columns)
 
     def _check(self, outcome: Mapping[str, Any]) -> None:
         """Raise UnitError if the speed of a trial that measures it is unknown."""

@@ -78,8 +78,7 @@ def train(
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     columns = outcome | loop.speed() | telemetry.combine(summaries)
-    energy, samples = columns["energy_j"], loop.throughput.samples
-    columns["energy_j_per_sample"] = energy / samples if energy is not None and samples else None
+    columns = telemetry.with_energy_per_sample(columns)
     return {**columns, "load": load} if job.measured else columns
 
 
@@ -214,10 +213,10 @@ class _Loop:
         return loss
 
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
-        if len(self.throughput.intervals) == 1:
-            self.sampler.steady()
         row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
         interval = self.throughput.cut(phase.name)
+        if len(self.throughput.intervals) == 1:
+            self.sampler.steady()
         self.history.note(row, sums | {"interval_weight": self.interval_weight}, interval)
         self.interval_weight = torch.zeros_like(self.interval_weight)
 

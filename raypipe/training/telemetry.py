@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -78,6 +78,8 @@ class Telemetry:
         self._gpu_used_peak: int | None = None
         self._rss_peak = 0
         self._shared: bool | None = None
+        # when the warm-up ended, and the energy until then
+        self._steady: tuple[float, float | None] | None = None
 
     def __enter__(self) -> Telemetry:
         self._gpu = self._open_gpu()
@@ -108,6 +110,7 @@ class Telemetry:
         self._sample()
         with self._lock:
             self._warmup = False
+            self._steady = self._at, self._energy.joules
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table ``gpu_samples`` so far.
@@ -124,7 +127,8 @@ class Telemetry:
         """Return means, totals and peaks of this worker so far; None where unknown.
 
         Means exclude the warm-up unless there are no other samples. ``energy_j`` is that of the
-        whole card since the context was entered.
+        whole card since the context was entered, and ``steady_power_w`` its mean power after the
+        warm-up.
         """
         if not self._stop.is_set():
             self._sample()
@@ -139,11 +143,20 @@ class Telemetry:
                 else memory.gpu_peak_bytes(self._device),
                 "gpu_shared": self._shared,
                 "energy_j": self._energy.joules,
+                "steady_power_w": self._steady_power(),
                 "cpu_util_mean": _preferred(self._cpu),
                 "host_peak_bytes": self._rss_peak
                 if self._program is not None
                 else max(self._rss_peak, memory.host_peak_bytes()),
             }
+
+    def _steady_power(self) -> float | None:
+        """Return the mean power since the warm-up; None if that is too short a time."""
+        if self._steady is None or self._energy.joules is None:
+            return None
+        began, before = self._steady
+        seconds = self._at - began
+        return (self._energy.joules - (before or 0.0)) / seconds if seconds >= _SHORTEST_S else None
 
     def _open_gpu(self) -> Gpu | None:
         if self._program is not None:
@@ -195,8 +208,8 @@ class Telemetry:
 def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the columns of ``trials`` from the summaries of all workers; None where unknown.
 
-    Peaks are the maximum over the workers. Energy is summed over the GPUs and utilization is
-    averaged over them; a GPU shared by several workers counts once.
+    Peaks are the maximum over the workers. Energy and power are summed over the GPUs and
+    utilization is averaged over them; a GPU shared by several workers counts once.
     """
     by_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for summary in summaries:
@@ -206,9 +219,12 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def of(column: str) -> list[Any]:
         return [summary[column] for summary in summaries]
 
-    # workers on one GPU each measured all of its energy, over slightly different periods
-    energies = [_largest(one["energy_j"] for one in gpu) for gpu in by_gpu.values()]
-    known = [energy for energy in energies if energy is not None]
+    def total(column: str) -> float | None:
+        # workers on one GPU each measured all of its energy, over slightly different periods
+        values = [_largest(one[column] for one in gpu) for gpu in by_gpu.values()]
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
     return {
         "device": ", ".join(sorted(set(of("device")))) or None,
         "gpu_util_mean": _mean(
@@ -217,10 +233,22 @@ def combine(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "gpu_memory_used_peak_bytes": _largest(of("gpu_memory_used_peak_bytes")),
         "gpu_peak_bytes": _largest(of("gpu_peak_bytes")),
         "gpu_shared": _either(of("gpu_shared")),
-        "energy_j": sum(known) if known else None,
+        "energy_j": total("energy_j"),
+        "steady_power_w": total("steady_power_w"),
         "cpu_util_mean": _mean(of("cpu_util_mean")),
         "host_peak_bytes": _largest(of("host_peak_bytes")),
     }
+
+
+def with_energy_per_sample(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of ``trials``, with the energy per sample instead of the power.
+
+    It is the mean power over the samples per second, both without the warm-up: the start of a
+    training, its compilation and its end count in ``energy_j`` alone.
+    """
+    known, speed = dict(columns), columns["samples_per_s"]
+    power = known.pop("steady_power_w")
+    return {**known, "energy_j_per_sample": power / speed if power is not None and speed else None}
 
 
 class _Energy:

@@ -83,11 +83,6 @@ class Throughput:
             self.start()
         return ended
 
-    @property
-    def samples(self) -> int:
-        """Number of samples trained on, including the warm-up."""
-        return sum(interval.samples for interval in self.intervals)
-
     def summary(self, *, typical: bool = False) -> dict[str, float | None]:
         """Return samples per second, seconds per step and the share of time waiting for the loader.
 

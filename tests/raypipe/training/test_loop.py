@@ -252,6 +252,47 @@ def test_what_is_reported_and_returned(tmp_path: Path) -> None:
     assert 0 < outcome["loader_wait_share"] < 1
 
 
+class Meter:
+    """GPU of 100 W, after a set-up that took 1 MJ."""
+
+    name, uuid = "fake", "GPU-1"
+
+    def __init__(self) -> None:
+        self.set_up_j = 0.0
+
+    def energy_j(self) -> float:
+        return self.set_up_j + 100 * time.perf_counter()
+
+    def values(self) -> dict[str, Any]:
+        return {"gpu_uuid": self.uuid, "util": 50.0, "memory_bytes": 1, "power_w": 100.0}
+
+    def shared(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_trials_energy_per_sample_is_without_set_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter()
+
+    class SetUp(Regression):
+        def loss(self, model: nn.Module, batch: Any, context: StepContext) -> Loss:
+            if context.step == 1:
+                meter.set_up_j = 1e6
+            time.sleep(0.03)
+            return super().loss(model, batch, context)
+
+    monkeypatch.setattr(telemetry.Telemetry, "_open_gpu", lambda self: meter)
+    asked = replace(job(SetUp(), tmp_path, (16, 1, 16, 1), log_every=2), measured=True)
+    outcome = train(asked, Worker(0, CPU))
+    assert outcome["energy_j"] > 1e6
+    # but for the moments between the last step and the last sample
+    assert outcome["energy_j_per_sample"] < 2 * 100 / outcome["samples_per_s"]
+
+
 @pytest.mark.parametrize(("precision", "rel"), [("fp32", 1e-6), ("bf16", 0.05), ("fp16", 0.02)])
 def test_precisions_train_alike(tmp_path: Path, precision: Any, rel: float) -> None:
     exact, _, _ = run(job(Regression(), tmp_path / "exact"))

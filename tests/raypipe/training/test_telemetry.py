@@ -19,7 +19,7 @@ from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_table
 from raypipe.training import telemetry as module
 from raypipe.training.tables import GPU_SAMPLES
-from raypipe.training.telemetry import Program, Telemetry, combine
+from raypipe.training.telemetry import Program, Telemetry, combine, with_energy_per_sample
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 UUID = "GPU-aaaa0000"
@@ -123,6 +123,22 @@ def test_energy_is_the_difference_of_the_counter_over_the_whole_time(card: Card)
     assert telemetry.summary()["energy_j"] == pytest.approx(3 * 100 + 3 * 300)
 
 
+def test_the_energy_of_a_sample_is_that_of_the_steady_training(card: Card) -> None:
+    """Set-up takes ten times the energy of the training, which needs 2 s for 100 samples."""
+    card.watts = 500
+    with Telemetry("small", CUDA) as telemetry:
+        card.pass_time(8.0)
+        telemetry.steady()
+        card.watts = 200
+        card.pass_time(2.0)
+        columns = combine([telemetry.summary()]) | {"samples_per_s": 50.0}
+    found = with_energy_per_sample(columns)
+    assert found["energy_j_per_sample"] == pytest.approx(200 * 2.0 / 100)
+    assert found["energy_j"] == pytest.approx(8 * 500 + 2 * 200)
+    assert found.keys() - columns.keys() == {"energy_j_per_sample"}
+    assert with_energy_per_sample(columns | {"samples_per_s": None})["energy_j_per_sample"] is None
+
+
 def test_without_a_counter_power_is_integrated(card: Card) -> None:
     card.missing = {"nvmlDeviceGetTotalEnergyConsumption"}
     card.watts = 100
@@ -153,7 +169,7 @@ def test_what_a_card_does_not_support_is_null_and_the_rest_is_there(card: Card) 
     )  # fmt: skip
     summary = telemetry.summary()
     unknown = {name for name, value in summary.items() if value is None}
-    assert unknown == {"gpu_util_mean", "energy_j", "gpu_shared"}
+    assert unknown == {"gpu_util_mean", "energy_j", "gpu_shared", "steady_power_w"}
     assert summary["gpu_memory_used_peak_bytes"] == 12
     assert (summary["gpu_peak_bytes"], summary["device"]) == (77, "NVIDIA H200")
 
@@ -338,7 +354,7 @@ def test_a_busy_cpu_is_seen_with_the_processes_it_started(monkeypatch: pytest.Mo
     assert summary["device"] == "cpu"
     assert {name for name, value in summary.items() if value is None} == {
         "gpu_uuid", "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared",
-        "energy_j",
+        "energy_j", "steady_power_w",
     }  # fmt: skip
 
 
@@ -383,7 +399,7 @@ def test_where_others_processes_are_hidden_the_worker_itself_is_measured(
 def worker(uuid: str | None, **values: Any) -> dict[str, Any]:
     unknown = dict.fromkeys([
         "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
-        "cpu_util_mean",
+        "cpu_util_mean", "steady_power_w",
     ])  # fmt: skip
     return {"device": "cpu", "gpu_uuid": uuid, "host_peak_bytes": 5, **unknown, **values}
 
@@ -391,11 +407,13 @@ def worker(uuid: str | None, **values: Any) -> dict[str, Any]:
 def test_combine_counts_a_gpu_once() -> None:
     summaries = [
         worker("a", device="H200", gpu_util_mean=90.0, energy_j=100.0, gpu_peak_bytes=3,
+               steady_power_w=300.0,
                host_peak_bytes=8, cpu_util_mean=100.0, gpu_shared=True),
         worker("a", device="H200", gpu_util_mean=80.0, energy_j=101.0, gpu_peak_bytes=4,
+               steady_power_w=301.0,
                cpu_util_mean=50.0),
         worker("b", device="A100", gpu_util_mean=45.0, energy_j=10.0, gpu_shared=False,
-               gpu_memory_used_peak_bytes=6),
+               gpu_memory_used_peak_bytes=6, steady_power_w=99.0),
     ]  # fmt: skip
     assert combine(summaries) == {
         "device": "A100, H200",
@@ -404,6 +422,7 @@ def test_combine_counts_a_gpu_once() -> None:
         "gpu_peak_bytes": 4,
         "gpu_shared": True,
         "energy_j": 111.0,
+        "steady_power_w": 400.0,
         "cpu_util_mean": 75.0,
         "host_peak_bytes": 8,
     }
@@ -419,5 +438,6 @@ def test_combine_of_what_nobody_knows_is_none(card: Card) -> None:
     combined = combine([real, worker(None)])
     assert {name for name, value in combined.items() if value is None} == {
         "gpu_util_mean", "gpu_memory_used_peak_bytes", "gpu_peak_bytes", "gpu_shared", "energy_j",
+        "steady_power_w",
     }  # fmt: skip
     assert combined["device"] == "cpu"
