@@ -232,7 +232,7 @@ def _train(name: str, job: TrainingJob, mailbox: Any) -> dict[str, Any]:
         context.get_world_rank(),
         get_device(),
         context.get_world_size(),
-        context.get_local_world_size(),
+        max(context.get_local_world_size(), job.workers_on_node),
     )
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:

@@ -23,7 +23,7 @@ from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
-#: fraction of the memory to keep free for fragmentation, longer samples and other processes
+#: fraction of the memory to keep free for fragmentation and longer samples
 MARGIN = 0.05
 #: relative difference between the largest fit and the smallest misfit that ends a search
 _RESOLUTION = 1 / 16
@@ -170,7 +170,7 @@ class Fit:
             return size
         if self._chosen(search) is not None or search.trial is None:
             return None
-        fit, room = self.memory.model(search.trial.group).fit(), self._room
+        fit, room = self.memory.model(search.trial.group).fit(), self._room(search)
         slope = fit.bytes_per_sample if fit is not None else 0.0
         if fit is None or room is None or not slope:
             return None
@@ -179,7 +179,7 @@ class Fit:
 
     def _chosen(self, search: _Search) -> int | None:
         """Return the largest micro-batch whose measured peak leaves the margin free."""
-        room = self._room
+        room = self._room(search)
         fitting = [
             size
             for size, outcome in search.found.items()
@@ -187,10 +187,16 @@ class Fit:
         ]
         return max(fitting, default=None)
 
-    @property
-    def _room(self) -> float | None:
-        capacity = self.memory.capacity_bytes
-        return None if capacity is None else (1 - MARGIN) * capacity
+    def _room(self, search: _Search) -> float | None:
+        """Return the memory that torch may use: without the margin, and what others hold.
+
+        These are the CUDA context, the buffers of NCCL, and other processes.
+        """
+        capacity, others = self.memory.capacity_bytes, 0
+        for outcome in search.found.values():
+            used, own = outcome.get("gpu_memory_used_peak_bytes"), peak_bytes(outcome)
+            others = max(others, (used or 0) - (own or 0))
+        return None if capacity is None else (1 - MARGIN) * capacity - others
 
     def _trial(self, search: _Search, size: int) -> Trial | None:
         own = f"{self._maker.sweep.stage}.training"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.sweep.fit import next_micro_batch
+from raypipe.sweep.fit import Fit, next_micro_batch
+
+GB = 10**9
 
 
 @given(
@@ -50,3 +54,24 @@ def test_it_begins_where_an_earlier_run_ended():
     assert next_micro_batch([], None, 64, guess=40) == 40
     assert next_micro_batch([], 40, 64, guess=40) == 20
     assert next_micro_batch([40], None, 64, guess=40) == 64
+
+
+@pytest.mark.parametrize(
+    ("used", "expected"),
+    [
+        (None, 16),  # unknown: 9.4 of 10 GB
+        ({8: 5 * GB + 10**8, 16: 94 * GB // 10 + 10**8}, 16),
+        # 0.6 GB of context and NCCL buffers would fill the card
+        ({8: 56 * GB // 10, 16: 10 * GB}, 8),
+    ],
+)
+def test_the_margin_is_left_free_beside_what_others_hold(used, expected):
+    maker = SimpleNamespace(device=("card", 10 * GB))
+    fit = Fit(None, maker, ["bf16"], 64)
+    [search] = fit.searches
+    for size, peak in ((8, 5 * GB), (16, 94 * GB // 10)):
+        search.found[size] = {"device": "card", "gpu_peak_bytes": peak}
+        if used is not None:
+            search.found[size]["gpu_memory_used_peak_bytes"] = used[size]
+    [row] = fit.rows()
+    assert row["micro_batch"] == expected
