@@ -163,10 +163,11 @@ class PabboModel(nn.Module):
         mean, spread = self.prediction(encoded).unbind(-1)
         return mean, F.softplus(spread)
 
-    def score(self, encoded: Tensor, pairs: Tensor, budget_used: float) -> Tensor:
+    def score(self, encoded: Tensor, pairs: Tensor, budget_used: float | Tensor) -> Tensor:
         """Return acquisition scores ``[B, R, P]`` of pairs ``[B, P, 2]`` of ``[B, R, N, d]``.
 
-        ``budget_used`` is t/T: the number of the duel to choose over the budget.
+        ``budget_used`` is t/T: the number of the duel to choose over the budget, of each context
+        ``[R]`` or of all.
         """
         functions, contexts, points, _ = encoded.shape
         entry, d = self.acquisition_entry, self.settings.d_model
@@ -177,8 +178,10 @@ class PabboModel(nn.Module):
         index = pairs[:, None] + start.view(functions, contexts, 1, 1)
         hidden = first.index_select(0, index[..., 0].flatten())
         hidden = hidden + second.index_select(0, index[..., 1].flatten())
-        hidden = F.relu(hidden + (entry.bias + budget_used * entry.weight[:, -1]))
-        scores: Tensor = self.acquisition(hidden).view(functions, contexts, -1)
+        hidden = hidden.view(functions, contexts, pairs.shape[1], entry.out_features)
+        used = budget_used[:, None, None] if isinstance(budget_used, Tensor) else budget_used
+        hidden = F.relu(hidden + (entry.bias + used * entry.weight[:, -1]))
+        scores: Tensor = self.acquisition(hidden)[..., 0]
         return scores
 
 

@@ -8,7 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.pabbo_lda.pabbo.duels import Candidates, draw_pairs
-from experiments.pabbo_lda.pabbo.losses import _trajectories, expected_improvement, reinforce
+from experiments.pabbo_lda.pabbo.losses import (
+    _trajectories,
+    _trajectories_at_once,
+    expected_improvement,
+    reinforce,
+)
 from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.pabbo.synthetic_functions import sample_functions
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
@@ -117,6 +122,37 @@ def _random_policy(steps: int = 5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen = chosen.view(2, 4, steps)
     best = utility[:, None].expand(-1, 4, -1).gather(2, chosen).cummax(2).values
     return logits.log_softmax(3), chosen, utility, best
+
+
+@pytest.mark.parametrize("horizon", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("dtype", "rel"), [(torch.float64, 1e-10), (torch.bfloat16, 0.1)]
+)  # the second one as autocast
+def test_one_pass_over_all_steps_has_the_trajectories_and_the_gradient_of_one_per_step(
+    horizon: int, dtype: torch.dtype, rel: float
+) -> None:
+    settings = TINY.model_copy(update={"horizon": horizon})
+    autocast = dtype == torch.bfloat16
+    samples = torch.arange(6)
+    found = []
+    for trajectories in (_trajectories, _trajectories_at_once):
+        model = _model().float() if autocast else _model()
+        kind = next(model.parameters()).dtype
+        functions = sample_functions(7, samples, 9, settings.functions, dtype=kind)
+        pairs = draw_pairs(7, 0, samples, 9, 12)
+        candidates = Candidates.of(functions.points, functions.utility, pairs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            log_probs, chosen = trajectories(model, candidates, samples, 7, settings)
+        log_probs.gather(3, chosen[..., None]).sum().backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append((log_probs.exp(), chosen, gradients))
+    (expected, chosen, gradients), (probs, again, at_once) = found
+    assert torch.equal(again, chosen)
+    torch.testing.assert_close(probs, expected, rtol=rel, atol=rel)
+    assert at_once.keys() == gradients.keys()
+    whole = torch.cat([g.flatten() for g in gradients.values()])
+    other = torch.cat([g.flatten() for g in at_once.values()])
+    assert (other - whole).norm() <= rel * whole.norm()
 
 
 def test_the_published_loss_standardises_returns_over_each_trajectory() -> None:
