@@ -31,19 +31,27 @@ def map_blocks(
     rows: Mapping[S, int],
     size: int,
     call: Callable[[Block[S]], tuple[Any, ...]],
+    *,
+    on_gpus: bool = False,
 ) -> Iterator[tuple[Block[S], Any]]:
-    """Run a CPU task per block of rows; yield each block with its result, in the order of the rows.
+    """Run a task per block of rows; yield each block with its result, in the order of the rows.
 
     Args:
         context: of the stage, whose progress counts the rows.
         rows: number of rows of each split.
         size: rows per task.
         call: returns the function of a block's task, followed by its arguments.
+        on_gpus: whether the tasks use GPUs if there are some. There is then one task per GPU and
+            split, since each one loads its model; ``size`` is the least.
 
     Raises:
         UnitError: a task failed for good; after all others have run.
 
     """
+    gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus] if on_gpus else []
+    if gpus:
+        context.device = gpus[0]
+        size = max(size, -(-max(rows.values()) // len(gpus)))
     blocks = (
         Block(context.stage.name, split, start, min(start + size, total))
         for split, total in rows.items()
@@ -51,7 +59,7 @@ def map_blocks(
     )
     context.begin(sum(rows.values()))
     done = 0
-    with context.pool(PoolOptions()) as pool:
+    with context.pool(PoolOptions(gpus=float(bool(gpus)))) as pool:
         for block, result in context.map(pool, ((block, *call(block)) for block in blocks)):
             yield block, result
             done += block.end - block.start

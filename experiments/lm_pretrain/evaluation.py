@@ -8,9 +8,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from experiments.common.blocks import Split
+from experiments.common.blocks import Split, map_blocks
 from experiments.common.evaluation import load_trained, measure_rows, task_device
 from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
@@ -20,15 +20,25 @@ from raypipe.storage.run_directory import RunDirectory
 
 #: tokens per forward pass; the logits of 50,000 different tokens then take 1.6 GB
 _AT_ONCE = 8192
+#: tokens that are worth a task
+_BLOCK = 2**18
 
 
 def run_evaluate(context: StageContext) -> None:
     """Record the measures of the language model and of the baseline on the same tokens."""
     folder = run_folder(context.run_dir)
     index, model = folder.index(), model_of(folder, context.settings.model)
-    predicted = len(PackedTokens(folder, "held_out", model.context)) * model.context
-    on_gpu = context.stage.on_gpu
-    loss = context.call("evaluate", held_out_loss, context.run_dir, model, on_gpu=on_gpu)
+    samples = len(PackedTokens(folder, "held_out", model.context))
+    predicted = samples * model.context
+    rows: dict[Split, int] = {"held_out": samples}
+    parts = map_blocks(
+        context,
+        rows,
+        max(1, _BLOCK // model.context),
+        lambda block: (held_out_loss, context.run_dir, model, range(block.start, block.end)),
+        on_gpus=context.stage.on_gpu,
+    )
+    loss = sum(total for _, total in parts) / predicted
     losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
     bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
     measures = {
@@ -47,18 +57,18 @@ def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
     return load_trained(LanguageModel(settings), run_dir).to(task_device())
 
 
-def held_out_loss(run_dir: RunDirectory, settings: LmSettings) -> float:
-    """Return the mean cross-entropy of the held-out tokens in nats, in single precision."""
+def held_out_loss(run_dir: RunDirectory, settings: LmSettings, part: range) -> float:
+    """Return the summed cross-entropy of held-out samples in nats, in single precision."""
     model = load_model(run_dir, settings)
     device = model.embedding.weight.device
-    samples = PackedTokens(run_folder(run_dir), "held_out", settings.context)
+    samples = Subset(PackedTokens(run_folder(run_dir), "held_out", settings.context), part)
     total = 0.0
     with torch.inference_mode():
         for batch in DataLoader(samples, max(1, _AT_ONCE // settings.context)):
             tokens = batch.to(device)
             logits = model(tokens[:, :-1]).flatten(0, 1)
             total += F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
-    return total / (len(samples) * settings.context)
+    return total
 
 
 def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:

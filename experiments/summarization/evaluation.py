@@ -22,9 +22,11 @@ from experiments.summarization.settings import GenerationSettings, ModelSettings
 from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
 from raypipe.errors import ConfigError
+from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import precision
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -94,14 +96,20 @@ def load_model(run_dir: RunDirectory, model: ModelSettings) -> T5ForConditionalG
 
 
 def summarize(
-    run_dir: RunDirectory, model: ModelSettings, generation: GenerationSettings, part: slice
+    run_dir: RunDirectory,
+    model: ModelSettings,
+    generation: GenerationSettings,
+    arithmetic: Precision,
+    part: slice,
 ) -> list[str]:
     """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
     device = task_device()
+    precision.configure(arithmetic)
     network: torch.nn.Module = load_model(run_dir, model)
     sources = read_documents(run_dir).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
-    ids = generate(network.to(device), inputs.to(device), mask.to(device), generation)
+    with precision.autocast(arithmetic, device):
+        ids = generate(network.to(device), inputs.to(device), mask.to(device), generation)
     return tokenizer_of(run_dir).decode(ids)
 
 
@@ -144,16 +152,15 @@ def _mean_words(texts: Sequence[str]) -> float:
 
 
 def _summaries(context: StageContext, documents: int) -> list[str]:
-    """Return the summaries of all documents: from one GPU task, or from CPU tasks."""
-    arguments = (context.run_dir, context.settings.model, context.settings.generation)
-    if context.stage.on_gpu and any(node.gpus for node in context.session.nodes):
-        whole = slice(0, documents)
-        texts: list[str] = context.call("evaluate", summarize, *arguments, whole, on_gpu=True)
-        return texts
+    """Return the summaries of all documents, in the arithmetic of the training."""
+    settings = context.settings
+    arguments = (context.run_dir, settings.model, settings.generation)
+    arithmetic = settings.train.training.precision
     blocks = map_blocks(
         context,
         {"held_out": documents},
         _BLOCK,
-        lambda block: (summarize, *arguments, slice(block.start, block.end)),
+        lambda block: (summarize, *arguments, arithmetic, slice(block.start, block.end)),
+        on_gpus=context.stage.on_gpu,
     )
     return [text for _, texts in blocks for text in texts]

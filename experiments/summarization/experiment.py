@@ -55,7 +55,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
             "evaluate",
             run_evaluate,
             needs=("train",),
-            reads=("model", "generation"),
+            reads=("model", "generation", "train.training.precision"),
             workload=workload,
             on_gpu=settings.train.scaling.gpus_per_worker != 0,
         ),

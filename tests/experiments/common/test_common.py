@@ -19,6 +19,7 @@ from experiments.common.evaluation import load_trained, measure_rows
 from experiments.common.pretrained import model_fingerprint
 from experiments.common.tokenizer import evenly_spread, read_tokenizer, tokenizer_path
 from raypipe.errors import ConfigError
+from raypipe.pipeline.launcher import PoolOptions
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 
@@ -40,6 +41,9 @@ class Context:
         self.stage = self
         self.name = "a_stage"
         self.progress: list[int] = []
+        self.session = Mock(nodes=[Mock(gpus=[]), Mock(gpus=[])])
+        self.device = "cpu"
+        self.gpus: float | None = None
 
     def begin(self, total: int) -> None:
         self.progress.append(total)
@@ -47,7 +51,8 @@ class Context:
     def advance(self, done: int) -> None:
         self.progress.append(done)
 
-    def pool(self, options: object) -> Context:
+    def pool(self, options: PoolOptions) -> Context:
+        self.gpus = options.gpus
         return self
 
     def __enter__(self) -> Context:
@@ -76,6 +81,27 @@ def test_blocks_cover_every_row_once_in_order() -> None:
     ]
     assert context.progress == [7, 2, 4, 5, 7]
     assert str(Block("a_stage", "train", 4, 5)) == "a_stage/train/4"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "on_gpus", "sizes", "device"),
+    [
+        (0, True, [4, 4, 3], "cpu"),
+        (2, True, [6, 5], "card"),
+        (8, True, [4, 4, 3], "card"),  # less is not worth a GPU
+        (2, False, [4, 4, 3], "cpu"),
+    ],
+)
+def test_all_gpus_share_the_rows(gpus: int, on_gpus: bool, sizes: list[int], device: str) -> None:
+    context = Context()
+    context.session.nodes[1].gpus = [Mock() for _ in range(gpus)]
+    for gpu in context.session.nodes[1].gpus:
+        gpu.name = "card"
+    call = map_blocks(
+        context, {"held_out": 11}, 4, lambda b: (range, b.start, b.end), on_gpus=on_gpus
+    )
+    assert [len(rows) for _, rows in call] == sizes
+    assert (context.gpus, context.device) == (float(device == "card"), device)
 
 
 def test_a_missing_tokenizer_is_one_message(tmp_path: Path) -> None:

@@ -101,6 +101,17 @@ def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
     assert all(t["effective_batch"] == max(batch, t["micro_batch"]) for t in found)
 
 
+@pytest.mark.parametrize(("name", "micro"), [("24gb", 1), ("40gb", 4), ("80gb", 8)])
+def test_the_large_size_has_profiles_that_fit(name, micro):
+    """Measured on stand-in libraries; the profile of the card is for the medium size."""
+    for path in (PLAIN, SWEEP):
+        found = config.resolve(config.read(path), [], f"large_{name}", [machine(40)]).settings
+        training = found.train.training
+        assert found.model.width == 1280
+        assert (training.micro_batch, training.precision) == (micro, "bf16")
+        assert training.effective_batch == 128
+
+
 @pytest.mark.parametrize(
     ("override", "tokenized", "trained", "sampled"),
     [

@@ -28,13 +28,15 @@ TABLE = ["model.numeric=8", "model.categories=[5,5,5,5]"]
 SEQUENCES = ["model.vocabulary=40", "model.length=12"]
 
 
-def machine(gib: float | None) -> Hardware:
-    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), "8.9"),)
+def machine(gib: float | None, capability: str = "8.9") -> Hardware:
+    gpu = () if gib is None else (Gpu(0, "GPU-0", "card", int(gib * 2**30), capability),)
     return Hardware("here", 2, 2**34, gpu)
 
 
-def resolved(path: Path, *overrides: str, gib: float | None = None) -> Configuration:
-    return config.resolve(config.read(path), overrides, "auto", [machine(gib)])
+def resolved(
+    path: Path, *overrides: str, gib: float | None = None, capability: str = "8.9"
+) -> Configuration:
+    return config.resolve(config.read(path), overrides, "auto", [machine(gib, capability)])
 
 
 def unit(*overrides: str) -> Unit:
@@ -52,27 +54,25 @@ def points(gib: float | None) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("gib", "profile", "sizes"),
     [
-        (None, "cpu", (128, 2, 32, 1, "fp32")),
+        (None, "cpu", (128, 2, 32, 1)),
         *zip(
             CARDS,
             ["gpu_small", "gpu", "gpu", "gpu", "gpu_large", "gpu_large", "gpu_large"],
-            [
-                (128, 2, 8, 4, "fp16"),
-                *[(256, 3, 16, 2, "fp16")] * 3,
-                *[(512, 6, 32, 1, "fp16")] * 3,
-            ],
+            [(128, 2, 8, 4), *[(256, 3, 16, 2)] * 3, *[(512, 6, 32, 1)] * 3],
             strict=True,
         ),
     ],
 )
-def test_each_profile_has_its_sizes_and_the_same_effective_batch(gib, profile, sizes):
-    found = resolved(PLAIN, gib=gib)
+@pytest.mark.parametrize(("capability", "precision"), [("8.9", "bf16"), ("7.5", "fp16")])
+def test_each_profile_has_its_sizes_and_the_same_effective_batch(
+    gib, profile, sizes, capability, precision
+):
+    found = resolved(PLAIN, gib=gib, capability=capability)
     model, training = found.settings.model, found.settings.train.training
-    assert found.profile == profile
-    assert sizes == (
-        *(model.hidden, model.layers),
-        *(training.micro_batch, training.accumulation, training.precision),
-    )
+    on_gpu = profile != "cpu"
+    assert found.profile == profile + "_bf16" * (on_gpu and precision == "bf16")
+    assert training.precision == (precision if on_gpu else "fp32")
+    assert sizes == (model.hidden, model.layers, training.micro_batch, training.accumulation)
     assert training.effective_batch == 32
 
 
