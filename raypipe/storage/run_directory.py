@@ -12,12 +12,13 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 from pyarrow import fs as arrow_fs
@@ -268,18 +269,27 @@ class RunDirectory:
 
         A durable one is also there after a power failure.
         """
+        with self.writing(path, durable=durable) as stream:
+            stream.write(content)
+
+    @contextmanager
+    def writing(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:
+        """Yield a stream to a file, which ``write`` describes; it appears at the end of the body.
+
+        On an object store it may also appear, incomplete, after an error in the body.
+        """
         folder = path.rpartition("/")[0]
         if not self.is_local:
             # an object becomes visible once it is complete
             self.fs.create_dir(folder, recursive=True)
             with self.fs.open_output_stream(path) as stream:
-                stream.write(content)
+                yield stream
             return
         make_folder(folder)
         temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         try:
             with Path(temporary).open("wb") as stream:
-                stream.write(content)
+                yield stream
                 stream.flush()
                 if durable:
                     os.fsync(stream.fileno())

@@ -2,6 +2,7 @@
 
 ``step_00000120/`` holds the weights (safetensors) and the states of the optimizer and the
 gradient scaler. ``manifest.json``, written last, holds the step and the SHA-256 of every file.
+That of a sharded model has such a folder inside per worker, with its part.
 A checkpoint without a manifest, or with a file that does not match it, is skipped in favor of
 the one before it.
 """
@@ -12,14 +13,17 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Annotated, Any, NamedTuple, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
@@ -28,13 +32,27 @@ from raypipe.training.weights import read_weights, write_weights
 
 log = logging.getLogger(__name__)
 
+_MANIFEST = "manifest.json"
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A tensor whose parts, along its first dimension, are in several files."""
+
+    parts: Sequence[Tensor]
+
+    def whole(self) -> Tensor:
+        """Return the tensor, which is read from the files."""
+        return torch.cat(list(self.parts))
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Training state after ``step`` steps."""
 
     step: int
-    model: dict[str, Tensor]
+    model: dict[str, Tensor | Joined]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
     trace: str | None = None
@@ -45,6 +63,25 @@ Trace = Callable[[int], str | None]
 
 
 @dataclass(frozen=True)
+class Part:
+    """The part of a worker in the checkpoints of a sharded model.
+
+    ``attempt`` is a text that the workers of one attempt share. ``is_ended`` tells rank 0 not to
+    wait for the parts of the others any more.
+    """
+
+    rank: int
+    workers: int
+    attempt: str
+    is_ended: Callable[[], bool]
+
+    @property
+    def names(self) -> list[str]:
+        """The folders of all parts."""
+        return [f"{self.attempt}-{rank:05d}" for rank in range(self.workers)]
+
+
+@dataclass(frozen=True)
 class CheckpointStore:
     """Checkpoints of one training run in its run directory."""
 
@@ -52,30 +89,63 @@ class CheckpointStore:
     trial_id: str
     keep: int = 2
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint and delete the oldest beyond ``keep``; only rank 0 calls this."""
+    def save(self, checkpoint: Checkpoint, part: Part | None = None) -> None:
+        """Write a checkpoint and delete the oldest beyond ``keep``; rank 0 calls this.
+
+        Of a sharded model, every worker writes its ``part``. Rank 0 waits for all parts, and then
+        completes the checkpoint. Tensors on the CPU are written from where they are, without a
+        copy.
+
+        Raises:
+            RuntimeError: the training ended before all parts were written.
+
+        """
         current = _name(checkpoint.step)
-        folder = f"{self._folder}/{current}"
-        files = {
-            "model.safetensors": save_tensors(on_cpu(checkpoint.model)),
-            "optimizer.pt": _dump(checkpoint.optimizer),
-            "scaler.pt": _dump(checkpoint.scaler),
-        }
-        for name, content in files.items():
-            self.run.write(f"{folder}/{name}", content)
-        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        manifest = {"step": checkpoint.step, "sha256": digests, "trace": checkpoint.trace}
-        self.run.write(f"{folder}/manifest.json", json.dumps(manifest).encode())
+        if part is None:
+            self._write(current, checkpoint)
+        else:
+            self._write(f"{current}/{part.names[part.rank]}", checkpoint)
+            if part.rank:
+                return
+            self._await(current, part)
+            about = {"step": checkpoint.step, "trace": checkpoint.trace, "parts": part.names}
+            self._write_manifest(current, {**about, "sha256": {}})
         names = self._names()
         earlier = [name for name in names if name <= current]
-        # later checkpoints were skipped as damaged when the run resumed
-        for name in {*names} - {*earlier[-self.keep :]}:
+        # later checkpoints were skipped as damaged when the run resumed, unless a worker is ahead
+        later = names[len(earlier) :] if part is None else []
+        for name in [*earlier[: -self.keep], *later]:
             self.run.delete(f"{self._folder}/{name}")
+
+    def _await(self, name: str, part: Part) -> None:
+        """Wait until all parts are complete."""
+        for each in part.names:
+            while not self.run.exists(f"{self._folder}/{name}/{each}/{_MANIFEST}"):
+                if part.is_ended():
+                    raise RuntimeError(f"{name}: the part {each} of another worker is missing")
+                time.sleep(_POLL_S)
+
+    def _write(self, name: str, checkpoint: Checkpoint) -> None:
+        folder = f"{self._folder}/{name}"
+        contents = (checkpoint.model, checkpoint.optimizer, checkpoint.scaler)
+        digests = {}
+        for (file, form), content in zip(_FILES.items(), contents, strict=True):
+            with self.run.writing(f"{folder}/{file}") as stream:
+                hashing = _Hashing(stream)
+                form.write(hashing, content)
+            digests[file] = hashing.digest.hexdigest()
+        about = {"step": checkpoint.step, "trace": checkpoint.trace}
+        self._write_manifest(name, {**about, "sha256": digests})
+
+    def _write_manifest(self, name: str, about: Mapping[str, Any]) -> None:
+        self.run.write(f"{self._folder}/{name}/{_MANIFEST}", json.dumps(about).encode())
 
     def newest(
         self, warn: Callable[[str], None] = log.warning, trace: Trace | None = None
     ) -> Checkpoint | None:
         """Return the newest complete checkpoint, on the CPU, or None.
+
+        The tensors of a local one are mapped to its files, and take memory as they are read.
 
         Args:
             warn: receives a message for each checkpoint that is incomplete, corrupt or of another
@@ -142,12 +212,12 @@ class CheckpointStore:
             OSError, ValueError: it is missing or corrupt.
 
         """
-        content = self.run.read(f"{self._folder}/{name}/manifest.json")
+        content = self.run.read(f"{self._folder}/{name}/{_MANIFEST}")
         try:
             manifest = _Manifest.model_validate_json(content)
         except ValidationError as error:
             raise ValueError("manifest.json is damaged") from error
-        if _name(manifest.step) != name:
+        if _name(manifest.step) != name.partition("/")[0]:
             raise ValueError("manifest.json is damaged")
         return manifest
 
@@ -159,15 +229,20 @@ class CheckpointStore:
 
         """
         folder, manifest = f"{self._folder}/{name}", self._manifest(name)
-        files = {}
-        for file in _FILES:
-            files[file] = self.run.read(f"{folder}/{file}")
-            if hashlib.sha256(files[file]).hexdigest() != manifest.sha256.get(file):
+        if manifest.parts:
+            parts = [self._read(f"{name}/{part}") for part in manifest.parts]
+            return replace(parts[0], **_joined(parts), trace=manifest.trace)
+        loaded = []
+        for file, form in _FILES.items():
+            path = f"{folder}/{file}"
+            source = path if self.run.is_local else io.BytesIO(self.run.read(path))
+            if _sha256(source) != manifest.sha256.get(file):
                 raise ValueError(f"{file} is damaged")
-        try:
-            model, optimizer, scaler = (load(files[file]) for file, load in _FILES.items())
-        except Exception as error:  # the parsers raise arbitrary errors on foreign files
-            raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
+            try:
+                loaded.append(form.load(source))
+            except Exception as error:  # the parsers raise arbitrary errors on foreign files
+                raise ValueError(f"of another form: {type(error).__name__}: {error}") from error
+        model, optimizer, scaler = loaded
         return Checkpoint(manifest.step, model, optimizer, scaler, manifest.trace)
 
 
@@ -187,6 +262,7 @@ class _Manifest(BaseModel):
     step: int
     sha256: dict[str, str]
     trace: str | None = None
+    parts: list[Annotated[str, Field(pattern=r"^[0-9a-f]{8}-\d{5}$")]] = []
 
 
 def _is_of(manifest: _Manifest, trace: Trace) -> bool:
@@ -195,23 +271,101 @@ def _is_of(manifest: _Manifest, trace: Trace) -> bool:
     return expected is not None and manifest.trace in (None, expected)
 
 
+def _joined(parts: Sequence[Checkpoint]) -> dict[str, Any]:
+    """Return the state of the model and of the optimizer from the parts of all workers."""
+    states = [part.optimizer["state"] for part in parts]
+    optimizer = {name: _whole([each.get(name, {}) for each in states]) for name in states[0]}
+    return {
+        "model": _whole([part.model for part in parts]),
+        "optimizer": {**parts[0].optimizer, "state": optimizer},
+    }
+
+
+def _whole(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the values, joined if every worker has a part; else rank 0 has the value."""
+    values = {name: [part[name] for part in parts if name in part] for name in parts[0]}
+    return {name: Joined(found) if found[1:] else found[0] for name, found in values.items()}
+
+
 def _name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _dump(state: dict[str, Any]) -> bytes:
-    stream = io.BytesIO()
-    torch.save(state, stream)
-    return stream.getvalue()
+class _Hashing:
+    """Stream to a file that computes the checksum of what is written."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+
+    def write(self, content: bytes | memoryview) -> int:
+        """Write to the file."""
+        self.digest.update(content)
+        self._stream.write(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing: the file is flushed at its end."""
 
 
-def _load(content: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+def _sha256(source: str | io.BytesIO) -> str:
+    if isinstance(source, io.BytesIO):
+        return hashlib.sha256(source.getbuffer()).hexdigest()
+    with Path(source).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write_tensors(stream: _Hashing, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file tensor by tensor: the header with its length, then the values.
+
+    ``safetensors.torch.save`` needs the memory of all tensors once more.
+    """
+    # larger types first, as safetensors does: every value is aligned
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    header, end = {}, 0
+    for name in names:
+        value, begin = tensors[name], end
+        end += value.numel() * value.itemsize
+        of_type = json.loads(save_tensors({"": torch.empty(0, dtype=value.dtype)})[8:])
+        about = {"shape": list(value.shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": of_type[""]["dtype"], **about}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for name in names:
+        value = tensors[name].detach().cpu().contiguous().reshape(-1)
+        stream.write(value.view(torch.uint8).numpy().data)
+
+
+def _load_tensors(source: str | io.BytesIO) -> dict[str, Tensor]:
+    loaded: dict[str, Tensor] = (
+        load_tensors(source.getvalue()) if isinstance(source, io.BytesIO) else load_file(source)
+    )
+    return loaded
+
+
+def _write_state(stream: _Hashing, state: Mapping[str, Any]) -> None:
+    try:
+        torch.save(state, cast("IO[bytes]", stream))
+    except RuntimeError as error:  # torch could not end the file, and hides why it is incomplete
+        raise (error.__context__ or error) from None
+
+
+def _load_state(source: str | io.BytesIO) -> dict[str, Any]:
+    mapped = isinstance(source, str)
+    state: dict[str, Any] = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     return state
 
 
-_FILES: Mapping[str, Callable[[bytes], Any]] = {
-    "model.safetensors": load_tensors,
-    "optimizer.pt": _load,
-    "scaler.pt": _load,
+class _Form(NamedTuple):
+    """How a file of a checkpoint is written and read."""
+
+    write: Callable[[_Hashing, Any], None]
+    load: Callable[[str | io.BytesIO], Any]
+
+
+_FILES: Mapping[str, _Form] = {
+    "model.safetensors": _Form(_write_tensors, _load_tensors),
+    "optimizer.pt": _Form(_write_state, _load_state),
+    "scaler.pt": _Form(_write_state, _load_state),
 }

@@ -20,7 +20,7 @@ from torch import Tensor
 from raypipe import faults
 from raypipe.errors import BatchLimit
 from raypipe.storage import tables as results
-from raypipe.training import bottleneck, evaluation, loader, parallel, precision, telemetry
+from raypipe.training import bottleneck, evaluation, loader, parallel, precision, state, telemetry
 from raypipe.training import oom as memory
 from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan, micro_batches
@@ -31,7 +31,7 @@ from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.peak_flops import peak_flops
-from raypipe.training.recovery import lost_state
+from raypipe.training.saver import Saver, newest
 from raypipe.training.schedule import Trace, check_phases, learning_rate, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
@@ -75,6 +75,7 @@ def train(
         try:
             outcome = loop.run()
         finally:
+            loop.saver.close()
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     columns = outcome | loop.speed() | telemetry.combine(summaries)
@@ -110,7 +111,7 @@ class _Loop:
         if job.initial is not None:
             job.initial.load_into(self.model)
         if warning := parallel.batch_norm_warning(self.model, self.plan):
-            self.report(f"WARNING: {warning}")
+            self._warn(warning)
         self.module = parallel.wrap(self.model, self.task, job.settings, worker)
         self.loss = self.task.loss
         if self.training.compile and self.task.compile_loss and not self.sharded:
@@ -119,6 +120,7 @@ class _Loop:
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
         self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
+        self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
         self.start = self._resume()
@@ -239,66 +241,63 @@ class _Loop:
             [self.history.is_best(monitor), self.history.is_over(monitor)], self.worker
         )
         if best:
-            weights = parallel.model_state(self.model)
+            weights = state.model_state(self.model, self.worker)
             if self.worker.rank == 0:
-                self.store.save_best(weights, step)
+                self.saver.start(self.store.save_best, weights, step)
         if over:
             self.report(
                 f"stopped at step {step}: no better eval_{monitor.metric} in "
                 f"{monitor.patience} evaluations"
             )
-        return over
+        return bool(over)
 
     def _is_over(self) -> bool:
         """Whether the resumed run had already stopped early."""
         monitor = self.training.monitor
         if monitor is None:
             return False
-        return parallel.from_rank_0([self.history.is_over(monitor)], self.worker)[0]
+        return bool(parallel.from_rank_0(self.history.is_over(monitor), self.worker))
 
     def _is_save_due(self) -> bool:
         """Whether to save now: by default only if a restart would lose seconds of work."""
         if self.training.checkpoint_every is not None:
             return True
-        due = time.monotonic() >= self.saved_at + SAVE_S
-        return parallel.from_rank_0([due], self.worker)[0]
+        return bool(parallel.from_rank_0(time.monotonic() > self.saved_at + SAVE_S, self.worker))
 
     def _save(self, step: int) -> None:
         begun = time.monotonic()
         self.throughput.pause()
         self.history.settle()  # a non-finite loss ends the run before the checkpoint
-        weights = parallel.model_state(self.model)
-        optimizer = parallel.optimizer_state(self.model, self.update.optimizer)
         self.store_rows()  # before the checkpoint, so that a resumed run has them
-        if self.worker.rank == 0:
-            state = self.update.scaler_state()
-            self.store.save(Checkpoint(step, weights, optimizer, state, self.trace.after(step)))
+        self.saver.wait()
+        take = state.own_part if self.sharded else state.gathered
+        contents = take(self.model, self.update.optimizer, self.worker)
+        if self.sharded or self.worker.rank == 0:
+            scaler = self.update.scaler_state()
+            checkpoint = Checkpoint(step, *contents, scaler, self.trace.after(step))
+            self.saver.save(self.store, checkpoint)
         self.saved_at = time.monotonic()
-        self.ending.took(save_s=self.saved_at - begun)
+        self.ending.took(save_s=self.saver.expected_s(self.saved_at - begun))
+
+    def _warn(self, text: str) -> None:
+        self.report(f"WARNING: {text}")
 
     def _resume(self) -> int:
         if self.job.measured:
             return 0
-
-        def warn(text: str) -> None:
-            self.report(f"WARNING: {text}")
-
-        checkpoint = self.store.newest(warn, self.trace.after)
-        if checkpoint is None and self.job.parent is not None:
-            checkpoint = CheckpointStore(self.job.run_dir, self.job.parent).newest(warn)
-            if checkpoint is None:
-                raise ValueError(f"{self.job.trial_id}: {self.job.parent} has no checkpoint left")
-        if checkpoint is None:
-            if self.job.continues:
-                raise ValueError(lost_state(self.job))
+        reads = self.worker.rank == 0  # the others receive their parts, in less memory
+        found = newest(self.job, self.store, self.trace.after, self._warn) if reads else None
+        about = parallel.from_rank_0(found and (found.step, found.scaler), self.worker)
+        if about is None:
             return 0
-        optimizer = self.update.optimizer
-        parallel.load_state(self.model, optimizer, checkpoint.model, checkpoint.optimizer)
-        self.update.load_scaler_state(checkpoint.scaler)
-        if self.worker.rank == 0:
-            self.history.restore(checkpoint.step)
-        self.report(f"continues from step {checkpoint.step} of {self.job.steps} (checkpoint)")
-        return checkpoint.step
+        step, scaler = about
+        weights, optimizer = (found.model, found.optimizer) if found else ({}, {})
+        state.load_state(self.model, self.update.optimizer, weights, optimizer, self.worker)
+        self.update.load_scaler_state(scaler)
+        if reads:
+            self.history.restore(step)
+        self.report(f"continues from step {step} of {self.job.steps} (checkpoint)")
+        return int(step)
 
     def _batches(self, processes: int | None = None) -> Generator[Any, None, None]:
         """Return the micro-batches of this worker from the first step on."""
@@ -340,6 +339,7 @@ class _Loop:
         self.settings = self.settings.with_loader_workers(found.loader_workers)
 
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
+        self.saver.wait()
         if self.job.measured:
             self.throughput.pause()
             self.history.settle()
@@ -359,7 +359,7 @@ class _Loop:
         }
 
     def _store_model(self) -> None:
-        weights = parallel.model_state(self.model)
+        weights = state.model_state(self.model, self.worker)
         if self.worker.rank == 0:
             if self.training.monitor is not None:
                 weights = self.store.best()

@@ -1,4 +1,4 @@
-"""Data parallelism: replicated (DDP) or sharded (FSDP2) models, and their full state."""
+"""Data parallelism: replicated (DDP) or sharded (FSDP2) models, and exchanges of values."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    _CHECKPOINT_PREFIX,
     CheckpointWrapper,
     apply_activation_checkpointing,
 )
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -38,8 +31,6 @@ _SYNC_BUFFERS = next(
     for name in ("forward_sync_buffers", "broadcast_buffers")
     if name in signature(DistributedDataParallel).parameters
 )
-# full state by parameter name on rank 0's CPU: independent of the number of workers
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class ModelCall(nn.Module):
@@ -183,13 +174,13 @@ def all_reduce(sums: Mapping[str, Tensor], workers: int) -> dict[str, Tensor]:
     return dict(zip(names, packed.unbind(), strict=True))
 
 
-def from_rank_0(flags: Sequence[bool], worker: Worker) -> list[bool]:
-    """Return the flags of rank 0, on every worker."""
+def from_rank_0(value: Any, worker: Worker) -> Any:
+    """Return the value of rank 0, on every worker."""
     if worker.workers == 1:
-        return list(flags)
-    packed = torch.tensor(flags, dtype=torch.int32, device=worker.device)
-    dist.broadcast(packed, src=0)
-    return [bool(flag) for flag in packed.tolist()]
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, device=worker.device)
+    return values[0]
 
 
 def gather(value: Any, workers: int) -> list[Any]:
@@ -199,42 +190,3 @@ def gather(value: Any, workers: int) -> list[Any]:
     values: list[Any] = [None] * workers
     dist.all_gather_object(values, value)
     return values
-
-
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return the full model state on rank 0, empty elsewhere; every worker must call this."""
-    return get_model_state_dict(model, options=_WHOLE)
-
-
-def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the full optimizer state on rank 0, empty elsewhere; every worker must call this."""
-    return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
-
-
-def load_state(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    weights: dict[str, Any],
-    state: dict[str, Any],
-) -> None:
-    """Restore the full state; each worker loads its part."""
-    set_model_state_dict(model, weights, options=_WHOLE)
-    # torch's setter requires state for every parameter; one without gradients has none
-    stored, states = state["state"], {}
-    for index, (name, parameter) in enumerate(model.named_parameters()):
-        found = stored.get(name.replace(_CHECKPOINT_PREFIX, ""))
-        if found is not None:
-            states[index] = {key: _part(key, value, parameter) for key, value in found.items()}
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": states, "param_groups": groups})
-
-
-def _part(key: str, value: Any, parameter: Tensor) -> Any:
-    """Return this worker's part of an optimizer state value; Adafactor's means stay whole."""
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
-        return value
-    if key in ("row_var", "col_var"):  # for a matrix with one column or row
-        return value
-    return distribute_tensor(
-        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )

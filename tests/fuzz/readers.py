@@ -280,7 +280,14 @@ def _checkpoint() -> tuple[object, Mapping[str, bytes]]:
     written: dict[str, bytes] = {}
     run = RunDirectory("memory")
     run.__dict__["_opened"] = (None, "memory")
-    run.__dict__["write"] = lambda path, content: written.__setitem__(path, content)
+
+    @contextmanager
+    def writing(path: str, **_: bool) -> Iterator[io.BytesIO]:
+        stream = io.BytesIO()
+        yield stream
+        written[path] = stream.getvalue()
+
+    run.__dict__["writing"] = writing
     run.__dict__["list"] = lambda folder: []
     state = {"state": {0: {"step": 5, "mean": torch.arange(4.0)}}, "groups": [{"lr": 0.1}]}
     model = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}

@@ -322,6 +322,8 @@ def test_a_trial_knows_how_many_workers_are_on_its_node(
     monkeypatch.setattr(tune.tune, "report", lambda outcome: None)
     monkeypatch.setattr(TrainingJob, "steps", 1)
     run, plan = RunDirectory.at(tmp_path), BatchPlan(1, 1, 1, 1)
-    job = TrainingJob("t", "run", Line(4, False), TrainStageSettings(), plan, run, workers_on_node=4)
+    job = TrainingJob(
+        "t", "run", Line(4, False), TrainStageSettings(), plan, run, workers_on_node=4
+    )
     tune._train({"job": job, "mailbox": None, "threads": 1, "faults": ""})
     assert [worker.workers_on_node for worker in found] == [4]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.checkpoint import Checkpoint, CheckpointStore
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Joined, Part, _Hashing
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -133,23 +134,23 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", [2, 3])  # 2: a step that is saved again
-@pytest.mark.parametrize("after", range(8))
+@pytest.mark.parametrize("after", [*range(12), 20, 30, 40, 50])
 def test_a_kill_anywhere_in_saving_leaves_a_whole_one(
     local: CheckpointStore, after: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process dies after so many writes and deletions of files."""
+    """The process dies after so many writes to files, and deletions."""
     for earlier in (1, 2):
         local.save(checkpoint(earlier))
     calls = iter(range(100))
 
-    def count(real: Any, *arguments: Any) -> Any:
+    def count(real: Any, *arguments: Any, **options: Any) -> Any:
         if next(calls) == after:
             raise _Killed
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        for name in ("write", "delete"):
-            patch.setattr(RunDirectory, name, partialmethod(_through, count, name))
+        for kind, name in _REAL:
+            patch.setattr(kind, name, partialmethod(_through, count, (kind, name)))
         with suppress(_Killed):
             local.save(checkpoint(step))
     found = local.newest()
@@ -160,11 +161,14 @@ def test_a_kill_anywhere_in_saving_leaves_a_whole_one(
     assert same(local.newest(), checkpoint(3))
 
 
-_REAL = {name: getattr(RunDirectory, name) for name in ("write", "delete")}
+_REAL = {
+    (kind, name): getattr(kind, name)
+    for kind, name in [(RunDirectory, "writing"), (RunDirectory, "delete"), (_Hashing, "write")]
+}
 
 
-def _through(run: RunDirectory, count: Any, name: str, *arguments: Any) -> Any:
-    return count(_REAL[name], run, *arguments)
+def _through(owner: Any, count: Any, key: Any, *arguments: Any, **options: Any) -> Any:
+    return count(_REAL[key], owner, *arguments, **options)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -181,17 +185,81 @@ def test_damaged_later_ones_do_not_push_out_whole_ones(run: RunDirectory, keep: 
     assert "step_00000030" not in names(store)
 
 
+def parts(number: int, step: int) -> list[Checkpoint]:
+    """The rows of a weight and of its state, shared by workers; one rank has none."""
+    rows = torch.arange(4.0 * step, 4.0 * step + 6).view(3, 2)
+    found = []
+    for rank, mine in enumerate([*rows.split([2, 1]), rows[3:]][:number]):
+        state = {"exp_avg": 10 * mine, **({"step": torch.tensor(3.0)} if rank == 0 else {})}
+        model = {"weight": mine, **({"mean": torch.ones(2)} if rank == 0 else {})}
+        found.append(Checkpoint(step, model, {"state": {"weight": state}}, {}, f"trace {step}"))
+    return found
+
+
+def of_rank(rank: int, attempt: str = "0123abcd", *, is_ended: bool = False) -> Part:
+    return Part(rank, 3, attempt, lambda: is_ended)
+
+
+def test_the_parts_of_all_workers_are_one_checkpoint(store: CheckpointStore) -> None:
+    first, *others = parts(3, step=5)
+    with ThreadPoolExecutor(1) as threads:  # it waits for the others
+        complete = threads.submit(store.save, first, of_rank(0))
+        for rank, each in enumerate(others, start=1):
+            assert store.newest() is None
+            store.save(each, of_rank(rank))
+        complete.result()
+    found = store.newest()
+    assert found is not None
+    assert (found.step, found.trace) == (5, "trace 5")
+    weight, state = found.model["weight"], found.optimizer["state"]["weight"]
+    assert isinstance(weight, Joined)
+    assert torch.equal(weight.whole(), torch.arange(20.0, 26.0).view(3, 2))
+    assert torch.equal(state["exp_avg"].whole(), 10 * weight.whole())
+    assert torch.equal(found.model["mean"], torch.ones(2))
+    assert state["step"] == 3
+
+
+def test_a_checkpoint_without_the_part_of_a_lost_worker_is_passed_over(
+    local: CheckpointStore,
+) -> None:
+    local.save(checkpoint(1))
+    first, second, _ = parts(3, step=2)
+    local.save(second, of_rank(1))
+    with pytest.raises(RuntimeError, match="the part 0123abcd-00002 of another worker is missing"):
+        local.save(first, of_rank(0, is_ended=True))
+    assert same(local.newest(), checkpoint(1))
+    # the next attempt writes parts of its own
+    for rank, part in reversed([*enumerate(parts(3, step=2))]):
+        local.save(part, of_rank(rank, "ffff0000"))
+    found = local.newest()
+    assert found is not None
+    assert found.step == 2
+
+
+def test_a_worker_that_is_ahead_keeps_its_part(local: CheckpointStore) -> None:
+    store = CheckpointStore(local.run, local.trial_id, keep=1)
+    for step in (1, 2):
+        for rank, part in reversed([*enumerate(parts(3, step))]):
+            if (step, rank) == (1, 0):
+                store.save(parts(3, step=2)[2], of_rank(2))
+            store.save(part, of_rank(rank))
+    found = store.newest()
+    assert found is not None
+    assert found.step == 2
+    assert names(store) == ["step_00000002"]
+
+
 def test_the_manifest_is_written_last(
     local: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    real = RunDirectory.write
+    real = RunDirectory.writing
 
-    def note(run: RunDirectory, path: str, content: bytes) -> None:
+    def note(run: RunDirectory, path: str, **options: Any) -> Any:
         written.append(Path(path).name)
-        real(run, path, content)
+        return real(run, path, **options)
 
-    monkeypatch.setattr(RunDirectory, "write", note)
+    monkeypatch.setattr(RunDirectory, "writing", note)
     local.save(checkpoint(1))
     assert sorted(written[:-1]) == ["model.safetensors", "optimizer.pt", "scaler.pt"]
     assert written[-1] == "manifest.json"

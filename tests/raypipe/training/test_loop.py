@@ -5,24 +5,30 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from example_tasks import Points, Regression, TwoHeads, TwoPhases, by_hand, job, sample_at
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from raypipe.storage import tables as results
-from raypipe.training import telemetry
-from raypipe.training.checkpoint import CheckpointStore
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import state, telemetry
+from raypipe.training.checkpoint import Checkpoint, CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
+from raypipe.training.oom import forget_peaks, host_peak_bytes
 from raypipe.training.schedule import learning_rate
 from raypipe.training.settings import LoaderSettings, TrainingSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
@@ -544,8 +550,48 @@ def _worker(rank: int, asked: TrainingJob) -> None:
             broken = interrupted(folder, strategy, optimizer, fail_at=4)
             with pytest.raises(ConnectionError):
                 train(broken, Worker(rank, CPU, 2))
+            for name, failures in (("whole", [None]), ("again", [5, None])):
+                for fail_at in failures:
+                    again = interrupted(folder / name, strategy, optimizer, fail_at)
+                    with suppress(ConnectionError):
+                        train(again, Worker(rank, CPU, 2))
+        memory = resumed_memory(
+            RunDirectory.at(folder / strategy), rank, sharded=strategy == "fsdp"
+        )
+        (folder / f"{strategy}-memory-{rank}").write_text(str(memory))
     dist.barrier()
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+
+
+LARGE = 8  # layers of 4 MiB each
+_SIZE = LARGE * 4 * 2**20
+
+
+def resumed_memory(run: RunDirectory, rank: int, *, sharded: bool) -> int:
+    """Return the host memory that a worker takes at most to resume a large model."""
+    worker, store = Worker(rank, CPU, 2), CheckpointStore(run, "large")
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(LARGE)))
+        if sharded:
+            fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        return model, torch.optim.AdamW(model.parameters(), fused=True)
+
+    model, optimizer = build()
+    model(torch.randn(2, 1024)).sum().backward()
+    optimizer.step()
+    contents = state.gathered(model, optimizer, worker)
+    if rank == 0:
+        store.save(Checkpoint(1, *contents, {}))
+    dist.barrier()
+    del model, optimizer, contents
+    model, optimizer = build()
+    forget_peaks(CPU)
+    before = psutil.Process().memory_info().rss
+    found = store.newest() if rank == 0 else None
+    stored = (found.model, found.optimizer) if found else ({}, {})
+    state.load_state(model, optimizer, *stored, worker)
+    return host_peak_bytes() - before
 
 
 def interrupted(folder: Path, strategy: str, optimizer: str, fail_at: int | None) -> TrainingJob:
@@ -581,6 +627,31 @@ def test_two_workers_take_the_steps_of_the_one_big_batch(together: Path, strateg
         torch.testing.assert_close(losses(done), expected, rtol=1e-10, atol=0)
         assert_close(weights(done), trained, 1e-10)
         assert done.run_dir.list(done.run_dir.table("steps")) == ["fit.parquet"]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_workers_resume_to_the_last_digit(
+    together: Path, strategy: str, optimizer: str
+) -> None:
+    whole = interrupted(together / "whole", strategy, optimizer, fail_at=None)
+    again = interrupted(together / "again", strategy, optimizer, fail_at=None)
+    assert losses(again) == losses(whole)
+    assert_equal(weights(again), weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "most"),
+    [
+        ("ddp", 3.5),  # the state of AdamW is twice as large as the weights, which come once more
+        ("fsdp", 2.0),  # half of it
+    ],
+)
+def test_a_worker_that_resumes_holds_only_its_part(
+    together: Path, strategy: str, most: float
+) -> None:
+    """Rank 1, in sizes of the weights; every worker held the whole checkpoint several times."""
+    assert int((together / f"{strategy}-memory-1").read_text()) < most * _SIZE
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
