@@ -235,8 +235,22 @@ class LanguageModel(nn.Module):
         self.head = None if s.tied else nn.Linear(s.width, s.vocabulary, bias=False)
         self._initialize()
 
+    @property
+    def output(self) -> Tensor:
+        """The output matrix, ``[V, d]``."""
+        return (self.embedding if self.head is None else self.head).weight
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits ``[B, L, V]`` of the token after each of the tokens, int64 ``[B, L]``.
+
+        Raises:
+            ValueError: there are more tokens than the context.
+
+        """
+        return F.linear(self.states(tokens), self.output)
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """Return the states ``[B, L, d]`` whose products with ``output`` are the logits.
 
         Raises:
             ValueError: there are more tokens than the context.
@@ -253,8 +267,8 @@ class LanguageModel(nn.Module):
         hidden = self.dropout(hidden)
         for layer in self.layers:
             hidden = layer(hidden)
-        output = self.embedding if self.head is None else self.head
-        return F.linear(self.norm(hidden), output.weight)
+        states: Tensor = self.norm(hidden)
+        return states
 
     def _initialize(self) -> None:
         """Initialize as GPT-2 (Radford et al. 2019, section 2.3, and its code): std 0.02.

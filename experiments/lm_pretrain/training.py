@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -16,6 +14,7 @@ from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSetting
 from experiments.lm_pretrain.shards import run_folder
 from raypipe.datasets.corpus import CorpusError
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.cross_entropy import linear_cross_entropy
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 
@@ -63,14 +62,11 @@ class LanguageModelTask(TrainTask):
         del model
         return float(self.settings.context * flops_per_token(self.settings))
 
-    def loss(self, model: nn.Module, batch: Tensor, context: StepContext) -> Loss:
+    def loss(self, model: LanguageModel, batch: Tensor, context: StepContext) -> Loss:
         """Return the summed cross-entropy, in nats, of ``batch[:, 1:]``, int64 ``[B, L + 1]``."""
         del context
-        logits = model(batch[:, :-1])
-        if logits.dtype != torch.float64:  # autocast returns half precision
-            logits = logits.float()
-        targets = batch[:, 1:].flatten()
-        total = F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+        states, targets = model.states(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        total = linear_cross_entropy(states, model.output, targets)
         return Loss(total=total, weight=targets.numel())
 
 

@@ -226,6 +226,26 @@ def store_shared_weights_once(model: T5ForConditionalGeneration) -> T5ForConditi
     return model
 
 
+def next_token_states(
+    model: T5ForConditionalGeneration, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor
+) -> Tensor:
+    """Return states ``[B, T, d]``, whose products with ``lm_head.weight`` are the logits.
+
+    The arguments are those of :func:`next_token_logits`.
+    """
+    source = model.encoder(input_ids=inputs, attention_mask=mask).last_hidden_state
+    states: Tensor = model.decoder(
+        input_ids=decoder_inputs,
+        encoder_hidden_states=source,
+        encoder_attention_mask=mask,
+        use_cache=False,
+    ).last_hidden_state
+    config = model.config  # transformers before 5 scales the states of every tied model
+    if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
+        states = states * model.model_dim**-0.5
+    return states
+
+
 def next_token_logits(
     model: T5ForConditionalGeneration, inputs: Tensor, mask: Tensor, decoder_inputs: Tensor
 ) -> Tensor:

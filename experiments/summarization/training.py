@@ -17,9 +17,10 @@ from experiments.summarization.model import (
     T5Settings,
     build_model,
     flops_per_sample,
-    next_token_logits,
+    next_token_states,
 )
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.cross_entropy import linear_cross_entropy
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 if TYPE_CHECKING:
@@ -139,19 +140,17 @@ class SummarizationTask(TrainTask):
     def loss(self, model: T5ForConditionalGeneration, batch: Batch, context: StepContext) -> Loss:
         """Return the cross-entropy of the targets in nats, summed over their tokens."""
         del context
-        logits = next_token_logits(model, batch.inputs, batch.mask, batch.decoder_inputs)
-        logits = logits.flatten(0, 1)
-        if logits.dtype != torch.float64:  # autocast returns half precision
-            logits = logits.float()
-        targets = batch.targets.flatten()
-        weight = (targets != PAD).sum()
-        smoothing = self.label_smoothing
-        total = F.cross_entropy(
-            logits, targets, ignore_index=PAD, reduction="sum", label_smoothing=smoothing
+        states = next_token_states(model, batch.inputs, batch.mask, batch.decoder_inputs)
+        states, targets = states.flatten(0, 1), batch.targets.flatten()
+        output, smoothing = model.lm_head.weight, self.label_smoothing
+        total = linear_cross_entropy(
+            states, output, targets, ignore_index=PAD, label_smoothing=smoothing
         )
+        weight = (targets != PAD).sum()
         if not smoothing:
             return Loss(total, weight)
-        plain = F.cross_entropy(logits.detach(), targets, ignore_index=PAD, reduction="sum")
+        with torch.no_grad():
+            plain = linear_cross_entropy(states, output, targets, ignore_index=PAD)
         return Loss(total, weight, {"cross_entropy": plain})
 
 

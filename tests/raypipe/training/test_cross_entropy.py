@@ -1,0 +1,167 @@
+"""Cross-entropy in chunks: value and gradients of the plain one, without all logits at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raypipe.training.cross_entropy import linear_cross_entropy
+
+ROWS, WIDTH, CLASSES = 50, 8, 30
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def drawn(dtype: torch.dtype, rows: int = ROWS) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, a matrix and targets, of which every fifth is to be ignored."""
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(CLASSES, WIDTH, generator=generator, dtype=torch.float64)
+    targets = torch.randint(CLASSES, (rows,), generator=generator)
+    targets[::5] = 3
+    return hidden.to(dtype), weight.to(dtype), targets
+
+
+def with_gradients(loss: Loss, hidden: Tensor, weight: Tensor) -> list[Tensor]:
+    """The loss, and the gradients of a multiple of it."""
+    hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+    total = loss(hidden, weight)
+    (total * 0.3).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    return [total.detach(), hidden.grad, weight.grad]
+
+
+def assert_close(found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert (one.double() - other.double()).norm() <= tolerance * other.double().norm()
+
+
+def plain(targets: Tensor, **options: Any) -> Loss:
+    return lambda hidden, weight: F.cross_entropy(
+        F.linear(hidden, weight), targets, reduction="sum", **options
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"ignore_index": 3}, {"label_smoothing": 0.2},
+                                     {"ignore_index": 3, "label_smoothing": 0.2}])  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 7, 25, ROWS])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
+def test_it_is_the_plain_loss_in_any_chunks(
+    dtype: torch.dtype, tolerance: float, rows: int, options: dict[str, Any]
+) -> None:
+    hidden, weight, targets = drawn(dtype)
+    found = with_gradients(
+        lambda h, w: linear_cross_entropy(h, w, targets, chunk=rows * CLASSES, **options),
+        hidden,
+        weight,
+    )
+    assert {each.dtype for each in found} == {dtype}
+    exact = with_gradients(plain(targets, **options), hidden.double(), weight.double())
+    assert_close(found, exact, tolerance)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_without_a_target_the_loss_and_its_gradients_are_zero(ignored: bool) -> None:
+    """An empty batch, and one in which every target is ignored."""
+    hidden, weight, targets = drawn(torch.float32, 4 if ignored else 0)
+    found = with_gradients(
+        lambda h, w: linear_cross_entropy(h, w, torch.full_like(targets, -100)), hidden, weight
+    )
+    assert_close(found, [torch.zeros(()), torch.zeros_like(hidden), torch.zeros_like(weight)], 0)
+
+
+def test_half_precision_rounds_no_more_than_the_plain_loss() -> None:
+    """The weight's gradient is summed over the chunks in single precision."""
+    hidden, weight, targets = drawn(torch.float32, 2000)
+    hidden, weight = hidden.bfloat16().float(), weight.bfloat16().float()
+    exact = with_gradients(plain(targets), hidden.double(), weight.double())
+
+    def errors(loss: Loss) -> list[float]:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = with_gradients(loss, hidden, weight)
+        assert {each.dtype for each in found} == {torch.float32}
+        pairs = zip(found, exact, strict=True)
+        return [float((one - other).norm() / other.norm()) for one, other in pairs]
+
+    chunked = errors(lambda h, w: linear_cross_entropy(h, w, targets, chunk=20 * CLASSES))
+    whole = errors(lambda h, w: F.cross_entropy(F.linear(h, w).float(), targets, reduction="sum"))
+    assert chunked[0] < 1e-4
+    assert all(one < 1.1 * other + 1e-5 for one, other in zip(chunked, whole, strict=True))
+
+
+class _Largest(TorchDispatchMode):
+    """The number of entries of the largest tensor that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.entries = max(self.entries, result.numel())
+        return result
+
+
+def test_the_logits_are_never_all_in_memory() -> None:
+    hidden, weight, targets = drawn(torch.float32)
+    with _Largest() as largest:
+        with_gradients(
+            lambda h, w: linear_cross_entropy(h, w, targets, chunk=10 * CLASSES), hidden, weight
+        )
+    assert largest.entries == max(10 * CLASSES, ROWS * WIDTH)
+    with _Largest() as largest:
+        with_gradients(plain(targets), hidden, weight)
+    assert largest.entries == ROWS * CLASSES
+
+
+def test_an_evaluation_computes_no_gradients() -> None:
+    hidden, weight, targets = drawn(torch.float32)
+    with torch.no_grad():
+        found = linear_cross_entropy(hidden.requires_grad_(), weight, targets)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, plain(targets)(hidden, weight).detach())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_it_compiles_to_one_graph_for_all_numbers_of_rows(autocast: bool) -> None:
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    whole, weight, every = drawn(torch.float32)
+
+    def loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        return linear_cross_entropy(hidden, weight, targets, ignore_index=3, chunk=20 * CLASSES)
+
+    compiled = torch.compile(loss, backend=graphs, fullgraph=True)
+    for rows in (50, 45, 48):
+        hidden, targets = whole[:rows], every[:rows]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            found, expected = (
+                with_gradients(lambda h, w: each(h, w, targets), hidden, weight)  # noqa: B023
+                for each in (compiled, loss)
+            )
+        assert_close(found, expected, 1e-2 if autocast else 1e-6)
+    assert graphs.frame_count == 2  # of the first number, and of any
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
+def test_torchs_own_rounds_its_loss_to_half_precision() -> None:
+    """If this fails, torch's is good enough to take the place of the function tested here."""
+    options = torch.nn.LinearCrossEntropyOptions()
+    errors = []
+    for rows in (700, 1100, 1500, 1900):
+        hidden, weight, targets = drawn(torch.bfloat16, rows)
+        exact = plain(targets)(hidden.double(), weight.double())
+        torchs = F.linear_cross_entropy(hidden, weight, targets, reduction="sum", options=options)
+        own = linear_cross_entropy(hidden, weight, targets)
+        errors.append([float(abs(found / exact - 1)) for found in (own, torchs)])
+    assert max(own for own, _ in errors) < 1e-4
+    assert max(torchs for _, torchs in errors) > 1e-3
