@@ -1,74 +1,143 @@
-"""Adafactor for sharded weights, which torch's own implementation does not support."""
+"""Adafactor that never waits for the device, for plain and for sharded weights."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from raypipe.training import parallel
 
 
-class ShardedAdafactor(torch.optim.Adafactor):
-    """``torch.optim.Adafactor`` for parameters that are all ``DTensor``, as with FSDP.
+class Adafactor(torch.optim.Adafactor):
+    """``torch.optim.Adafactor`` with rates that stay on the device.
 
-    Means and norms are those of the whole weights (Shazeer and Stern 2018, Adafactor: adaptive
-    learning rates with sublinear memory cost, algorithms 4 and 5), so the result does not depend
-    on the number of workers. For an ``[n, m]`` matrix every worker holds all ``n + m`` means,
-    whose memory is negligible.
+    torch's own reads two norms per weight on the host, and does not support ``DTensor``. The state
+    is the same (Shazeer and Stern 2018, Adafactor: adaptive learning rates with sublinear memory
+    cost, algorithms 4 and 5). Sharded weights are split along their first dimension, as FSDP does:
+    means and norms are those of the whole weights, exchanged twice per step, and every worker holds
+    all ``n + m`` means of an ``[n, m]`` matrix. A step overwrites the gradients with the updates.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Take an optimizer step; ``closure`` is ignored."""
         del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._take(group, parameter, parameter.grad)
+        chosen = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if not chosen:
+            return
+        parameters, groups = [p for p, _ in chosen], [group for _, group in chosen]
+        weights = parallel.local(parameters)
+        gradients = parallel.local([parameter.grad for parameter in parameters])
+        states = [self._state_of(parameter) for parameter in parameters]
+        steps = [state["step"].item() for state in states]  # on the CPU
+        shares = [step ** g["beta2_decay"] for step, g in zip(steps, groups, strict=True)]
+        roots = [math.sqrt(parameter.numel()) for parameter in parameters]
 
-    def _take(self, group: dict[str, Any], parameter: DTensor, gradient: DTensor) -> None:
-        state, mesh, weights = self.state[parameter], gradient.device_mesh, parameter.to_local()
+        factored = [i for i, state in enumerate(states) if "row_var" in state]
+        sums = [s for i in factored for s in _sums(parameters[i], gradients[i])]
+        squares = torch.stack(torch._foreach_norm(weights)).square_()
+        squares, *sums = _over_workers([squares, *sums], parameters)
+        alphas = list(squares.sqrt_().unbind())  # root mean squares of the weights, then rates
+        torch._foreach_div_(alphas, roots)
+        torch._foreach_clamp_min_(alphas, [group["eps"][1] for group in groups])
+        rates = zip(steps, groups, strict=True)
+        torch._foreach_mul_(alphas, [min(group["lr"], step**-0.5) for step, group in rates])
+        if factored:
+            moments = [states[i][key] for i in factored for key in ("row_var", "col_var")]
+            torch._foreach_div_(sums, [parameters[i].shape[k] for i in factored for k in (-1, -2)])
+            torch._foreach_lerp_(moments, sums, [shares[i] for i in factored for _ in range(2)])
+
+        for parameter, group, state, gradient, share in zip(
+            parameters, groups, states, gradients, shares, strict=True
+        ):
+            tiny = group["eps"][0]
+            tiny = torch.finfo(parameter.dtype).eps if tiny is None else tiny
+            variance = _variance(parameter, state, gradient, share, tiny)
+            gradient.mul_(variance.clamp_(min=tiny * tiny).rsqrt_())
+        squares = torch.stack(torch._foreach_norm(gradients)).square_()
+        (squares,) = _over_workers([squares], parameters)
+        clips = list(squares.sqrt_().unbind())
+        scales = zip(roots, groups, strict=True)
+        torch._foreach_div_(clips, [root * group["d"] for root, group in scales])
+        torch._foreach_clamp_min_(clips, 1.0)
+        torch._foreach_div_(alphas, clips)
+        if any(group["weight_decay"] for group in groups):
+            decays = [1 - group["lr"] * group["weight_decay"] for group in groups]
+            torch._foreach_mul_(weights, decays)
+        for weight, update, alpha in zip(weights, gradients, alphas, strict=True):
+            weight.addcmul_(update, alpha, value=-1)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        """Return the state of a weight, which may be new, in its next step."""
+        state: dict[str, Any] = self.state[parameter]
         if not state:
+            own, shape = parallel.local([parameter])[0], parameter.shape
             state["step"] = torch.zeros(())
-            if gradient.dim() > 1:
-                state["row_var"] = weights.new_zeros((*gradient.shape[:-1], 1))
-                state["col_var"] = weights.new_zeros((*gradient.shape[:-2], 1, gradient.shape[-1]))
+            if parameter.dim() > 1:
+                state["row_var"] = own.new_zeros((*shape[:-1], 1))
+                state["col_var"] = own.new_zeros((*shape[:-2], 1, shape[-1]))
             else:
-                state["variance"] = torch.zeros_like(gradient)
+                state["variance"] = torch.zeros_like(parameter)
         state["step"] += 1
-        steps, (tiny, least) = state["step"].item(), group["eps"]
-        tiny = torch.finfo(parameter.dtype).eps if tiny is None else tiny
-        size = parameter.numel()
-        rate = max(least, _rms(weights, size, mesh)) * min(group["lr"], steps**-0.5)
-        weights.mul_(1 - group["lr"] * group["weight_decay"])
-        variance = _variance(state, gradient, steps ** group["beta2_decay"], tiny)
-        update = variance.clamp(min=tiny * tiny).rsqrt_().mul_(gradient.to_local())
-        weights.add_(update, alpha=-rate / max(1.0, _rms(update, size, mesh) / group["d"]))
+        return state
 
 
-def _variance(state: dict[str, Any], gradient: DTensor, share: float, tiny: float) -> Tensor:
-    """Update the second moment and return it for the entries that this worker holds."""
-    squares, mesh = gradient.square(), gradient.device_mesh
+def _sums(parameter: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the squares of this worker's gradient, summed over columns and over rows.
+
+    Sums that other workers hold are zero.
+    """
+    rows, columns = (
+        torch.linalg.vector_norm(gradient, dim=dim, keepdim=True).square_() for dim in (-1, -2)
+    )
+    rows = _spread(parameter, rows)
+    return rows, columns if parameter.dim() == 2 else _spread(parameter, columns)
+
+
+def _variance(
+    parameter: Tensor, state: dict[str, Any], gradient: Tensor, share: float, tiny: float
+) -> Tensor:
+    """Return the second moment of the entries that this worker holds, as a new tensor."""
     if "variance" in state:
-        moment: Tensor = state["variance"].lerp_(squares, share).to_local()
-        return moment
-    row_var, col_var = state["row_var"], state["col_var"]
-    row_sums = parallel.whole(squares.sum(-1, keepdim=True))
-    col_sums = parallel.whole(squares.sum(-2, keepdim=True))
-    # divide the whole sums: workers may hold parts of different sizes
-    row_var.lerp_(row_sums / gradient.shape[-1], share)
-    col_var.lerp_(col_sums / gradient.shape[-2], share)
-    rows = row_var / row_var.mean(dim=-2, keepdim=True).clamp(min=tiny)
-    mine = distribute_tensor(rows, mesh, gradient.placements, src_data_rank=None)
-    return torch.mul(mine.to_local(), col_var)
+        moment: Tensor = parallel.local([state["variance"]])[0]
+        return moment.lerp_(gradient.square(), share).clone()
+    rows, columns = state["row_var"], state["col_var"]
+    rows = rows / rows.mean(dim=-2, keepdim=True).clamp_(min=tiny)
+    own = _own(parameter)
+    return torch.mul(rows[own], columns if parameter.dim() == 2 else columns[own])
 
 
-def _rms(part: Tensor, size: int, mesh: DeviceMesh) -> float:
-    """Return the root mean square of a sharded tensor of ``size`` entries from the local part."""
-    total = parallel.whole(DTensor.from_local(part.square().sum(), mesh, [Partial()]))
-    return math.sqrt(total.item() / size)
+def _own(parameter: Tensor) -> slice:
+    """Return the part of the first dimension that this worker holds."""
+    if not isinstance(parameter, DTensor):
+        return slice(None)
+    mesh, count = parameter.device_mesh, len(parameter)
+    each = -(-count // mesh.size())  # as torch.chunk
+    start = min(count, mesh.get_local_rank() * each)
+    return slice(start, min(count, start + each))
+
+
+def _spread(parameter: Tensor, part: Tensor) -> Tensor:
+    """Return a worker's part along the first dimension with zeros in place of the others'."""
+    if not isinstance(parameter, DTensor):
+        return part
+    whole = part.new_zeros((len(parameter), *part.shape[1:]))
+    whole[_own(parameter)] = part
+    return whole
+
+
+def _over_workers(parts: list[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sums over the workers that share the weights, in one exchange."""
+    mesh = next((p.device_mesh for p in parameters if isinstance(p, DTensor)), None)
+    if mesh is None:
+        return parts
+    packed = torch.cat([part.flatten() for part in parts])
+    dist.all_reduce(packed, group=mesh.get_group())
+    pieces = packed.split([part.numel() for part in parts])
+    return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]

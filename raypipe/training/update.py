@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from raypipe.training import parallel, precision
-from raypipe.training.adafactor import ShardedAdafactor
+from raypipe.training.adafactor import Adafactor
 from raypipe.training.settings import TrainingSettings
 
 
@@ -78,7 +77,6 @@ class Update:
 def _optimizer(parameters: list[Tensor], training: TrainingSettings) -> torch.optim.Optimizer:
     options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
     if training.optimizer == "adafactor":
-        sharded = any(isinstance(parameter, DTensor) for parameter in parameters)
-        return (ShardedAdafactor if sharded else torch.optim.Adafactor)(parameters, **options)
+        return Adafactor(parameters, **options)
     kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, betas=training.betas, fused=True, **options)

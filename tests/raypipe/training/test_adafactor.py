@@ -1,0 +1,124 @@
+"""Adafactor with rates on the device: torch's results, no values on the host, few exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from raypipe.training.adafactor import Adafactor
+
+SHAPES = [(5, 3), (7,), (), (1, 4), (4, 1), (3, 2, 4), (2, 3, 2, 2)]
+
+
+def weights(dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in SHAPES]
+    scales = [1.0, 1e-6, 0.3, 2.0, 1.0, 1.0, 30.0]  # below and above the least size of a step
+    return [nn.Parameter((w * s).to(dtype)) for w, s in zip(drawn, scales, strict=True)]
+
+
+def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
+    generator = torch.Generator().manual_seed(100 + step)
+    for number, parameter in enumerate(parameters):
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        missing = number == 1 and step == 1
+        parameter.grad = None if missing else (drawn * 10.0 ** (step - 2)).to(parameter.dtype)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "lr": 0.7}, {"d": 2.0}])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_it_takes_the_steps_of_torchs(
+    dtype: torch.dtype, tolerance: float, options: dict[str, Any]
+) -> None:
+    """Also with gradients that are missing in a step, zero or huge."""
+    own, torchs = weights(dtype), weights(dtype)
+    optimizers = Adafactor(own, **options), torch.optim.Adafactor(torchs, **options)
+    for step in range(6):
+        for parameters, optimizer in zip((own, torchs), optimizers, strict=True):
+            give_gradients(parameters, step)
+            if step == 3:
+                for parameter in parameters:
+                    parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+        for found, expected in zip(own, torchs, strict=True):
+            assert (found - expected).norm() <= tolerance * expected.norm()
+    found, expected = (optimizer.state_dict()["state"] for optimizer in optimizers)
+    torch.testing.assert_close(found, expected, rtol=10 * tolerance, atol=0)
+
+
+def test_it_goes_on_from_a_state_of_torchs() -> None:
+    own, torchs = weights(), weights()
+    earlier, later = torch.optim.Adafactor(torchs), Adafactor(own)
+    give_gradients(torchs, 0)
+    earlier.step()
+    later.load_state_dict(deepcopy(earlier.state_dict()))
+    for mine, theirs in zip(own, torchs, strict=True):
+        mine.data.copy_(theirs)
+    for parameters, optimizer in ((own, later), (torchs, earlier)):
+        give_gradients(parameters, 2)
+        optimizer.step()
+    for found, expected in zip(own, torchs, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts the values that are read on the host, which wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def _reads(kind: type[torch.optim.Adafactor]) -> int:
+    parameters = weights()
+    optimizer = kind(parameters)
+    give_gradients(parameters, 0)
+    with _Reads() as reads:
+        optimizer.step()
+    return reads.count
+
+
+def test_only_the_number_of_the_step_is_read_on_the_host() -> None:
+    """It is stored on the CPU; torch's also reads two norms per weight."""
+    assert _reads(Adafactor) == len(SHAPES)
+    assert _reads(torch.optim.Adafactor) == 3 * len(SHAPES)
+
+
+@pytest.fixture
+def fake_workers() -> Iterator[int]:
+    """A group of four, of which only this process exists."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield 4
+    dist.destroy_process_group()
+
+
+def test_a_sharded_step_exchanges_twice(fake_workers: int) -> None:
+    layers = [nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(10)]
+    model = nn.Sequential(*layers, nn.Linear(6, 2))
+    mesh = init_device_mesh("cpu", (fake_workers,))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = Adafactor(model.parameters())
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with CommDebugMode() as exchanges:
+            optimizer.step()
+    assert exchanges.get_total_counts() == 2
