@@ -16,7 +16,8 @@ from raypipe.training.batching import BatchPlan
 #: settings of ``training`` and ``scaling`` that are placeholders under their own name
 TRAINING = (
     *("precision", "steps", "epochs", "seed", "learning_rate", "optimizer", "weight_decay"),
-    *("warmup_steps", "schedule", "min_lr_ratio", "clip_norm", "compile"),
+    *("weight_decay_on", "warmup_steps", "schedule", "decay_steps", "min_lr_ratio", "clip_norm"),
+    *("compile",),
     *("gradient_checkpointing", "log_every", "eval_every", "eval_batch", "checkpoint_every"),
 )
 #: whether the arithmetic is this one, for scripts with a flag each (``--bf16 true``)

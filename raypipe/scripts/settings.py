@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
@@ -76,6 +77,7 @@ class ScriptStageSettings(TrainStageSettings):
     )
 
     restartable: ClassVar[bool] = False
+    unshardable: ClassVar[Mapping[str, str]] = {}  # the script's own optimizers
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one."""

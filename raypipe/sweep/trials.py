@@ -23,7 +23,8 @@ from raypipe.training.requirements import obstacles
 #: training settings that do not change the memory of a step on one micro-batch
 _SAME_MEMORY = {
     *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed", "clip_norm"),
-    *("learning_rate", "betas", "weight_decay", "warmup_steps", "schedule", "log_every"),
+    *("learning_rate", "betas", "weight_decay", "weight_decay_on", "warmup_steps", "schedule"),
+    *("decay_steps", "log_every"),
     *("eval_every", "eval_batch", "monitor", "checkpoint_every", "keep_checkpoints"),
     *("restarts", "keep_state", "init_from"),
 }

@@ -32,7 +32,7 @@ from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.peak_flops import peak_flops
 from raypipe.training.saver import Saver, newest
-from raypipe.training.schedule import Trace, check_phases, learning_rate, steps
+from raypipe.training.schedule import Trace, check_phases, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
@@ -85,12 +85,7 @@ def train(
 
 class _Loop:
     def __init__(
-        self,
-        job: TrainingJob,
-        worker: Worker,
-        report: Report,
-        sampler: Telemetry,
-        ending: Ending,
+        self, job: TrainingJob, worker: Worker, report: Report, sampler: Telemetry, ending: Ending
     ) -> None:
         self.job, self.worker, self.sampler = job, worker, sampler
         self.ending = Agreement(ending, worker)
@@ -105,7 +100,7 @@ class _Loop:
         self.phases = self.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
         check_phases(self.training, self.phases, self.plan)
-        self.trace = Trace(self.training, self.phases, job.identity, job.steps)
+        self.trace = Trace(job, self.phases)
         torch.manual_seed(self.training.seed)
         self.model = self.task.build_model()
         if job.initial is not None:
@@ -116,7 +111,7 @@ class _Loop:
         self.loss = self.task.loss
         if self.training.compile and self.task.compile_loss and not self.sharded:
             self.loss = torch.compile(self.task.loss)
-        self.update = Update(self.model, self.training, worker.device)
+        self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
         self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
@@ -150,7 +145,7 @@ class _Loop:
                 # phases differ in speed: no measured interval has steps of two
                 log |= self.job.measured and phase_step + 1 == phase.steps
                 self.throughput.start()
-                rate = learning_rate(self.training, phase, phase_step)
+                rate = self.task.learning_rate(self.training, phase, phase_step)
                 sums = self._step(number, phase, rate, batches, log=log)
                 ends = self.ending.reached(sums)
                 self.throughput.count(phase.samples)

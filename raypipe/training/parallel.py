@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from raypipe.training.batching import BatchPlan
-from raypipe.training.job import Worker
-from raypipe.training.settings import TrainStageSettings
-from raypipe.training.task import TrainTask
+if TYPE_CHECKING:
+    from raypipe.training.batching import BatchPlan
+    from raypipe.training.job import Worker
+    from raypipe.training.settings import TrainStageSettings
+    from raypipe.training.task import TrainTask
 
 # torch before 2.13 uses the second name
 _SYNC_BUFFERS = next(

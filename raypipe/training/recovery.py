@@ -61,8 +61,7 @@ def check_state(job: TrainingJob) -> None:
     """Raise UnitError if no checkpoint of a finished training is stored that a job continues."""
     training, run_dir = job.settings.training, job.run_dir
     phases = job.task.phases(training, job.plan.effective_batch)
-    trace = Trace(training, phases, job.identity, job.steps)
-    if not CheckpointStore(run_dir, job.trial_id).has(trace.after):
+    if not CheckpointStore(run_dir, job.trial_id).has(Trace(job, phases).after):
         raise UnitError(job.trial_id, "error", lost_state(job))
 
 

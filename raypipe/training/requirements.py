@@ -39,6 +39,12 @@ def obstacles(
         elif precision not in allowed:
             reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
+    optimizer = settings.training.optimizer
+    reason = settings.unshardable.get(optimizer)
+    if reason and "fsdp" in (scaling.strategy, *settings.on_oom):
+        reason += " (scaling.strategy or on_oom: fsdp)"
+        advice = "use ddp, or adamw, adam or adafactor"
+        found.append(Obstacle(f"{stage}.training.optimizer", optimizer, reason, advice))
     workers = scaling.fewest_workers
     if each is None and 0 < len(gpus) < workers:
         reason = f"there are only {len(gpus)} GPUs for {workers} workers"

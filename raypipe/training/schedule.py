@@ -7,15 +7,21 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raypipe.training.batching import BatchPlan
 from raypipe.training.settings import TrainingSettings
-from raypipe.training.task import Phase
+
+if TYPE_CHECKING:
+    from raypipe.training.job import TrainingJob
+    from raypipe.training.task import Phase
 
 
 def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     """Return the learning rate of a phase's step: linear warm-up, then the schedule.
+
+    The decay of ``warmup-stable-decay`` falls with the root of its steps (Haegele et al. 2024,
+    "Scaling laws and compute-optimal training beyond fixed training durations", section 3).
 
     At a restart the schedule begins again at the peak, without a warm-up (Loshchilov and Hutter
     2017, "SGDR: Stochastic Gradient Descent with Warm Restarts"). Up to the first restart, the
@@ -24,21 +30,36 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     ends = (*phase.restarts, phase.steps)
     begin, end = next((a, b) for a, b in pairwise((0, *ends)) if step < b)
     step, length = step - begin, end - begin
-    warmup = min(training.warmup_steps, length)
-    if warmup < 1:
-        warmup = round(warmup * length)
-    if begin:
-        warmup = 0
+    warmup = 0 if begin else _steps(training.warmup_steps, length)
     if step < warmup:
         return phase.learning_rate * (step + 1) / warmup
-    done = (step - warmup) / max(1, length - warmup)
+    if training.schedule == "warmup-stable-decay":
+        warmup = max(warmup, length - _steps(training.decay_steps, length))
+    done = max(0, step - warmup) / max(1, length - warmup)
     left = {
         "constant": 1.0,
         "linear": 1.0 - done,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+        "warmup-stable-decay": 1.0 - math.sqrt(done),
     }[training.schedule]
     floor = training.min_lr_ratio
     return phase.learning_rate * (floor + (1.0 - floor) * left)
+
+
+def stable_end(training: TrainingSettings, phases: Sequence[Phase]) -> int | None:
+    """Return the step at which the last decay of a warmup-stable-decay training begins.
+
+    A longer training goes on from there. None if the length decides more than that.
+    """
+    if training.schedule != "warmup-stable-decay" or training.decay_steps < 1 or len(phases) != 1:
+        return None
+    begin, end = (0, *phases[0].restarts, phases[0].steps)[-2:]
+    return max(begin, end - round(training.decay_steps))
+
+
+def _steps(given: float, length: int) -> int:
+    """Return a number of steps, of which below 1 is a fraction of the length."""
+    return round(given * length) if given < 1 else min(round(given), length)
 
 
 def steps(phases: Sequence[Phase], start: int) -> Iterator[tuple[int, Phase, int]]:
@@ -56,31 +77,26 @@ class Trace:
     checkpoint of one continues the other.
 
     Args:
-        training: its settings.
+        job: the training.
         phases: its phases.
-        identity: the hash of everything but the length and the schedule.
-        end: the step after which it ends.
 
     """
 
-    def __init__(
-        self, training: TrainingSettings, phases: Sequence[Phase], identity: str, end: int
-    ) -> None:
-        self._training, self._phases, self._identity = training, phases, identity
-        self._end = end
+    def __init__(self, job: TrainingJob, phases: Sequence[Phase]) -> None:
+        self._job, self._phases = job, phases
         self._done = 0
         self._left: Iterator[tuple[int, Phase, int]] = iter(())
         self._digest: Any = None
 
     def after(self, step: int) -> str | None:
         """Return the trace after ``step`` steps, fast if they rise; None beyond the end."""
-        if step > self._end:
+        if step > self._job.steps:
             return None
         if self._digest is None or step < self._done:
             self._done, self._left = 0, steps(self._phases, 0)
-            self._digest = hashlib.sha256(self._identity.encode())
+            self._digest = hashlib.sha256(self._job.identity.encode())
         for _, phase, number in islice(self._left, step - self._done):
-            rate = learning_rate(self._training, phase, number)
+            rate = self._job.task.learning_rate(self._job.settings.training, phase, number)
             self._digest.update(phase.name.encode())
             self._digest.update(struct.pack("<qd", phase.samples, rate))
         self._done = step

@@ -20,12 +20,13 @@ from raypipe.config.validation import dig
 from raypipe.hardware import Precision
 from raypipe.training import batching
 from raypipe.training.monitor import MonitorSettings
+from raypipe.training.optimizer_settings import OptimizerSettings
 
 #: the settings that say how long a training is
 LENGTH_KEYS = ("steps", "epochs", "restarts")
 
 
-class TrainingSettings(Settings):
+class TrainingSettings(OptimizerSettings):
     """Length, optimizer, batch sizes and arithmetic of a training run.
 
     ``effective_batch = micro_batch x accumulation x workers``; the configuration gives any two.
@@ -72,42 +73,6 @@ class TrainingSettings(Settings):
         False,
         description="Whether to recompute activations in the backward pass, which saves memory.",
     )
-    clip_norm: PositiveFloat | None = Field(
-        None, description="Maximum norm of the gradient; no clipping if not given."
-    )
-    learning_rate: PositiveFloat = Field(1e-3, description="Peak learning rate, after warm-up.")
-    optimizer: Literal["adam", "adamw", "adafactor"] = Field(
-        "adamw",
-        description="Optimizer. adafactor stores n + m values for an n x m weight where Adam "
-        "stores 2 n m; its learning_rate is relative to the size of each weight.",
-    )
-    betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="Decay rates of Adam's first and second moment estimates."
-    )
-    weight_decay: float = Field(
-        0.0, ge=0, description="Weight decay: L2 penalty with adam, decoupled with adamw."
-    )
-    warmup_steps: int | Annotated[float, Field(gt=0, lt=1)] = Field(
-        0,
-        ge=0,
-        description="Linear warm-up from zero, in optimizer steps; below 1, a fraction of all "
-        "steps.",
-    )
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="Learning-rate schedule after warm-up."
-    )
-    min_lr_ratio: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Final learning rate of the linear and cosine schedules, as a fraction of the "
-        "peak.",
-    )
-    restarts: tuple[PositiveInt, ...] = Field(
-        (),
-        description="Points at which the linear or cosine schedule restarts at the peak, in the "
-        "unit of the length (steps or epochs): a training that ended at one of them can go on.",
-    )
     log_every: Operational[PositiveInt] = Field(
         10, description="Optimizer steps between rows of the table `steps`."
     )
@@ -146,8 +111,6 @@ class TrainingSettings(Settings):
         identity = super().identity()
         if self.monitor is not None:
             identity["eval_every"] = self.eval_every
-        if not self.restarts:
-            del identity["restarts"]
         return identity
 
     @property
@@ -303,6 +266,10 @@ class TrainStageSettings(Settings):
     restartable: ClassVar[bool] = True
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}
+    #: optimizers that reject sharded weights, each with the reason
+    unshardable: ClassVar[Mapping[str, str]] = {
+        "muon": "Muon needs whole matrices, which fsdp cuts"
+    }
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""

@@ -23,8 +23,10 @@ _SETTINGS = (
     Column("learning_rate", "real", "Peak learning rate."),
     Column("schedule", "text", "Learning-rate schedule after warm-up."),
     Column("warmup_steps", "real", "Warm-up in steps; below 1, a fraction of all steps."),
+    Column("decay_steps", "real", "Decay of warmup-stable-decay, as warmup_steps."),
     Column("min_lr_ratio", "real", "Final learning rate as a fraction of the peak."),
     Column("weight_decay", "real", "Weight decay."),
+    Column("weight_decay_on", "text", "Weights that decay: all or matrices."),
     Column("clip_norm", "real", "Maximum norm of the gradient."),
     Column("seed", "integer", "Seed of the training."),
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from raypipe.training import optimizer, schedule
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 if TYPE_CHECKING:
@@ -79,6 +80,13 @@ class JobTask(ABC):
     @abstractmethod
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
         """Return the phases of the run."""
+
+    def learning_rate(self, training: TrainingSettings, phase: Phase, step: int) -> float:
+        """Return the learning rate of a phase's step, counted from 0; by default the settings'.
+
+        A checkpoint is continued only by a training with the same rates up to it.
+        """
+        return schedule.learning_rate(training, phase, step)
 
     def shortened(self) -> tuple[JobTask, str] | None:
         """Return the task with shorter samples and a description; None if none is possible.
@@ -173,6 +181,14 @@ class TrainTask(JobTask):
         """
         del model
         return ()
+
+    def optimizer(self, model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
+        """Return the optimizer of the model's parameters; by default that of the settings.
+
+        In each step, the rate of a group is that of the schedule times the group's initial ``lr``
+        over ``training.learning_rate``. With ``scaling.strategy=fsdp`` parameters are ``DTensor``.
+        """
+        return optimizer.build(model, self.blocks(model), training)
 
     def flops_per_sample(self, model: nn.Module) -> float | None:
         """Return the FLOPs per sample of a forward and backward pass; None if unknown.

@@ -8,20 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from raypipe.training import parallel, precision
-from raypipe.training.adafactor import Adafactor
 from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import TrainTask
 
 
 class Update:
     """Optimizer of a model's parameters, with the gradient scaler for fp16."""
 
-    def __init__(self, model: nn.Module, training: TrainingSettings, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, task: TrainTask, training: TrainingSettings, device: torch.device
+    ) -> None:
         # cached: traversing the modules takes as long as scaling the gradients
         self._parameters: list[Tensor] = list(model.parameters())
         self._clip = training.clip_norm
         self._scaler = precision.scaler(training.precision, device)
         self._skipped = torch.zeros((), dtype=torch.float64, device=device)
-        self.optimizer = _optimizer(self._parameters, training)
+        self.optimizer = task.optimizer(model, training)
+        # a group's rate relative to the settings'
+        peak, groups = training.learning_rate, self.optimizer.param_groups
+        self._factors = [float(group["lr"]) / peak for group in groups]
 
     @property
     def skips_overflows(self) -> bool:
@@ -42,8 +47,8 @@ class Update:
 
         Return the norm of the gradient before clipping if it is requested or needed, else None.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, factor in zip(self.optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = factor * rate
         self._scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         found = None
@@ -72,11 +77,3 @@ class Update:
         """Restore the result of ``scaler_state``."""
         self._skipped.fill_(state["skipped_steps"])
         self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})
-
-
-def _optimizer(parameters: list[Tensor], training: TrainingSettings) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-    if training.optimizer == "adafactor":
-        return Adafactor(parameters, **options)
-    kind = torch.optim.AdamW if training.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, betas=training.betas, fused=True, **options)
