@@ -86,7 +86,7 @@ def is_outdated(stored: Row, unit: Unit) -> bool:
 
 def continues(stored: Row, unit: Unit) -> bool:
     """Whether the unit begins with a stored result of its identity, which may be all of it."""
-    if stored.get("milestones") is None:
+    if stored.get("milestones") is None and unit.milestones is None:
         return bool(stored["budget"] <= unit.budget)
     begun = extent(stored)
     return begun == unit.extent[: len(begun)]

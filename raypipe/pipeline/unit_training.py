@@ -96,7 +96,7 @@ def train(
     context.record_trial(job, "succeeded", outcome)
     context.finish(unit)
     if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
-        CheckpointStore(context.run_dir, unit.key).prune(int(keep))
+        CheckpointStore(context.run_dir, unit.key, pinned=job.stable_end).prune(int(keep))
 
 
 def job_of(

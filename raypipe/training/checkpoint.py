@@ -83,11 +83,12 @@ class Part:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """Checkpoints of one training run in its run directory."""
+    """Checkpoints of one training run in its run directory; that of step ``pinned`` stays."""
 
     run: RunDirectory
     trial_id: str
     keep: int = 2
+    pinned: int | None = None
 
     def save(self, checkpoint: Checkpoint, part: Part | None = None) -> None:
         """Write a checkpoint and delete the oldest beyond ``keep``; rank 0 calls this.
@@ -114,7 +115,7 @@ class CheckpointStore:
         earlier = [name for name in names if name <= current]
         # later checkpoints were skipped as damaged when the run resumed, unless a worker is ahead
         later = names[len(earlier) :] if part is None else []
-        for name in [*earlier[: -self.keep], *later]:
+        for name in {*earlier, *later} - {*earlier[-self.keep :], *self._pinned(earlier)}:
             self.run.delete(f"{self._folder}/{name}")
 
     def _await(self, name: str, part: Part) -> None:
@@ -202,8 +203,12 @@ class CheckpointStore:
         """Delete all but the newest checkpoints; of none, delete the best model, too."""
         if keep == 0:
             self.run.delete(self._folder)
-        for name in self._names()[: -keep or None]:
+        names = self._names()
+        for name in {*names[: -keep or None]} - {*self._pinned(names)}:
             self.run.delete(f"{self._folder}/{name}")
+
+    def _pinned(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self.pinned and name == _name(self.pinned)]
 
     def _manifest(self, name: str) -> _Manifest:
         """Read a checkpoint's manifest.

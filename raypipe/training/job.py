@@ -11,6 +11,7 @@ import torch
 from raypipe.errors import UnitError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import Table
+from raypipe.training import schedule
 from raypipe.training.batching import BatchPlan
 from raypipe.training.initial_weights import InitialWeights
 from raypipe.training.settings import TrainStageSettings
@@ -60,6 +61,13 @@ class TrainingJob:
         """Number of optimizer steps of the whole training."""
         phases = self.task.phases(self.settings.training, self.plan.effective_batch)
         return sum(phase.steps for phase in phases)
+
+    @property
+    def stable_end(self) -> int | None:
+        """Step whose checkpoint stays, because longer trainings go on from there; None if none."""
+        training = self.settings.training
+        phases = self.task.phases(training, self.plan.effective_batch)
+        return schedule.stable_end(training, phases)
 
     @property
     def steps(self) -> int:

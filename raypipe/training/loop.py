@@ -114,7 +114,8 @@ class _Loop:
         self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
-        self.store = CheckpointStore(job.run_dir, job.trial_id, self.training.keep_checkpoints)
+        keep = self.training.keep_checkpoints
+        self.store = CheckpointStore(job.run_dir, job.trial_id, keep, job.stable_end)
         self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
@@ -155,7 +156,8 @@ class _Loop:
                     continue
                 if evaluate:
                     over = self._evaluate(step, phase)
-                if last or over or ends or (step % save_every == 0 and self._is_save_due()):
+                save = last or over or ends or step == self.store.pinned
+                if save or (step % save_every == 0 and self._is_save_due()):
                     self._save(step)
         return self._finish(step, early=ends and not over and step < total)
 

@@ -274,8 +274,15 @@ class TrainStageSettings(Settings):
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""
         training = self.training
-        if training.schedule != "constant":
+        if training.schedule in ("linear", "cosine"):
             return f"a {training.schedule} schedule decays over the whole length"
+        if training.schedule == "warmup-stable-decay":
+            if training.restarts:
+                return "a schedule with restarts decays before each of them"
+            if training.decay_steps < 1:
+                return f"decay_steps = {training.decay_steps} is a fraction of the length"
+            if training.monitor is not None:
+                return "monitor judges steps of the decay, which a longer training does not take"
         if 0 < training.warmup_steps < 1:
             return f"warmup_steps = {training.warmup_steps} is a fraction of the length"
         if training.length_in == "steps" and training.warmup_steps > length:

@@ -27,6 +27,7 @@ train:
 """
 
 Run = Callable[..., Ended]
+WSD: dict[str, Any] = {"schedule": "warmup-stable-decay", "decay_steps": 2}
 
 
 @pytest.fixture
@@ -84,6 +85,8 @@ def assert_fresh(tmp_path: Path, folder: str) -> None:
             {"schedule": "linear", "warmup_steps": 0.5, "steps": 8, "restarts": "[4]"},
             {"schedule": "linear", "warmup_steps": 0.5, "steps": 9, "restarts": "[4,8]"},
         ),
+        (WSD, {**WSD, "steps": 12}),  # from step 4, where the decay begins
+        (WSD, {**WSD, "steps": 12, "restarts": "[6]"}),  # after the decay
         (
             {"monitor": "{metric: loss}"},
             {"monitor": "{metric: loss}", "steps": 12},
@@ -141,6 +144,17 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(
             ["not a multiple of eval_every"],
         ),
         ({"schedule": "constant"}, {"restarts": "[3]"}, ["constant schedule has no decay"]),
+        (WSD, {**WSD, "restarts": "[3]"}, ["train.training.restarts: stored None, now [3]"]),
+        (
+            {**WSD, "decay_steps": 0.5},
+            {**WSD, "decay_steps": 0.5, "steps": 12},
+            ["decay_steps = 0.5 is a fraction of the length", "train.training.restarts=[6]"],
+        ),
+        (
+            {**WSD, "monitor": "{metric: loss}"},
+            {**WSD, "monitor": "{metric: loss}", "steps": 12},
+            ["monitor judges steps of the decay"],
+        ),
         (
             {"schedule": "cosine"},
             {"schedule": "cosine", "restarts": "[3, 2]"},

@@ -212,9 +212,11 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "warmup-stable-decay"])
 def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -> None:
-    training = TrainingSettings(warmup_steps=4, schedule=schedule, min_lr_ratio=floor)
+    training = TrainingSettings(
+        warmup_steps=4, schedule=schedule, min_lr_ratio=floor, decay_steps=5
+    )
     phase = Phase("p", 14, 1, 0.2)
     rates = [learning_rate(training, phase, step) for step in range(14)]
     assert rates[:4] == pytest.approx([0.05, 0.1, 0.15, 0.2])
@@ -222,12 +224,22 @@ def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -
         "constant": lambda done: 1.0,
         "linear": lambda done: 1 - done,
         "cosine": lambda done: math.cos(math.pi * done / 2) ** 2,
+        "warmup-stable-decay": lambda done: 1 - math.sqrt(max(0.0, 2 * done - 1)),
     }[schedule]
     expected = [floor * 0.2 + (1 - floor) * 0.2 * form(n / 10) for n in range(10)]
     assert rates[4:] == pytest.approx(expected)
     assert min(rates) > floor * 0.2
     short = [learning_rate(training, Phase("p", 2, 1, 1.0), step) for step in range(2)]
     assert short == [0.5, 1.0]
+
+
+def test_a_decay_is_a_fraction_of_the_steps_up_to_the_next_restart() -> None:
+    """Each decay ends at the floor, and the next steps begin at the peak."""
+    training = TrainingSettings(schedule="warmup-stable-decay", decay_steps=0.25)
+    phase = Phase("p", 12, 1, 1.0, restarts=(4,))
+    rates = [learning_rate(training, phase, step) for step in range(12)]
+    assert rates[:11] == [1.0] * 11
+    assert rates[11] == pytest.approx(1 - math.sqrt(0.5))
 
 
 def test_the_rates_reach_the_optimiser_and_the_table(tmp_path: Path) -> None:
