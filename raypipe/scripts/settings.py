@@ -14,6 +14,7 @@ from raypipe.training.settings import TrainStageSettings
 _REFUSED = {
     "training.init_from": "pass the path of the weights as a parameter",
     "training.betas": "pass them as a parameter",
+    "training.weights": "pass it as a parameter",
     "training.restarts": "a script's schedule is its own",
     "training.monitor": "let the script choose its best model",
     "training.keep_checkpoints": "let the script delete old checkpoints",

@@ -105,6 +105,7 @@ class _Loop:
         self.model = self.task.build_model()
         if job.initial is not None:
             job.initial.load_into(self.model)
+        precision.store(self.model, self.training.weights)
         if warning := parallel.batch_norm_warning(self.model, self.plan):
             self._warn(warning)
         self.module = parallel.wrap(self.model, self.task, job.settings, worker)

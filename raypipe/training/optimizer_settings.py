@@ -25,6 +25,12 @@ class OptimizerSettings(Settings):
         "stores 2 n m; its learning_rate is relative to the size of each weight. muon updates the "
         "matrices of the task's blocks, and adamw all other weights, with the same learning_rate.",
     )
+    weights: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Precision in which weights and gradients are stored. bf16 halves their "
+        "memory; it needs `optimizer: adafactor`, which then rounds new weights at random, and "
+        "`precision: bf16`.",
+    )
     betas: tuple[float, float] = Field(
         (0.9, 0.999), description="Decay rates of Adam's first and second moment estimates."
     )
@@ -75,6 +81,8 @@ class OptimizerSettings(Settings):
             del identity["restarts"]
         if self.weight_decay_on == "all":
             del identity["weight_decay_on"]
+        if self.weights == "fp32":
+            del identity["weights"]
         if self.schedule != "warmup-stable-decay":
             del identity["decay_steps"]
         return identity

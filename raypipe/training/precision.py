@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
+from torch import nn
 
 from raypipe.hardware import Precision, supported_precisions
 
@@ -38,6 +40,13 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision not in kinds:
         return nullcontext()
     return torch.autocast(device.type, dtype=kinds[precision])
+
+
+def store(model: nn.Module, weights: Literal["fp32", "bf16"]) -> None:
+    """Convert the parameters of a model to bf16 if that is wanted; buffers stay as they are."""
+    if weights == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:

@@ -39,7 +39,11 @@ def obstacles(
         elif precision not in allowed:
             reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
-    optimizer = settings.training.optimizer
+    optimizer, precision = settings.training.optimizer, settings.training.precision
+    if settings.training.weights == "bf16" and (optimizer, precision) != ("adafactor", "bf16"):
+        reason = f"with optimizer = {optimizer} and precision = {precision}"
+        advice = "such weights need adafactor and precision = bf16; use fp32"
+        found.append(Obstacle(f"{stage}.training.weights", "bf16", reason, advice))
     reason = settings.unshardable.get(optimizer)
     if reason and "fsdp" in (scaling.strategy, *settings.on_oom):
         reason += " (scaling.strategy or on_oom: fsdp)"

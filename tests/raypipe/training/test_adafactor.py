@@ -56,6 +56,16 @@ def test_it_takes_the_steps_of_torchs(
     torch.testing.assert_close(found, expected, rtol=10 * tolerance, atol=0)
 
 
+def test_the_means_of_half_precision_weights_are_loaded_exactly() -> None:
+    own, again = weights(torch.bfloat16), weights(torch.bfloat16)
+    first, second = Adafactor(own), Adafactor(again)
+    give_gradients(own, 0)
+    first.step()
+    second.load_state_dict(deepcopy(first.state_dict()))
+    expected = first.state_dict()["state"]
+    torch.testing.assert_close(second.state_dict()["state"], expected, rtol=0, atol=0)
+
+
 def test_it_goes_on_from_a_state_of_torchs() -> None:
     own, torchs = weights(), weights()
     earlier, later = torch.optim.Adafactor(torchs), Adafactor(own)
@@ -69,6 +79,34 @@ def test_it_goes_on_from_a_state_of_torchs() -> None:
         optimizer.step()
     for found, expected in zip(own, torchs, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_small_updates_of_half_precision_weights_add_up() -> None:
+    """Each is far below the spacing of bf16 at 1, which is 2^-8."""
+    drawn = torch.rand(64, 500, generator=torch.Generator().manual_seed(2)).bfloat16()
+    half, whole = nn.Parameter(drawn.clone()), nn.Parameter(drawn.float())
+    optimizers = [Adafactor([w], lr=1e-4, weight_decay=0.1) for w in (half, whole)]
+    for _ in range(100):
+        for weight, optimizer in zip((half, whole), optimizers, strict=True):
+            weight.grad = torch.full_like(weight, 1e-6)  # as of a sum that is a mean later
+            optimizer.step()
+    moved = (whole - drawn.float()).mean()
+    assert moved < -1e-3
+    torch.testing.assert_close((half.float() - drawn.float()).mean(), moved, rtol=0.03, atol=0)
+    assert optimizers[0].state[half]["row_var"].dtype == torch.float32
+
+
+def test_the_rounding_of_a_step_is_that_of_its_number() -> None:
+    """So that all workers round alike, and a resumed training repeats it."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(len(found))
+        own = weights(torch.bfloat16)
+        optimizer = Adafactor(own)
+        give_gradients(own, 0)
+        optimizer.step()
+        found.append([each.detach().clone() for each in own])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 class _Reads(TorchDispatchMode):

@@ -66,10 +66,33 @@ def test_norms_and_biases_need_not_decay(optimizer: str) -> None:
         assert ("block.norm.weight" in changed) == ("block.norm.bias" in changed) == vectors
 
 
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"optimizer": "adafactor", "precision": "bf16"}, True),
+        ({"optimizer": "adafactor"}, False),
+        ({"precision": "bf16"}, False),
+    ],
+)
+def test_only_adafactor_updates_half_precision_weights(
+    given: dict[str, Any], allowed: bool
+) -> None:
+    """Refused before anything starts; a sweep skips such points and says why."""
+    settings = TrainStageSettings(training=TrainingSettings(weights="bf16", **given))
+    found = obstacles("train", settings, [Hardware("node", 4, 2**34, ())])
+    assert [each.key for each in found] == [] if allowed else ["train.training.weights"]
+
+
 def test_earlier_results_keep_their_identity() -> None:
-    later = {"weight_decay_on", "decay_steps"}
+    later = {"weights", "weight_decay_on", "decay_steps"}
     assert not later & TrainingSettings().identity().keys()
-    given = TrainingSettings(weight_decay_on="matrices", schedule="warmup-stable-decay")
+    given = TrainingSettings(
+        weight_decay_on="matrices",
+        schedule="warmup-stable-decay",
+        weights="bf16",
+        optimizer="adafactor",
+        precision="bf16",
+    )
     assert later <= given.identity().keys()
 
 
@@ -126,6 +149,13 @@ def test_muon_is_not_sharded(place: str) -> None:
     assert not obstacles("train", script, nodes)
 
 
+class Single(Regression):
+    """In single precision, which autocast converts."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(dtype=torch.float32, **given)
+
+
 class Own(Regression):
     """Momentum with a rate of its own for the last layer, and a schedule of its own."""
 
@@ -171,6 +201,7 @@ def test_a_task_may_have_an_optimizer_and_a_schedule_of_its_own(tmp_path: Path) 
     [
         (Own, {}),
         (Regression, {"weight_decay_on": "matrices", "weight_decay": 0.1}),
+        (Single, {"optimizer": "adafactor", "weights": "bf16", "precision": "bf16"}),
         (Regression, {"optimizer": "muon", "weight_decay_on": "matrices", "weight_decay": 0.1}),
     ],
 )
