@@ -66,6 +66,8 @@ class TrainingJob:
     def stable_end(self) -> int | None:
         """Step whose checkpoint stays, because longer trainings go on from there; None if none."""
         training = self.settings.training
+        if training.schedule != "warmup-stable-decay":  # phases may read the data
+            return None
         phases = self.task.phases(training, self.plan.effective_batch)
         return schedule.stable_end(training, phases)
 

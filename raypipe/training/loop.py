@@ -32,7 +32,7 @@ from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
 from raypipe.training.peak_flops import peak_flops
 from raypipe.training.saver import Saver, newest
-from raypipe.training.schedule import Trace, check_phases, steps
+from raypipe.training.schedule import Trace, check_phases, stable_end, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
@@ -115,8 +115,8 @@ class _Loop:
         self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
-        keep = self.training.keep_checkpoints
-        self.store = CheckpointStore(job.run_dir, job.trial_id, keep, job.stable_end)
+        keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
+        self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
         self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)

@@ -146,9 +146,10 @@ def fake_workers() -> Iterator[int]:
     dist.destroy_process_group()
 
 
-def test_a_sharded_step_exchanges_twice(fake_workers: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sharded_step_exchanges_twice(fake_workers: int, dtype: torch.dtype) -> None:
     layers = [nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)) for _ in range(10)]
-    model = nn.Sequential(*layers, nn.Linear(6, 2))
+    model = nn.Sequential(*layers, nn.Linear(6, 2)).to(dtype)
     mesh = init_device_mesh("cpu", (fake_workers,))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
