@@ -86,10 +86,10 @@ class Adafactor(torch.optim.Adafactor):
         kept = [1 - group["lr"] * group["weight_decay"] for group in groups]
         noise = torch.Generator(weights[0].device).manual_seed(int(max(steps)))
         for weight, update, alpha, share in zip(weights, gradients, alphas, kept, strict=True):
-            if weight.dtype == exact:
-                (weight if share == 1 else weight.mul_(share)).addcmul_(update, alpha, value=-1)
-            else:
+            if weight.dtype == torch.bfloat16:
                 _update_half(weight, update, alpha, share, noise)
+            else:
+                (weight if share == 1 else weight.mul_(share)).addcmul_(update, alpha, value=-1)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a weight, which may be new, in its next step."""
