@@ -20,7 +20,7 @@ from experiments.summarization.model import (
     next_token_states,
 )
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training.cross_entropy import linear_cross_entropy
+from raypipe.training.cross_entropy import linear_cross_entropies
 from raypipe.training.task import Loss, StepContext, TrainTask
 
 if TYPE_CHECKING:
@@ -143,15 +143,11 @@ class SummarizationTask(TrainTask):
         states = next_token_states(model, batch.inputs, batch.mask, batch.decoder_inputs)
         states, targets = states.flatten(0, 1), batch.targets.flatten()
         output, smoothing = model.lm_head.weight, self.label_smoothing
-        total = linear_cross_entropy(
+        total, plain = linear_cross_entropies(
             states, output, targets, ignore_index=PAD, label_smoothing=smoothing
         )
         weight = (targets != PAD).sum()
-        if not smoothing:
-            return Loss(total, weight)
-        with torch.no_grad():
-            plain = linear_cross_entropy(states, output, targets, ignore_index=PAD)
-        return Loss(total, weight, {"cross_entropy": plain})
+        return Loss(total, weight, {"cross_entropy": plain} if smoothing else {})
 
 
 @torch.no_grad()

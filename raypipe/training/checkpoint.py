@@ -149,15 +149,16 @@ class CheckpointStore:
         The tensors of a local one are mapped to its files, and take memory as they are read.
 
         Args:
-            warn: receives a message for each checkpoint that is incomplete, corrupt or of another
-                training.
+            warn: receives a message for each checkpoint that is incomplete or corrupt and, if none
+                can be used, for each one of another training.
             trace: of the training that continues; None accepts the checkpoints of any.
 
         """
+        others = []
         for name in reversed(self._names()):
             try:
                 if trace is not None and not _is_of(self._manifest(name), trace):
-                    warn(f"{self._folder}/{name} is of a training with other settings; not used")
+                    others.append(name)
                     continue
                 return self._read(name)
             except (OSError, ValueError) as error:
@@ -165,6 +166,8 @@ class CheckpointStore:
                     f"{self._folder}/{name} is incomplete or corrupt ({error}); "
                     "using the checkpoint before it"
                 )
+        for name in others:
+            warn(f"{self._folder}/{name} is of a training with other settings; not used")
         return None
 
     def has(self, trace: Trace) -> bool:

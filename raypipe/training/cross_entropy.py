@@ -41,26 +41,48 @@ def linear_cross_entropy(
         chunk: number of logits in memory at a time; at least one row of ``V``.
 
     """
+    return linear_cross_entropies(
+        hidden,
+        weight,
+        targets,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        chunk=chunk,
+    )[0]
+
+
+def linear_cross_entropies(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Return :func:`linear_cross_entropy`, and its value without smoothing and gradient."""
     product = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and product != torch.float64:
         product = torch.get_autocast_dtype(hidden.device.type)
     rows = max(1, chunk // len(weight))
     arguments = (hidden, weight, targets, ignore_index, label_smoothing, rows, product)
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        total: Tensor = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-        return total
-    return _forward(*arguments)[0]
+        total, plain = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return total, plain
+    total, plain = _forward(*arguments)
+    return total, plain
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, *arguments: Any) -> Tensor:
-        total, *gradients = _forward(*arguments, gradients=True)
+    def forward(ctx: FunctionCtx, *arguments: Any) -> tuple[Tensor, Tensor]:
+        total, plain, *gradients = _forward(*arguments, gradients=True)
         ctx.save_for_backward(*gradients)
-        return total
+        ctx.mark_non_differentiable(plain)
+        return total, plain
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # multiplied in single precision: the factor is the same for all weights
         scaled = [(each.to(gradient.dtype) * gradient).to(each.dtype) for each in ctx.saved_tensors]
         return *scaled, None, None, None, None, None
@@ -77,12 +99,13 @@ def _forward(
     *,
     gradients: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Return the loss and, if requested, the gradients of ``hidden`` and ``weight``.
+    """Return the loss, the one without smoothing and, if requested, the gradients of the first.
 
     A chunk has ``rows`` inputs; matrix products are in the precision ``product``.
     """
     exact = torch.promote_types(product, torch.float32)
     matrix, total = weight.to(product), hidden.new_zeros((), dtype=exact)
+    plain = total.clone()
     of_hidden: list[Tensor] = []
     of_weight = torch.zeros_like(weight, dtype=exact) if gradients else weight
     parts = zip(hidden.to(product).split(rows), targets.split(rows), strict=True)
@@ -91,10 +114,12 @@ def _forward(
         counted = classes != ignore_index
         classes, counted = classes.where(counted, 0)[:, None], counted.to(exact)[:, None]
         scores = logits.logsumexp(1, keepdim=True)
-        losses = scores - (1 - smoothing) * logits.gather(1, classes)
+        losses = scores - logits.gather(1, classes)
+        plain = plain + (losses * counted).sum()
         if smoothing:
-            losses -= smoothing * logits.mean(1, keepdim=True)
-        total = total + (losses * counted).sum()
+            mean = scores - logits.mean(1, keepdim=True)
+            losses = (1 - smoothing) * losses + smoothing * mean
+            total = total + (losses * counted).sum()
         if gradients:
             slopes = logits.sub_(scores).exp_()
             if smoothing:
@@ -103,6 +128,7 @@ def _forward(
             slopes = slopes.mul_(counted).to(product)
             of_hidden.append(slopes @ matrix)
             of_weight += slopes.T @ part
+    total = total if smoothing else plain.clone()
     if not gradients:
-        return (total,)
-    return total, torch.cat(of_hidden).to(hidden.dtype), of_weight.to(weight.dtype)
+        return total, plain
+    return total, plain, torch.cat(of_hidden).to(hidden.dtype), of_weight.to(weight.dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raypipe.training.cross_entropy import linear_cross_entropy
+from raypipe.training.cross_entropy import linear_cross_entropies, linear_cross_entropy
 
 ROWS, WIDTH, CLASSES = 50, 8, 30
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -66,6 +66,16 @@ def test_it_is_the_plain_loss_in_any_chunks(
     assert {each.dtype for each in found} == {dtype}
     exact = with_gradients(plain(targets, **options), hidden.double(), weight.double())
     assert_close(found, exact, tolerance)
+
+
+def test_the_value_without_smoothing_comes_along() -> None:
+    hidden, weight, targets = drawn(torch.float64)
+    smoothed, value = linear_cross_entropies(
+        hidden, weight.requires_grad_(), targets, ignore_index=3, label_smoothing=0.2, chunk=200
+    )
+    torch.testing.assert_close(value, plain(targets, ignore_index=3)(hidden, weight).detach())
+    assert smoothed.requires_grad
+    assert not value.requires_grad
 
 
 @pytest.mark.parametrize("ignored", [False, True])
