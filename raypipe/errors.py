@@ -17,6 +17,7 @@ FailureKind = Literal[
     "node_lost",
     "timeout",
     "invalid_value",
+    "compile_error",
     "error",
 ]
 #: failures of machines: the same work may succeed on a retry
@@ -45,10 +46,15 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class BatchLimit:
-    """The number of samples per forward pass that exceeded memory, in training or evaluation."""
+    """The number of samples per forward pass that exceeded memory, in training or evaluation.
+
+    ``bf16_helps`` is False if bf16 would need more memory: the activations that it halves are
+    smaller than the copies of the weights that autocast keeps.
+    """
 
     where: Literal["training", "evaluation"]
     size: int
+    bf16_helps: bool = True
 
 
 @dataclass(frozen=True)

@@ -180,13 +180,14 @@ def build_model(settings: T5Settings) -> T5ForConditionalGeneration:
 
     """
     require_transformers()
+    from torch import nn
     from transformers import T5Config, T5ForConditionalGeneration
 
     model = T5ForConditionalGeneration(T5Config(**library_config(settings)))
     if not settings.tied:
         separate_output(model)
         # the states are not scaled, so that the logits start around 1 in this way only
-        model.lm_head.weight.data.normal_(std=settings.width**-0.5)
+        nn.init.normal_(model.lm_head.weight, std=settings.width**-0.5)
     return store_shared_weights_once(model)
 
 

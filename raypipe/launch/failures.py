@@ -38,6 +38,7 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
     "out_of_memory",
     "host_out_of_memory",
     "invalid_value",
+    "compile_error",
     "error",
     "timeout",
     "worker_hung",

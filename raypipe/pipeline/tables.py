@@ -30,7 +30,7 @@ FAILURES = Table(
             "kind",
             "text",
             "out_of_memory, host_out_of_memory, worker_died, worker_hung, node_lost, timeout, "
-            "invalid_value or error.",
+            "invalid_value, compile_error or error.",
         ),
         Column("message", "text", "The error in a few words."),
         Column("frame", "text", "Last frame of the user's code: file:line in function."),

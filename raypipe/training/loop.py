@@ -20,7 +20,16 @@ from torch import Tensor
 from raypipe import faults
 from raypipe.errors import BatchLimit
 from raypipe.storage import tables as results
-from raypipe.training import bottleneck, evaluation, loader, parallel, precision, state, telemetry
+from raypipe.training import (
+    bottleneck,
+    evaluation,
+    loader,
+    parallel,
+    precision,
+    replica,
+    state,
+    telemetry,
+)
 from raypipe.training import oom as memory
 from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan, micro_batches
@@ -30,13 +39,12 @@ from raypipe.training.ending import Agreement, Ending
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
-from raypipe.training.peak_flops import peak_flops
 from raypipe.training.saver import Saver, newest
 from raypipe.training.schedule import Trace, check_phases, stable_end, steps
 from raypipe.training.tables import GPU_SAMPLES
 from raypipe.training.task import ExternalTask, Loss, Phase, StepContext, TrainTask
 from raypipe.training.telemetry import Telemetry
-from raypipe.training.throughput import Throughput
+from raypipe.training.throughput import Throughput, utilization
 from raypipe.training.update import Update
 from raypipe.training.weights import write_weights
 
@@ -101,17 +109,7 @@ class _Loop:
         self.sharded = parallel.is_sharded(job.settings, worker)
         check_phases(self.training, self.phases, self.plan)
         self.trace = Trace(job, self.phases)
-        torch.manual_seed(self.training.seed)
-        self.model = self.task.build_model()
-        if job.initial is not None:
-            job.initial.load_into(self.model)
-        precision.store(self.model, self.training.weights)
-        if warning := parallel.batch_norm_warning(self.model, self.plan):
-            self._warn(warning)
-        self.module = parallel.wrap(self.model, self.task, job.settings, worker)
-        self.loss = self.task.loss
-        if self.training.compile and self.task.compile_loss and not self.sharded:
-            self.loss = torch.compile(self.task.loss)
+        self.model, self.module, self.loss = replica.build(job, worker, self.report)
         self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
@@ -371,16 +369,9 @@ class _Loop:
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
         flops, rate = self.task.flops_per_sample(self.model), summary["samples_per_s"]
-        achieved = None if flops is None or rate is None else flops * rate
-        peak = None
-        if self.worker.device.type == "cuda":
-            name = torch.cuda.get_device_name(self.worker.device)
-            peak = peak_flops(name, self.training.precision)
-        return summary | {
-            "flops_per_s": achieved,
-            "mfu": achieved / (peak * self.plan.workers) if achieved and peak else None,
-            "bound": self.diagnosis.bound if self.diagnosis else None,
-        }
+        device, workers = self.worker.device, self.plan.workers
+        summary |= utilization(flops, rate, device, self.training.precision, workers)
+        return summary | {"bound": self.diagnosis.bound if self.diagnosis else None}
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from raypipe.errors import BatchLimit, FailureKind, UnitError, message_of, trace_of
+from raypipe.training.compilation import is_compile_error
 
 # messages of CUDA's libraries that are not raised as torch.OutOfMemoryError
 _GPU_SIGNS = (
@@ -60,7 +61,8 @@ def failure_kind(error: BaseException) -> FailureKind:
 
     ``out_of_memory`` is for the GPU's memory and ``host_out_of_memory`` for the host's, including
     its page-locked memory. ``worker_hung`` is an exchange that exceeded its time limit. A
-    non-finite loss is an ``invalid_value``. Everything else is an ``error``.
+    non-finite loss is an ``invalid_value``, and what torch.compile cannot compile a
+    ``compile_error``. Everything else is an ``error``.
     """
     text = message_of(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -76,7 +78,7 @@ def failure_kind(error: BaseException) -> FailureKind:
         return "worker_hung"
     if isinstance(error, FloatingPointError):
         return "invalid_value"
-    return "error"
+    return "compile_error" if is_compile_error(error) else "error"
 
 
 def _has(text: str, signs: Iterable[str]) -> bool:
@@ -131,6 +133,8 @@ def unit_error(unit: str, error: BaseException) -> UnitError:
     message = message_of(error) if kind == "error" else str(error)
     if kind == "worker_hung":
         message = f"{_HUNG}: {message}"
+    if kind == "compile_error":  # the cause; pages of code follow, which are in the trace
+        message = " ".join(message_of(error).splitlines()[:2])
     return UnitError(unit, kind, message, limit, trace_of(error))
 
 

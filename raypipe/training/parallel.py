@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from raypipe.training import compilation
+
 if TYPE_CHECKING:
     from raypipe.training.batching import BatchPlan
     from raypipe.training.job import Worker
@@ -77,9 +79,7 @@ def wrap(
         apply_activation_checkpointing(model, check_fn=set(blocks).__contains__)
         blocks = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
     if training.compile:
-        # FSDP gathers weights between the blocks, where a graph would break anyway
-        for module in blocks if sharded and blocks else [model]:
-            module.compile()
+        compilation.compile_blocks(blocks or [model], training.compile_mode)
     call = ModelCall(model)
     if not sharded:
         call.to(worker.device)

@@ -26,9 +26,10 @@ def train_to_the_end(
 
     If the GPU runs out of memory, halve the micro-batch and raise the accumulation: the effective
     batch, and therefore the loss curve, stay the same. At micro-batch 1 apply the steps of
-    ``on_oom``, one per attempt, each as long as it has an effect. If an evaluation runs out of
-    memory, halve only its batch. After a lost worker or node, or out of host memory, restart up
-    to ``max_restarts`` times; announced losses of nodes do not count.
+    ``on_oom``, one per attempt, each as long as it lowers the need. If an evaluation runs out of
+    memory, halve only its batch. If compiling fails, train without. After a lost worker or node,
+    or out of host memory, restart up to ``max_restarts`` times; announced losses of nodes do not
+    count.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -47,11 +48,13 @@ def train_to_the_end(
                 change = job, "again on other nodes"
             elif error.kind == "out_of_memory":
                 change = _smaller(job, error)
+            elif error.kind == "compile_error":
+                change = _uncompiled(job)
             elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
                 deaths += 1
                 change = job, "again from the last checkpoint"
             if change is None:
-                on_failure(job, error, "gave up")
+                on_failure(job, error, "gave up" + _left_out(job, error))
                 raise
             on_failure(job, error, change[1])
             job = replace(change[0], attempt=job.attempt + 1)
@@ -89,7 +92,32 @@ def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | No
     if plan is not None and (limit is None or limit.size > 1):
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
-    return next(filter(None, (_changed(job, step) for step in job.settings.on_oom)), None)
+    steps = [step for step in job.settings.on_oom if step != "bf16" or _bf16_helps(error)]
+    return next(filter(None, (_changed(job, step) for step in steps)), None)
+
+
+def _uncompiled(job: TrainingJob) -> tuple[TrainingJob, str] | None:
+    """Return the job without compilation and a description; None if the task itself compiles."""
+    if not job.settings.training.compile:
+        return None
+    training = job.settings.training.model_copy(update={"compile": False})
+    settings = job.settings.model_copy(update={"training": training})
+    return replace(job, settings=settings), "again without training.compile"
+
+
+def _bf16_helps(error: UnitError) -> bool:
+    return error.limit is None or error.limit.bf16_helps
+
+
+def _left_out(job: TrainingJob, error: UnitError) -> str:
+    """Return what to add to "gave up" if a step of ``on_oom`` was left out."""
+    bf16 = "bf16" in job.settings.on_oom and job.settings.training.precision != "bf16"
+    if not bf16 or _bf16_helps(error):
+        return ""
+    return (
+        "; bf16 was not tried: without gradient_checkpointing it keeps a copy of each weight, "
+        "which takes more than it saves here"
+    )
 
 
 def _changed(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:

@@ -22,6 +22,8 @@ from raypipe.training import batching
 from raypipe.training.monitor import MonitorSettings
 from raypipe.training.optimizer_settings import OptimizerSettings
 
+#: modes of torch.compile; those with CUDA graphs overwrite values that the training loop keeps
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
 #: the settings that say how long a training is
 LENGTH_KEYS = ("steps", "epochs", "restarts")
 
@@ -67,7 +69,10 @@ class TrainingSettings(OptimizerSettings):
         description="Seed of the initial weights, the data order and every random draw.",
     )
     compile: Operational[bool] = Field(
-        False, description="Whether to compile the model and the loss with torch.compile."
+        False, description="Whether to compile the blocks and the loss with torch.compile."
+    )
+    compile_mode: Operational[CompileMode] = Field(
+        "default", description="Mode of torch.compile; max-autotune compiles longer, for speed."
     )
     gradient_checkpointing: Operational[bool] = Field(
         False,

@@ -13,6 +13,9 @@ from statistics import median
 
 import torch
 
+from raypipe.hardware import Precision
+from raypipe.training.peak_flops import peak_flops
+
 _Mark = float | torch.cuda.Event
 
 
@@ -130,6 +133,22 @@ class Throughput:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def utilization(
+    flops: float | None,
+    samples_per_s: float | None,
+    device: torch.device,
+    precision: Precision,
+    workers: int,
+) -> dict[str, float | None]:
+    """Return the columns ``flops_per_s`` and ``mfu`` from the FLOPs per sample."""
+    achieved = None if flops is None or samples_per_s is None else flops * samples_per_s
+    peak = None
+    if device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(device), precision)
+    mfu = achieved / (peak * workers) if achieved and peak else None
+    return {"flops_per_s": achieved, "mfu": mfu}
 
 
 def _spread(intervals: Sequence[Interval]) -> float:

@@ -124,6 +124,42 @@ def test_further_steps_follow_at_micro_batch_one_in_their_order() -> None:
         train_to_the_end(replace(asked, settings=settings), Tight(0).launch, ignore)
 
 
+def test_bf16_is_not_tried_where_it_needs_more_memory() -> None:
+    """Its copies of the weights are larger than the half of the activations that it saves."""
+    asked = job(Regression(), Path("no"), (1, 1, 1, 1))
+    settings = asked.settings.model_copy(update={"on_oom": ("bf16", "gradient_checkpointing")})
+    told: list[str] = []
+
+    def launch(job: TrainingJob) -> dict[str, Any]:
+        training = job.settings.training
+        tried.append((training.precision, training.gradient_checkpointing))
+        limit = BatchLimit("training", 1, bf16_helps=training.gradient_checkpointing)
+        if training.precision == "bf16":
+            return {}
+        raise UnitError(job.trial_id, "out_of_memory", "full", limit)
+
+    def on_failure(job: TrainingJob, error: UnitError, outcome: str) -> None:
+        told.append(outcome)
+
+    tried: list[tuple[str, bool]] = []
+    train_to_the_end(replace(asked, settings=settings), launch, on_failure)
+    assert tried == [("fp32", False), ("fp32", True), ("bf16", True)]
+    settings = asked.settings.model_copy(update={"on_oom": ("bf16",)})
+    with pytest.raises(UnitError):
+        train_to_the_end(replace(asked, settings=settings), launch, on_failure)
+    assert told[-1].startswith("gave up; bf16 was not tried: without gradient_checkpointing")
+
+
+def test_a_training_that_cannot_be_compiled_goes_on_without() -> None:
+    script = Script("compile_error")
+    asked = job(Regression(), Path("nowhere"), (8, 2, 32, 2), compile=True)
+    done, _ = train_to_the_end(asked, script.launch, script.on_failure)
+    assert script.told == [(1, "compile_error", "again without training.compile")]
+    assert not done.settings.training.compile
+    with pytest.raises(UnitError):  # the task itself compiles something
+        train_to_the_end(done, Script("compile_error").launch, ignore)
+
+
 class Long(Regression):
     """Samples of 64 that can be of 32 and 16."""
 

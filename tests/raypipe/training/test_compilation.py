@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from example_tasks import Regression, job
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from raypipe.training import replica
+from raypipe.training.job import Worker
+from raypipe.training.oom import failure_kind, unit_error
+from raypipe.training.task import Loss, Phase, StepContext
+
+
+class Deep(Regression):
+    """With four equal blocks, called in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=torch.float32)
+
+    def build_model(self) -> nn.Module:
+        blocks = [nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4)]
+        return nn.ModuleDict({"blocks": nn.ModuleList(blocks), "head": nn.Linear(5, 1)})
+
+    def loss(self, model: nn.Module, batch: Mapping[str, Tensor], context: StepContext) -> Loss:
+        return super().loss(lambda x: _forward(model, x), batch, context)  # type: ignore[arg-type]
+
+    def blocks(self, model: nn.Module) -> Iterator[nn.Module]:
+        yield from model["blocks"]  # type: ignore[index]
+
+
+def _forward(model: Any, x: Tensor) -> Tensor:
+    for block in model["blocks"]:
+        x = block(x)
+    return model["head"](x)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
+    """The graphs that torch.compile makes, which are not compiled further."""
+    counter, real = CompileCounterWithBackend("eager"), torch.compile
+
+    def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+        assert mode == "default"
+        return real(function, backend=counter)
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", compiled)
+    yield counter
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_equal_blocks_are_compiled_once(
+    tmp_path: Path, graphs: CompileCounterWithBackend, recompute: bool
+) -> None:
+    results = []
+    context = StepContext(0, Phase("train", 1, 8, 0.1), 0)
+    task = Deep()
+    points = task.build_dataset()
+    batch = torch.utils.data.default_collate([points[i] for i in range(8)])
+    for compile in (False, True):
+        asked = job(task, tmp_path, compile=compile, gradient_checkpointing=recompute)
+        made = replica.build(asked, Worker(0, torch.device("cpu")), print)
+        loss = made.module(made.loss, batch, context)
+        loss.total.backward()
+        results.append([loss.total, *(each.grad for each in made.model.parameters())])
+    assert all(map(torch.equal, *results))
+    code = [graph.code for graph in graphs.graphs]
+    # of the first block, whose input has no gradient, and of the three others
+    assert len([each for each in code if "tanh" in each or "checkpoint" in each]) == 2
+    assert len(code) == 4  # and of the loss before and after the blocks
+
+
+def test_what_cannot_be_compiled_is_told_from_errors_of_the_code() -> None:
+    def refuse(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler found")
+
+    def wrong(x: Tensor) -> Tensor:
+        raise ValueError("not this one")
+
+    with pytest.raises(Exception, match="no compiler") as caught:
+        torch.compile(lambda x: x + 1, backend=refuse)(torch.ones(2))
+    failure = unit_error("fit", caught.value)
+    assert failure.kind == "compile_error"
+    assert failure.message.count("\n") == 0
+    assert "no compiler found" in failure.message
+    with pytest.raises(ValueError, match="not this") as own:
+        torch.compile(wrong, backend="eager")(torch.ones(2))
+    assert failure_kind(own.value) == "error"
