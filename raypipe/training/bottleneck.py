@@ -32,28 +32,35 @@ _LOADER_BOUND, _COMMUNICATION_BOUND = 0.1, 0.2
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Seconds per step by cause, and the chosen number of loader processes."""
+    """Seconds per step by cause, and the chosen number of loader processes.
+
+    ``communication_s`` is None if it is part of ``compute_s``.
+    """
 
     loader_workers: int
     compute_s: float
-    communication_s: float
+    communication_s: float | None
     loader_s: float
 
     @property
     def bound(self) -> Literal["loader", "communication", "compute"]:
         """Bottleneck of a step."""
-        whole = self.compute_s + self.communication_s + self.loader_s
+        communication_s = self.communication_s or 0.0
+        whole = self.compute_s + communication_s + self.loader_s
         if self.loader_s >= _LOADER_BOUND * whole:
             return "loader"
-        if self.communication_s >= _COMMUNICATION_BOUND * whole:
+        if communication_s >= _COMMUNICATION_BOUND * whole:
             return "communication"
         return "compute"
 
     def __str__(self) -> str:
+        work = "computing and communication"
+        if self.communication_s is not None:
+            work = f"computing, {1e3 * self.communication_s:.3g} ms of communication"
         return (
             f"{self.bound}-bound with {self.loader_workers} loader processes: a step takes "
-            f"{1e3 * self.compute_s:.3g} ms of computing, {1e3 * self.communication_s:.3g} ms of "
-            f"communication, {1e3 * self.loader_s:.3g} ms of waiting for data"
+            f"{1e3 * self.compute_s:.3g} ms of {work}, {1e3 * self.loader_s:.3g} ms of waiting for "
+            "data"
         )
 
 
@@ -72,13 +79,21 @@ def needed(numbers: Sequence[int], prefetch: int) -> int:
 
 
 def diagnose(
-    load: Load, run: Pass, numbers: Sequence[int], prefetch: int, accumulation: int, worker: Worker
+    load: Load,
+    run: Pass,
+    numbers: Sequence[int],
+    prefetch: int,
+    accumulation: int,
+    worker: Worker,
+    *,
+    sharded: bool = False,
 ) -> Diagnosis:
     """Measure a repeated batch with and without gradient exchange, and then real batches.
 
     Every worker must call this; all of them use the times of the slowest worker. ``numbers`` are
     the numbers of loader processes to try, in rising order. The first that keeps up is chosen,
-    otherwise the fastest. The times are for ``accumulation`` micro-batches per step.
+    otherwise the fastest. The times are for ``accumulation`` micro-batches per step. A ``sharded``
+    model exchanges in every pass: without, each worker would keep the whole gradient.
     """
 
     def seconds(batches: Iterable[Any], exchange: bool) -> float:
@@ -94,9 +109,8 @@ def diagnose(
     with closing(load(0)) as loaded:
         same = [next(loaded)] * (_WARM_UP + _MEASURED)
     exchanged = computed = seconds(same, True)
-    if worker.workers > 1:
+    if worker.workers > 1 and not sharded:
         computed = min(exchanged, seconds(same, False))
-        run(same[0], True)  # FSDP keeps unexchanged gradients until the next exchange
     real: dict[int, float] = {}
     for number in numbers:
         with closing(load(number)) as loaded:
@@ -109,6 +123,6 @@ def diagnose(
     return Diagnosis(
         loader_workers=best,
         compute_s=computed * accumulation,
-        communication_s=exchanged - computed,
+        communication_s=None if sharded else exchanged - computed,
         loader_s=max(0.0, real[best] - exchanged) * accumulation,
     )

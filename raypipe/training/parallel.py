@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -87,26 +87,42 @@ def wrap(
         return call
     if sharded:
         mesh = init_device_mesh(worker.device.type, (worker.workers,))
+        policy = precision.sharded(training.precision, worker.device)
         for block in blocks:
-            fully_shard(block, mesh=mesh)
+            own = policy if _is_single_precision(block) else MixedPrecisionPolicy()
+            fully_shard(block, mesh=mesh, mp_policy=own)
         fully_shard(call, mesh=mesh)
         return call
     options: dict[str, Any] = {
         _SYNC_BUFFERS: False
     }  # each worker keeps its own buffers; rank 0's are saved
+    if not task.unused_parameters:
+        # DDP makes these views of its buckets, and they stay: no pass needs a second copy
+        for parameter in call.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     return DistributedDataParallel(
         call,
         device_ids=[worker.device.index] if worker.device.type == "cuda" else None,
         find_unused_parameters=task.unused_parameters,
+        gradient_as_bucket_view=True,
         **options,
+    )
+
+
+def _is_single_precision(block: nn.Module) -> bool:
+    """Whether 16-bit weights may take the place of a block's weights in a forward pass."""
+    return all(p.dtype == torch.float32 for p in block.parameters()) and not any(
+        isinstance(module, _BatchNorm) for module in block.modules()
     )
 
 
 @contextmanager
 def gradient_sync(module: ModelCall | DistributedDataParallel, wanted: bool) -> Iterator[None]:
-    """Enable or disable the gradient exchange of backward passes in the body."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(wanted)
+    """Enable or disable the gradient exchange of DDP's backward passes in the body.
+
+    FSDP exchanges in every pass: otherwise each worker would keep the whole gradient until the
+    last one.
+    """
     if isinstance(module, DistributedDataParallel) and not wanted:
         with module.no_sync():
             yield

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from raypipe.hardware import Precision, supported_precisions
 
@@ -34,12 +35,31 @@ def configure(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context of the forward pass."""
+def autocast(
+    precision: Precision, device: torch.device, *, recompute: bool = False
+) -> AbstractContextManager[object]:
+    """Return the autocast context of the forward pass.
+
+    By default autocast keeps a 16-bit copy of each weight until the context ends. With
+    ``recompute`` (gradient checkpointing), a block's copies are freed with its activations.
+    """
     kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if precision not in kinds:
         return nullcontext()
-    return torch.autocast(device.type, dtype=kinds[precision])
+    return torch.autocast(device.type, dtype=kinds[precision], cache_enabled=not recompute)
+
+
+def sharded(precision: Precision, device: torch.device) -> MixedPrecisionPolicy:
+    """Return FSDP's arithmetic of a block: with bf16 on a GPU, its weights are gathered in bf16.
+
+    Autocast would cast the weights of its matrices after they were gathered in fp32, twice the
+    bytes. Inputs keep their type, as the sum of the residual stream does, and gradients are reduced
+    in fp32. fp16 stays with autocast: gradients of norms, sums over all tokens, would overflow. So
+    does the CPU, whose layer norm takes no parameters of another type than its input.
+    """
+    if precision != "bf16" or device.type != "cuda":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
 
 def store(model: nn.Module, weights: Literal["fp32", "bf16"]) -> None:

@@ -20,6 +20,8 @@ class Update:
     ) -> None:
         # cached: traversing the modules takes as long as scaling the gradients
         self._parameters: list[Tensor] = list(model.parameters())
+        # gradients before the first pass are views of DDP's buckets: zeroed, never dropped
+        self._has_views = any(p.grad is not None for p in self._parameters)
         self._clip = training.clip_norm
         self._scaler = precision.scaler(training.precision, device)
         self._skipped = torch.zeros((), dtype=torch.float64, device=device)
@@ -67,7 +69,7 @@ class Update:
 
     def drop_gradients(self) -> None:
         """Drop the accumulated gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self._has_views)
 
     def scaler_state(self) -> dict[str, Any]:
         """Return the state of the gradient scaler and the number of skipped steps."""

@@ -23,9 +23,12 @@ from torch.optim import AdamW
 from experiments.lm_pretrain.model import LmSettings
 from experiments.lm_pretrain.training import LanguageModelTask, RandomTokens
 from raypipe.storage import tables as results
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import precision
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.task import TrainTask
+from raypipe.training.update import Update
 
 LM = LmSettings(
     vocabulary=31, width=16, heads=2, layers=2, feed_forward=24, context=9, tied=True, dropout=0.0
@@ -121,8 +124,46 @@ def _member(rank: int, folder: Path) -> None:
                         train(one, Worker(rank, torch.device("cpu"), 2, 2))
                     if rank == 0:
                         torch.save(gradients.steps, one.run_dir.path("gradients.pt"))
+        kept = job(Regression(), folder / f"kept-{strategy}", (2, 4, 16, 2), strategy=strategy)
+        states = _gradients_after_passes(kept, rank)
+        if rank == 0:
+            torch.save(states, folder / f"{strategy}.pt")
+    _in_half_precision(folder, rank)
     dist.barrier()
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+
+
+def _gradients_after_passes(asked: TrainingJob, rank: int) -> list[str]:
+    """Train, and say after each backward pass of the first two steps what the gradients are."""
+    states: list[str] = []
+    real = Update.backward
+
+    def backward(update: Update, loss: Tensor) -> None:
+        real(update, loss)
+        gradients = [p.grad for g in update.optimizer.param_groups for p in g["params"]]
+        kinds = {
+            "none" if g is None else
+            "sharded" if isinstance(g, DTensor) else
+            "whole" if g._base is None else "view"
+            for g in gradients
+        }  # fmt: skip
+        states.append("+".join(sorted(kinds)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Update, "backward", backward)
+        train(asked, Worker(rank, torch.device("cpu"), 2, 2))
+    return states[:8]
+
+
+def _in_half_precision(folder: Path, rank: int) -> None:
+    """Train the language model in bf16: replicated, and sharded as on a GPU."""
+    gpu, real = torch.device("cuda"), precision.sharded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "sharded", lambda asked, _: real(asked, gpu))
+        for strategy in ("ddp", "fsdp"):
+            task, where = Language(torch.float32), folder / f"bf16-{strategy}"
+            one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=8, precision="bf16")
+            train(one, Worker(rank, torch.device("cpu"), 2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +183,18 @@ def test_two_workers(
 ) -> None:
     found = asked(group, task, dtype, plan, strategy)
     assert_same(found, torch.load(found.run_dir.path("gradients.pt")), dtype)
+
+
+@pytest.mark.parametrize(("strategy", "state"), [("ddp", "view"), ("fsdp", "sharded")])
+def test_no_pass_keeps_a_second_whole_gradient(group: Path, strategy: str, state: str) -> None:
+    """Gradients are views of DDP's buckets, or this worker's shard, in every micro-batch."""
+    assert torch.load(group / f"{strategy}.pt") == [state] * 8
+
+
+def test_weights_gathered_in_half_precision_train_as_replicated_ones(group: Path) -> None:
+    ddp, fsdp = (
+        list(results.read_table(RunDirectory.at(group / f"bf16-{strategy}"), "steps")["loss"])
+        for strategy in ("ddp", "fsdp")
+    )
+    assert fsdp != ddp  # weights of the norms are rounded, too
+    assert fsdp == pytest.approx(ddp, rel=2e-3)

@@ -1,0 +1,113 @@
+"""Trainings on fake cards: steps of the real training loop, with a process per card."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from experiments.lm_pretrain.model import LmSettings, medium
+from experiments.lm_pretrain.training import random_task
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.task import TrainTask
+from raypipe.training.update import Update
+from tests.gpu.rig.counters import counters
+
+#: weights and activations of some 10 to 100 MB: rounding by the allocator does not matter
+SMALL = LmSettings(
+    vocabulary=512, width=512, heads=8, layers=12, feed_forward=1536, context=128, dropout=0.0
+)
+_STEPS = 3
+
+
+def language_model(size: str = "small") -> TrainTask:
+    """Return the language model on random tokens."""
+    return random_task(medium() if size == "medium" else SMALL)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training with ``(micro_batch, accumulation, effective_batch, workers)`` of ``plan``."""
+
+    task: TrainTask
+    plan: tuple[int, int, int, int] = (4, 1, 4, 1)
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
+    """Train each case for three steps; all have the same number of workers, a card for each.
+
+    Return of rank 0 the peak memory in bytes, and the counters of the last step.
+    """
+    (workers,) = {case.plan[3] for case in cases.values()}
+    with tempfile.TemporaryDirectory() as folder:
+        if workers == 1:
+            return _train_all(cases, Worker(0, torch.device("cuda", 0)), folder)
+        spawn(_member, (folder, cases, workers), nprocs=workers)
+        found: dict[str, dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
+        return found
+
+
+def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=workers)
+    found = _train_all(cases, Worker(rank, device, workers, workers), folder)
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
+
+
+def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[str, dict[str, Any]]:
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN does not run on fake cards
+    found = {}
+    for name, case in cases.items():
+        settings = TrainStageSettings(
+            training=TrainingSettings(steps=_STEPS, log_every=_STEPS, **case.training),
+            scaling=ScalingSettings(workers=case.plan[3], strategy=case.strategy),
+        )
+        run_dir = RunDirectory.at(Path(folder, name))
+        plan = BatchPlan(*case.plan)
+        job = TrainingJob("fit", "run-1", case.task, settings, plan, run_dir, measured=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(worker.device)
+        found[name] = _train(job, worker)
+    return found
+
+
+def _train(job: TrainingJob, worker: Worker) -> dict[str, Any]:
+    marks: list[dict[str, int]] = []
+    step = Update.step
+
+    def counted(update: Update, *arguments: Any, **named: Any) -> Any:
+        norm = step(update, *arguments, **named)
+        marks.append(dict(counters))
+        return norm
+
+    Update.step = counted  # type: ignore[method-assign]
+    try:
+        train(job, worker)
+    finally:
+        Update.step = step  # type: ignore[method-assign]
+    before, after = marks[-2:]
+    return {
+        "peak": torch.cuda.max_memory_allocated(worker.device),
+        "reserved": torch.cuda.max_memory_reserved(worker.device),
+        **{name: after[name] - before[name] for name in after},
+    }
