@@ -1,9 +1,10 @@
 """Training loop for one CPU, one GPU or many GPUs.
 
 A step has the same samples and the same gradient for any micro-batch and number of workers.
-Losses are sums. Gradients are accumulated over micro-batches, exchanged between the workers on
-the last one only, and divided by the weight of the whole step. Random numbers of the model
-(dropout) are keyed by (seed, step, rank), so a resumed run repeats them.
+Losses are sums. Gradients are accumulated over micro-batches, exchanged between the workers, and
+divided by the weight of the whole step. Replicated models exchange on the last micro-batch only.
+Random numbers of the model (dropout) are keyed by (seed, step, rank), so a resumed run repeats
+them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from raypipe.training.batching import BatchPlan, micro_batches
 from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.ending import Agreement, Ending
+from raypipe.training.half_memory import bf16_may_fit
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
@@ -76,6 +78,7 @@ def train(
     if isinstance(job.task, ExternalTask):
         return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
+        memory.expand_segments()
         torch.cuda.set_device(worker.device)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Telemetry(job.trial_id, worker.device, rank=worker.rank, attempt=job.attempt) as sampler:
@@ -107,6 +110,7 @@ class _Loop:
         precision.configure(self.training.precision)
         self.phases = self.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
+        self.recompute = self.training.gradient_checkpointing
         check_phases(self.training, self.phases, self.plan)
         self.trace = Trace(job, self.phases)
         self.model, self.module, self.loss = replica.build(job, worker, self.report)
@@ -183,11 +187,10 @@ class _Loop:
             if counted:
                 batch = next(batches)
             self.throughput.waited(time.perf_counter() - before)
-            with memory.fitting(BatchLimit("training", size)):
+            with memory.fitting(BatchLimit("training", size), self._bf16_helps):
                 self.faults.at_step(step, size, rank, self.job.attempt)
-                loss = self._forward_backward(
-                    batch, context, exchange=number == len(parts), counted=counted
-                )
+                exchange = number == len(parts)
+                loss = self._forward_backward(batch, context, exchange=exchange, counted=counted)
             add(sums, loss, self.worker.device, counted=counted)
             if step == self.start and number == 1 and not (self.sharded or self.job.measured):
                 self.throughput.pause()
@@ -202,13 +205,19 @@ class _Loop:
     def _forward_backward(
         self, batch: Any, context: StepContext, *, exchange: bool, counted: bool = True
     ) -> Loss:
+        settings, device = self.training, self.worker.device
         with parallel.gradient_sync(self.module, exchange):
-            with precision.autocast(self.training.precision, self.worker.device):
+            with precision.autocast(settings.precision, device, recompute=self.recompute):
                 loss: Loss = self.module(self.loss, batch, context)
             # a constant divisor keeps fp16 in range (the exchange averages over the workers);
             # the update applies the true weight once it is known
             self.update.backward(loss.total * (counted * self.plan.workers / context.phase.samples))
         return loss
+
+    def _bf16_helps(self) -> bool:
+        """Whether bf16 could make a micro-batch fit that has just run out of memory."""
+        parts = self.model, self.task.blocks(self.model), self.update.optimizer
+        return bf16_may_fit(*parts, recompute=self.recompute, sharded=self.sharded)
 
     def _log(self, step: int, phase: Phase, rate: float, sums: dict[str, Tensor]) -> None:
         row = {"trial_id": self.job.trial_id, "step": step, "lr": rate, "phase": phase.name}
@@ -328,7 +337,9 @@ class _Loop:
 
         limit = BatchLimit("training", self.plan.micro_batch)
         with memory.fitting(limit), parallel.same_buffers(self.model):
-            found = bottleneck.diagnose(self._batches, run, numbers, prefetch, a_step, self.worker)
+            found = bottleneck.diagnose(
+                self._batches, run, numbers, prefetch, a_step, self.worker, sharded=self.sharded
+            )
         self.update.drop_gradients()
         self.report(str(found))
         self.diagnosis = found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import resource
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,6 +32,8 @@ _GPU_SIGNS = (
 # messages of libraries that could not start, or found no workspace: another cause unless the card
 # is full
 _FULL_CARD_SIGNS = ("_STATUS_NOT_INITIALIZED", "unable to find an engine", "valid cuDNN algorithm")
+# torch before 2.10 reads the second name
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _HOST_SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough",
@@ -111,14 +115,14 @@ class DoesNotFit(torch.OutOfMemoryError):
 
 
 @contextmanager
-def fitting(limit: BatchLimit) -> Iterator[None]:
+def fitting(limit: BatchLimit, bf16_helps: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Raise DoesNotFit if the body runs out of GPU memory."""
     try:
         yield
     except Exception as error:
         if failure_kind(error) != "out_of_memory":
             raise
-        raise DoesNotFit(limit, str(error)) from error
+        raise DoesNotFit(replace(limit, bf16_helps=bf16_helps()), str(error)) from error
 
 
 def unit_error(unit: str, error: BaseException) -> UnitError:
@@ -136,6 +140,15 @@ def unit_error(unit: str, error: BaseException) -> UnitError:
     if kind == "compile_error":  # the cause; pages of code follow, which are in the trace
         message = " ".join(message_of(error).splitlines()[:2])
     return UnitError(unit, kind, message, limit, trace_of(error))
+
+
+def expand_segments() -> None:
+    """Let torch grow its segments of GPU memory, so that less is lost between tensors.
+
+    Call it before the first tensor is on a GPU. What the user has set stays.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ.update(dict.fromkeys(_ALLOCATOR, "expandable_segments:True"))
 
 
 def gpu_peak_bytes(device: torch.device) -> int | None:

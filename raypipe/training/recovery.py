@@ -115,8 +115,8 @@ def _left_out(job: TrainingJob, error: UnitError) -> str:
     if not bf16 or _bf16_helps(error):
         return ""
     return (
-        "; bf16 was not tried: without gradient_checkpointing it keeps a copy of each weight, "
-        "which takes more than it saves here"
+        "; bf16 was not tried: its copies of the weights would take more memory than it saves; "
+        "with gradient_checkpointing they are fewer"
     )
 
 

@@ -51,7 +51,8 @@ class Case:
 def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
     """Train each case for three steps; all have the same number of workers, a card for each.
 
-    Return of rank 0 the peak memory in bytes, and the counters of the last step.
+    Return of rank 0 the peak memory and the weights in bytes, whether segments of memory expand,
+    and the counters of the last step.
     """
     (workers,) = {case.plan[3] for case in cases.values()}
     with tempfile.TemporaryDirectory() as folder:
@@ -85,8 +86,9 @@ def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[s
         plan = BatchPlan(*case.plan)
         job = TrainingJob("fit", "run-1", case.task, settings, plan, run_dir, measured=True)
         gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(worker.device)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(worker.device)
         found[name] = _train(job, worker)
     return found
 
@@ -109,5 +111,7 @@ def _train(job: TrainingJob, worker: Worker) -> dict[str, Any]:
     return {
         "peak": torch.cuda.max_memory_allocated(worker.device),
         "reserved": torch.cuda.max_memory_reserved(worker.device),
+        "expandable": all(part["is_expandable"] for part in torch.cuda.memory_snapshot()),
+        "weights": sum(weight.nbytes for weight in job.task.build_model().parameters()),
         **{name: after[name] - before[name] for name in after},
     }

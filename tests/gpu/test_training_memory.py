@@ -1,0 +1,82 @@
+"""Memory, launches and exchanged bytes of training steps on fake cards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.conftest import Rig
+
+pytestmark = pytest.mark.gpu_rig
+
+TOGETHER = """
+import json
+from tests.gpu.trainings import Case, language_model, run
+if __name__ == "__main__":
+    task, cases = language_model(), {}
+    plans = {"plain": (4, 1, 8, 2), "half": (2, 2, 8, 2), "accumulating": (4, 2, 16, 2)}
+    for name, plan in plans.items():
+        cases[f"ddp {name}"] = Case(task, plan)
+        cases[f"fsdp {name}"] = Case(task, plan, "fsdp")
+    cases["fsdp bf16"] = Case(task, (4, 1, 8, 2), "fsdp", {"precision": "bf16"})
+    print(json.dumps(run(cases)))
+"""
+
+
+def test_accumulation_adds_no_memory_and_half_precision_halves_what_is_gathered(rig: Rig) -> None:
+    found = rig.run(TOGETHER, cards=2)
+    fsdp, more = found["fsdp plain"], found["fsdp accumulating"]
+    assert found["fsdp half"]["peak"] <= fsdp["peak"]
+    # the next micro-batch finds half of the gradient on each card, not all of it
+    assert more["peak"] <= fsdp["peak"] + 0.55 * fsdp["weights"]
+    assert more["scatter_bytes"] == 2 * fsdp["scatter_bytes"]
+    assert more["gather_bytes"] == 2 * fsdp["gather_bytes"]
+    assert found["ddp accumulating"]["peak"] <= 1.01 * found["ddp plain"]["peak"]
+    assert found["ddp accumulating"]["reduce_bytes"] == found["ddp plain"]["reduce_bytes"]
+    half = found["fsdp bf16"]
+    assert half["gather_bytes"] < 0.55 * fsdp["gather_bytes"]  # embeddings stay in fp32
+    assert half["scatter_bytes"] == fsdp["scatter_bytes"]  # gradients are reduced in fp32
+    for each in found.values():
+        assert each["expandable"]
+        assert each["syncs"] == 0
+
+
+ALONE = """
+import json
+from tests.gpu.trainings import Case, language_model, run
+task = language_model()
+cases = {
+    "fp32": Case(task, (1, 4, 4, 1), training={"gradient_checkpointing": True}),
+    "bf16": Case(task, (1, 4, 4, 1), training={
+        "gradient_checkpointing": True, "precision": "bf16"}),
+    "copies": Case(task, (1, 4, 4, 1), training={"precision": "bf16"}),
+    "plain": Case(task, (1, 4, 4, 1)),
+}
+print(json.dumps(run(cases)))
+"""
+
+
+def test_half_precision_keeps_no_copies_of_recomputed_blocks(rig: Rig) -> None:
+    """At micro-batch 1 the copies are larger than the activations that bf16 saves."""
+    found = rig.run(ALONE)
+    assert found["bf16"]["peak"] <= 1.01 * found["fp32"]["peak"]  # one block's copies
+    assert found["copies"]["peak"] > found["plain"]["peak"]
+    assert found["plain"]["expandable"]
+
+
+FULL = """
+import json
+from tests.gpu.trainings import Case, language_model, run
+from raypipe.training.oom import DoesNotFit
+found = {}
+for micro_batch in (1, 64):
+    try:
+        run({"full": Case(language_model(), (micro_batch, 2, 2 * micro_batch, 1))})
+    except DoesNotFit as error:
+        found[micro_batch] = error.limit.bf16_helps
+print(json.dumps(found))
+"""
+
+
+def test_a_full_card_says_whether_half_precision_helps(rig: Rig) -> None:
+    """Micro-batch 1 has no room next to the state of the optimizer, which a first pass has not."""
+    assert rig.run(FULL, memory=1240 * 2**20) == {"1": False, "64": True}
