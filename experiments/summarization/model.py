@@ -180,14 +180,16 @@ def build_model(settings: T5Settings) -> T5ForConditionalGeneration:
 
     """
     require_transformers()
+    import torch
     from torch import nn
     from transformers import T5Config, T5ForConditionalGeneration
 
     model = T5ForConditionalGeneration(T5Config(**library_config(settings)))
     if not settings.tied:
-        separate_output(model)
-        # the states are not scaled, so that the logits start around 1 in this way only
-        nn.init.normal_(model.lm_head.weight, std=settings.width**-0.5)
+        # separate from the embedding, which transformers 5 ties to it; the states are not scaled,
+        # so that the logits start around 1 in this way only
+        output = nn.Parameter(torch.empty_like(model.lm_head.weight))
+        model.lm_head.weight = nn.init.normal_(output, std=settings.width**-0.5)
     return store_shared_weights_once(model)
 
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 
 from raypipe.training import compilation, parallel, precision
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.task import Loss, TrainTask
-
-# fill a tensor with random numbers
-_DRAWS = (
-    *(torch.Tensor.normal_, torch.Tensor.uniform_),
-    *(nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_),
-)
+from raypipe.training.undrawn import Undrawn
 
 
 class Replica(NamedTuple):
@@ -66,9 +60,9 @@ def _initialized(task: TrainTask, seed: int, worker: Worker, *, sharded: bool) -
         model = task.build_model()
     else:
         before = torch.get_rng_state()
-        with _Undrawn():
+        with Undrawn() as undrawn:
             model = task.build_model()
-        if not torch.equal(torch.get_rng_state(), before):  # it also draws what nobody sends
+        if undrawn.were_used or not torch.equal(torch.get_rng_state(), before):
             torch.manual_seed(seed)
             model = task.build_model()
     if worker.workers == 1:
@@ -81,14 +75,3 @@ def _initialized(task: TrainTask, seed: int, worker: Worker, *, sharded: bool) -
     dist.broadcast(state, src=0)
     torch.set_rng_state(state.cpu())
     return model
-
-
-class _Undrawn(TorchFunctionMode):
-    """While open, parameters are not filled with random numbers."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        filled = args[0] if args else given.get("tensor")
-        return (
-            filled if func in _DRAWS and isinstance(filled, nn.Parameter) else func(*args, **given)
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,35 @@ from torch.multiprocessing.spawn import spawn
 from raypipe.training import replica
 from raypipe.training.job import Worker
 from raypipe.training.oom import expand_segments
+from raypipe.training.undrawn import Undrawn
 
 
 class Drawn(Regression):
-    """With weights of each kind of initialization; ``buffer`` adds a random one that is none."""
+    """With weights of several kinds of initialization, of which some need the numbers at once."""
 
-    def __init__(self, *, buffer: bool = False) -> None:
+    def __init__(self, kind: str = "weights") -> None:
         super().__init__(dtype=torch.float32)
-        self.buffer = buffer
+        self.kind = kind
 
     def build_model(self) -> nn.Module:
-        model = super().build_model()
-        first, last = model[0], model[-1]
-        assert isinstance(first, nn.Linear)
-        assert isinstance(last, nn.Linear)
-        nn.init.trunc_normal_(first.weight)
+        first, last = nn.Linear(5, 4), nn.Linear(4, 1)
+        nn.init.normal_(first.weight, std=0.1)
         nn.init.xavier_normal_(last.weight)
-        last.bias.data.fill_(torch.rand(()) if self.buffer else 0.5)
-        model.register_buffer("angles", torch.rand(3) if self.buffer else torch.arange(3.0))
+        nn.init.zeros_(last.bias)
+        model = nn.Sequential(first, nn.Tanh(), last)
+        if self.kind == "buffer":
+            model.register_buffer("angles", torch.rand(3))
+        if self.kind == "copy":
+            model.register_buffer("start", first.weight.detach().clone())
+        if self.kind == "truncated":
+            nn.init.trunc_normal_(first.weight)
         return model
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return ()
+
+
+KINDS = ("weights", "buffer", "copy", "truncated")
 
 
 def _build(rank: int, folder: Path) -> None:
@@ -41,8 +52,8 @@ def _build(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=2)
     found = []
     for strategy in ("ddp", "fsdp"):
-        for buffer in (False, True):
-            asked = job(Drawn(buffer=buffer), folder, (8, 1, 16, 2), strategy=strategy)
+        for kind in KINDS:
+            asked = job(Drawn(kind), folder, (8, 1, 16, 2), strategy=strategy)
             made = replica.build(asked, Worker(rank, torch.device("cpu"), 2, 2), print).model
             state = {
                 name: value.full_tensor() if hasattr(value, "full_tensor") else value.clone()
@@ -59,17 +70,19 @@ def test_all_workers_have_the_weights_and_random_numbers_of_one(tmp_path: Path) 
     for rank in (0, 1):
         for number, (state, after) in enumerate(torch.load(tmp_path / f"{rank}.pt")):
             torch.manual_seed(0)
-            expected = Drawn(buffer=number % 2 == 1).build_model().state_dict()
+            expected = Drawn(KINDS[number % 4]).build_model().state_dict()
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], value) for name, value in expected.items())
             assert torch.equal(after, torch.rand(1))
 
 
-def test_weights_of_other_workers_are_not_drawn() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_not_drawn_unless_the_model_is_built_with_them(kind: str) -> None:
     before = torch.get_rng_state()
-    with replica._Undrawn():
-        Drawn().build_model()
-    assert torch.equal(torch.get_rng_state(), before)
+    with Undrawn() as undrawn:
+        Drawn(kind).build_model()
+    others = undrawn.were_used or not torch.equal(torch.get_rng_state(), before)
+    assert others == (kind != "weights")
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
