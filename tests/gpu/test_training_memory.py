@@ -22,7 +22,7 @@ if __name__ == "__main__":
 """
 
 
-def test_accumulation_adds_no_memory_and_half_precision_halves_what_is_gathered(rig: Rig) -> None:
+def test_no_card_keeps_the_whole_gradient_and_bf16_halves_what_is_gathered(rig: Rig) -> None:
     found = rig.run(TOGETHER, cards=2)
     fsdp, more = found["fsdp plain"], found["fsdp accumulating"]
     assert found["fsdp half"]["peak"] <= fsdp["peak"]
@@ -30,7 +30,8 @@ def test_accumulation_adds_no_memory_and_half_precision_halves_what_is_gathered(
     assert more["peak"] <= fsdp["peak"] + 0.55 * fsdp["weights"]
     assert more["scatter_bytes"] == 2 * fsdp["scatter_bytes"]
     assert more["gather_bytes"] == 2 * fsdp["gather_bytes"]
-    assert found["ddp accumulating"]["peak"] <= 1.01 * found["ddp plain"]["peak"]
+    # DDP arranges its buckets anew in the second step, when they may hold a gradient
+    assert found["ddp accumulating"]["peak"] <= found["ddp plain"]["peak"] + 1.05 * fsdp["weights"]
     assert found["ddp accumulating"]["reduce_bytes"] == found["ddp plain"]["reduce_bytes"]
     half = found["fsdp bf16"]
     assert half["gather_bytes"] < 0.55 * fsdp["gather_bytes"]  # embeddings stay in fp32
