@@ -25,7 +25,7 @@ ORDER = (
     ("functions", "sweep"),
     ("scripts",),
     ("pipeline",),
-    ("report", "tracking", "training", "datasets"),
+    ("report", "tracking", "prediction", "training", "datasets"),
     ("config",),
     ("storage",),
     ("faults", "provenance", "stats"),

@@ -1,0 +1,232 @@
+"""Cards: memory, bandwidth, peak FLOP/s, link and power, from NVIDIA's data sheets (cards.yaml)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from raypipe.config.settings import Settings
+from raypipe.errors import ConfigError
+from raypipe.hardware import Precision, supported_precisions
+
+#: environment variable with a file of further cards and prices
+CARDS = "RAYPIPE_CARDS"
+_SHIPPED = Path(__file__).with_name("cards.yaml")
+_BRANDS = frozenset(("nvidia", "tesla", "geforce"))
+#: name parts that do not change the peak: memory size and type, connector, generation
+_NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
+
+
+class CardValues(Settings):
+    """Values of a card in a file of cards; a file that changes a known card gives some of them."""
+
+    reports: str | None = Field(None, description="Start of the name that NVML and torch report.")
+    memory_mib: PositiveInt | None = Field(None, description="Memory in MiB.")
+    bandwidth: PositiveFloat | None = Field(None, description="Memory bandwidth, GB/s.")
+    tflops: Mapping[Precision, PositiveFloat] | None = Field(
+        None, description="Dense peak by precision, TFLOP/s."
+    )
+    link: PositiveFloat | None = Field(
+        None, description="Bandwidth to another card of the machine in one direction, GB/s."
+    )
+    power_w: PositiveFloat | None = Field(None, description="Board power, W.")
+    capability: PositiveFloat | None = Field(None, description="Compute capability.")
+    source: str = Field("", description="Where the values are from.")
+    price_per_hour: PositiveFloat | None = Field(None, description="Price of one card per hour.")
+
+
+class CardsFile(Settings):
+    """A file of cards."""
+
+    sources: Mapping[str, str] = Field({}, description="Sources by their names.")
+    cards: Mapping[str, CardValues] = Field(description="Cards by their names.")
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card: bytes, bytes/s, FLOP/s by precision, watts and the price of an hour, if known."""
+
+    name: str
+    reports: str
+    memory_bytes: int
+    bandwidth: float
+    peaks: Mapping[str, float]
+    link: float
+    power_w: float
+    capability: float
+    source: str
+    price_per_hour: float | None = None
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """The precisions that the card supports."""
+        return tuple(p for p in supported_precisions(str(self.capability)) if p in self.peaks)
+
+
+def cards(file: str | os.PathLike[str] | None = None) -> dict[str, Card]:
+    """Return all cards by name: those that come with raypipe, changed and extended by a file.
+
+    Args:
+        file: a YAML file in the form of the shipped one; by default that of RAYPIPE_CARDS, if set.
+
+    Raises:
+        ConfigError: the file cannot be read, has wrong values, or a new card lacks some.
+
+    """
+    found = dict(_shipped())
+    if file is None:
+        file = os.environ.get(CARDS) or None
+    if file is None:
+        return found
+    given = _read(Path(file))
+    for name, values in given.cards.items():
+        known = next((card for card in found.values() if _words(card.name) == _words(name)), None)
+        found[known.name if known else name] = _card(name, values, known, given.sources, file)
+    return found
+
+
+def resolve(name: str, known: Mapping[str, Card]) -> Card:
+    """Return the card that a user names: ``RTX A6000``, ``h100-pcie``, ``a100-80``.
+
+    A name may leave out the brand, and all that no other card shares. Of variants of equal memory
+    it is the SXM module, which machines with several cards have.
+
+    Raises:
+        ConfigError: no card has this name, or several do.
+
+    """
+    wanted = _words(name)
+    matching = [card for card in known.values() if wanted and wanted <= _words(card.name)]
+    exact = [card for card in matching if _model(card.name) == wanted - _sizes(wanted)]
+    for found in (exact, matching):
+        modules = [card for card in found if "SXM" in card.name]
+        if len(found) == 1 or (modules and len({card.memory_bytes for card in found}) == 1):
+            return (modules or found)[0]
+    if not matching:
+        near = get_close_matches(_text(name), [_text(each) for each in known], 4, 0.4)
+        names = [each for text in near for each in known if _text(each) == text]
+        raise ConfigError(
+            f"--card {name}: unknown card; nearest names: {', '.join(names) or 'none'} "
+            "(`--card all` lists all; add others with --cards FILE)"
+        )
+    names = [card.name for card in exact or matching]
+    raise ConfigError(f"--card {name}: several cards have this name: {', '.join(names)}; give one")
+
+
+def of_device(
+    device_name: str, memory_bytes: int | None = None, known: Iterable[Card] | None = None
+) -> Card | None:
+    """Return the card of a name that NVML and torch report; None for an unlisted one.
+
+    Of several with the same name, it is the one whose memory is nearest. A variant with another
+    peak (laptop, a slice by MIG or vGPU) is unlisted.
+    """
+    listed = list(_shipped().values() if known is None else known)
+    words = [word for word in re.split(r"[\s-]+", device_name.lower()) if word not in _BRANDS]
+    for length in range(len(words), 0, -1):  # the longest name first: A10G before A10
+        start = " ".join(words[:length])
+        found = [card for card in listed if card.reports == start]
+        if found:
+            if not all(_NO_MATTER.fullmatch(word) for word in words[length:]):
+                return None
+            connected = [c for c in found if set(words[length:]) & _connector(c.name)] or found
+            size = memory_bytes or _bytes_in(words[length:]) or found[0].memory_bytes
+            return min(connected, key=lambda card: abs(card.memory_bytes - size))
+    return None
+
+
+@cache
+def _shipped() -> dict[str, Card]:
+    given = _read(_SHIPPED)
+    return {n: _card(n, v, None, given.sources, _SHIPPED) for n, v in given.cards.items()}
+
+
+def _read(file: Path) -> CardsFile:
+    try:
+        return CardsFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: is not YAML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(f"{file}: {where}: {first['msg']}") from error
+
+
+def _card(
+    name: str,
+    values: CardValues,
+    known: Card | None,
+    sources: Mapping[str, str],
+    file: str | os.PathLike[str],
+) -> Card:
+    """Return a card of a file, whose missing values are those of the known card."""
+    given: dict[str, Any] = {
+        "reports": values.reports and values.reports.lower(),
+        "memory_bytes": values.memory_mib and values.memory_mib * 2**20,
+        "bandwidth": values.bandwidth and values.bandwidth * 1e9,
+        "peaks": values.tflops and {key: 1e12 * peak for key, peak in values.tflops.items()},
+        "link": values.link and values.link * 1e9,
+        "power_w": values.power_w,
+        "capability": values.capability,
+        "price_per_hour": values.price_per_hour,
+        "source": sources.get(values.source, values.source) or None,
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    if known is not None:
+        return replace(known, **given)
+    given = {"reports": name.lower(), "link": 16e9, "source": str(file), **given}
+    needed = {"memory_bytes": "memory_mib", "peaks": "tflops"}
+    missing = [
+        needed.get(key, key)
+        for key in ("memory_bytes", "bandwidth", "peaks", "power_w", "capability")
+        if key not in given
+    ]
+    if missing:
+        raise ConfigError(f"{file}: cards.{name}: a new card needs {', '.join(missing)}")
+    return Card(name, **given)
+
+
+def _text(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a name; a memory size is a number of GB with or without its unit."""
+    words = (re.sub(r"^(\d+)(gb|g)$", r"\1", word) for word in _text(name).split())
+    return frozenset(word for word in words if word not in (*_BRANDS, "gb", "generation"))
+
+
+def _sizes(words: Iterable[str]) -> frozenset[str]:
+    """Return the words that are memory sizes: numbers of less than four digits."""
+    return frozenset(word for word in words if word.isdecimal() and len(word) < 4)
+
+
+def _model(name: str) -> frozenset[str]:
+    """Return the words of a card's model, without its memory size."""
+    words = _words(name)
+    return words - _sizes(words)
+
+
+def _connector(name: str) -> set[str]:
+    """Return the connectors that a card's name says, as device names have them."""
+    words = set(_text(name).split())
+    return {"sxm2", "sxm3", "sxm4", "sxm5"} if "sxm" in words else words & {"pcie"}
+
+
+def _bytes_in(words: Sequence[str]) -> int | None:
+    """Return the memory that a device's name says."""
+    for word in words:
+        if found := re.fullmatch(r"(\d+)gb?", word):
+            return int(found[1]) * 2**30
+    return None
