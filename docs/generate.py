@@ -19,6 +19,7 @@ from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.pipeline.configuration import load_experiment
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
+from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings
@@ -67,6 +68,8 @@ def _tables(experiments: Iterable[Experiment]) -> Iterator[str]:
     yield "### Of a sweep\n"
     for table in SWEEP_TABLES:
         yield from _table(table)
+    yield "### Of a prediction\n"
+    yield from _table(PREDICTIONS)
     yield "### Of a function\n"
     for table in function_experiment("module:function", None).tables:
         yield from _table(table)

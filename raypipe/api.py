@@ -173,8 +173,14 @@ def fit(
     stage: str | None = None,
     profile: str = "auto",
     address: str | None = None,
+    card: str | None = None,
+    cards_per_node: int | None = None,
+    cards: str | os.PathLike[str] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
 ) -> pd.DataFrame:
     """Return the largest micro-batch of each precision that fits this device: ``raypipe fit``.
+
+    With ``card`` nothing is trained: memory, speed and energy on that card are predicted.
 
     Args:
         config: the YAML file, or a mapping with the same content.
@@ -182,6 +188,10 @@ def fit(
         stage: the training stage; by default each of them.
         profile: the name of a profile.
         address: a Ray cluster.
+        card: the card to predict for, such as ``RTX A6000``; ``all`` compares all cards.
+        cards_per_node: the number of cards; by default ``scaling.workers``.
+        cards: a file of further cards and prices; by default that of RAYPIPE_CARDS.
+        run_dir: a run whose table ``predictions`` receives the rows, beside what it measured.
 
     Raises:
         ConfigError: a mistake; nothing was started.
@@ -189,9 +199,17 @@ def fit(
     """
     import pandas as pd
 
+    request = _request("fit", config, overrides, profile=profile, address=address, run_dir=run_dir)
+    if card is not None:
+        from raypipe.commands.prediction import Wanted, predict
+
+        with _messages_alone():
+            rows = predict(request, Wanted(card, cards_per_node, cards, stage))
+        return pd.DataFrame(rows).convert_dtypes()
+    if any(each is not None for each in (cards_per_node, cards, run_dir)):
+        raise ConfigError("fit: cards_per_node, cards and run_dir need card")
     from raypipe.commands.fit import fit as fitted
 
-    request = _request("fit", config, overrides, profile=profile, address=address)
     with _messages_alone():
         return pd.DataFrame(fitted(request, stage)).convert_dtypes()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from raypipe.cli.arguments import (
     show_start,
     with_matrix,
 )
+from raypipe.cli.completion import run_directories
 from raypipe.errors import ConfigError
 
 app = typer.Typer()
@@ -43,6 +45,9 @@ _FIT_EXAMPLES = """\b
 Examples:
   raypipe fit configs/pabbo_lda.yaml
   raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
+  raypipe fit lm_pretrain --card "RTX A6000"
+  raypipe fit summarization model=mt5_1_2b --card a100-40 --cards-per-node 4
+  raypipe fit lm_pretrain --card all --cards prices.yaml
 """
 
 _MAP_EXAMPLES = """\b
@@ -176,22 +181,71 @@ def fit(
     stage: Annotated[
         str | None, typer.Option(help="The training stage. [default: each of them]")
     ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            help='Predict for this card instead, e.g. "RTX A6000", h100-80; needs no GPU. `all` '
+            "compares all cards."
+        ),
+    ] = None,
+    cards_per_node: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --card: number of cards. [default: scaling.workers]"),
+    ] = None,
+    cards: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="With --card: further cards and prices. [default: RAYPIPE_CARDS]"
+        ),
+    ] = None,
+    run_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="With --card: a run whose table `predictions` receives the rows, beside what it "
+            "measured.",
+            autocompletion=run_directories,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the largest micro-batch of each precision that fits, by a few real steps each.
 
     The accumulation keeps training.effective_batch; 5 % of the memory stay free. What is learned
     of the memory is kept for later sweeps and fits on the same card.
+
+    With --card nothing is trained: memory, speed and energy are predicted from the model.
     """
     show_start()
     import pandas as pd
 
-    from raypipe.commands import fit as command
     from raypipe.commands.request import Request
 
-    request = Request("fit", config, overrides or [], None, profile, address=address)
-    rows = pd.DataFrame(command.fit(request, stage))
-    print_frame(rows.drop(columns="failed").convert_dtypes())
-    raise typer.Exit(int(rows["failed"].any()))
+    if card is None:
+        for name, value in (("cards-per-node", cards_per_node), ("cards", cards)):
+            if value is not None:
+                raise ConfigError(f"--{name}: needs --card: the card to predict for")
+        if run_dir is not None:
+            raise ConfigError("--run-dir: needs --card: the measurements of a fit are not kept")
+        from raypipe.commands import fit as command
+
+        request = Request("fit", config, overrides or [], None, profile, address=address)
+        rows = command.fit(request, stage)
+        failed = any(row["failed"] for row in rows)
+        shown = pd.DataFrame(rows).drop(columns="failed").convert_dtypes()
+    else:
+        from raypipe.commands import prediction
+
+        request = Request("fit", config, overrides or [], run_dir, profile)
+        wanted = prediction.Wanted(card, cards_per_node, cards, stage)
+        rows = prediction.predict(request, wanted)
+        failed, shown = False, pd.DataFrame(prediction.shown(rows))
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+    else:
+        print_frame(shown)
+        if card is not None:
+            typer.echo(prediction.conclusion(rows))
+    raise typer.Exit(int(failed))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
+from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.tables import Table, by_name
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.tables import with_metrics
@@ -22,7 +23,7 @@ def declared(experiment: Experiment) -> dict[str, Table]:
     Trials and steps also have the columns of the experiment's step metrics.
     """
     core = with_metrics(CORE, experiment.step_metrics)
-    return by_name((*core, *GROWTH, *SWEEP_TABLES, *experiment.tables))
+    return by_name((*core, *GROWTH, *SWEEP_TABLES, PREDICTIONS, *experiment.tables))
 
 
 def of_report(experiment: Experiment) -> Declarations:

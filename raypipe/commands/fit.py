@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from raypipe import faults
 from raypipe.commands import cluster
 from raypipe.commands.configuration import read, resolve
+from raypipe.commands.prediction import calibrate
 from raypipe.commands.request import Request
 from raypipe.commands.run import announce
 from raypipe.commands.selection import check_gpus
@@ -44,6 +45,9 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         session = Session(run_dir, "fit", Ledger(run_dir), launcher, display, nodes, trackers)
         for maker in makers:
             rows += fit_stage(maker, session)
+        if any(node.gpus for node in nodes):
+            display.prepare("calibrating predictions (raypipe fit --card)")
+            calibrate(request, rows, nodes)
         memories = [gpu.memory_bytes for node in nodes for gpu in node.gpus]
         rows += published(configuration.experiment.presets, min(memories, default=None))
     return rows

@@ -13,6 +13,7 @@ from raypipe.report.comparison import variants_of
 from raypipe.report.environment import environment_section
 from raypipe.report.html import render
 from raypipe.report.plots import rows
+from raypipe.report.predictions import predictions_section
 from raypipe.report.repetition import repetition_section
 from raypipe.report.sections import (
     Bar,
@@ -83,6 +84,7 @@ def report_files(
             *sections,
             *(_table(results, said) for results in shown if not results.headlines),
             training_section(about),
+            predictions_section(tables),
             *([] if about.only_swept else [sweep_section(tables)]),
             _stages(tables),
             environment_section(tables),

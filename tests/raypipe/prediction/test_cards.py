@@ -43,7 +43,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_names() -> None:
 
 @pytest.mark.parametrize("given", ["V100", "a100", "h100", "RTX 4060 Ti"])
 def test_a_name_of_several_memories_is_refused_with_all_of_them(given: str) -> None:
-    with pytest.raises(ConfigError, match="several cards have this name: .*GB.*GB"):
+    with pytest.raises(ConfigError, match=r"several cards have this name: .*GB.*GB"):
         resolve(given, KNOWN)
 
 
@@ -113,5 +113,5 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="none.yaml: cannot be read"):
+    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read"):
         cards(tmp_path / "none.yaml")

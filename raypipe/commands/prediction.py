@@ -1,0 +1,371 @@
+"""``raypipe fit --card``: predict memory, speed and energy of a training without a GPU."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from raypipe import hardware
+from raypipe.commands.configuration import read, resolve
+from raypipe.commands.report import report
+from raypipe.commands.request import Request
+from raypipe.config.document import Document
+from raypipe.errors import ConfigError, UnitError
+from raypipe.hardware import Gpu, Hardware, Precision, bytes_text
+from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.identity import fingerprint
+from raypipe.prediction import calibration
+from raypipe.prediction import cards as known_cards
+from raypipe.prediction.calibration import Calibration, Measured
+from raypipe.prediction.cards import Card
+from raypipe.prediction.tables import PREDICTIONS
+from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.lock import writing
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import write_table
+from raypipe.sweep.trials import training_stage
+from raypipe.training.batching import KEYS
+
+if TYPE_CHECKING:
+    from raypipe.prediction.forecast import Forecasts
+    from raypipe.training.settings import TrainStageSettings
+
+#: keys of a training that recordings of its steps do not depend on
+_SAME_STEPS = (*KEYS, "precision", "compile", "gradient_checkpointing", "eval_batch", "log_every")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to predict: a card's name or ``all``, cards per machine, a file of cards, a stage."""
+
+    card: str
+    cards_per_node: int | None = None
+    file: str | os.PathLike[str] | None = None
+    stage: str | None = None
+
+
+def predict(request: Request, wanted: Wanted) -> list[Row]:
+    """Return the predictions of every training stage, or of one, on the cards.
+
+    With a run directory the rows become its table ``predictions``, beside what it measured.
+
+    Raises:
+        ConfigError: an unknown card or stage, or a stage that cannot be predicted.
+        UnitError: a step of a stage fails without values.
+
+    """
+    known = known_cards.cards(wanted.file)
+    every = wanted.card.strip().lower() == "all"
+    chosen = list(known.values()) if every else [known_cards.resolve(wanted.card, known)]
+    ledger = None
+    if request.run_dir is not None:
+        ledger = Ledger(_existing(request.run_dir), writable=False)
+    predictor = Predictor(request, wanted.cards_per_node)
+    rows: list[Row] = []
+    for card in chosen:
+        rows += predictor.rows(card, wanted.stage, ledger, best_precision=every)
+    _recommend(rows)
+    if request.run_dir is not None:
+        _record(request, rows)
+    return rows
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """Return predictions as they are printed: few columns, numbers as text."""
+    priced = any(row["cost"] is not None for row in rows if row["micro_batch"] is not None)
+    several = len({row["stage"] for row in rows}) > 1
+    return [_shown(row, several=several, priced=priced) for row in rows]
+
+
+def conclusion(rows: Sequence[Row]) -> str:
+    """Return the recommended predictions in a sentence each, and what the numbers are worth."""
+    lines = []
+    for row in rows:
+        if row["recommended"]:
+            words = f"{row['card']}, {row['precision']}, micro-batch {row['micro_batch']} x "
+            words += f"accumulation {row['accumulation']}"
+            why = "the least energy (prices: --cards FILE)"
+            if row["cost"] is not None:
+                why = f"the cheapest: {row['cost']:.4g}"
+            lines.append(f"{row['stage']}: {words} is {why}; {row['note']}")
+    if any(not row["measurements"] for row in rows):
+        lines.append("times are of optimizer steps at full sample length; intervals in brackets")
+    return "\n".join(lines)
+
+
+def _shown(row: Row, *, several: bool, priced: bool) -> Row:
+    fits = row["micro_batch"] is not None
+    found: Row = {"stage": row["stage"]} if several else {}
+    cards = f"{row['workers']} x {row['card']}, {row['strategy']}"
+    found |= {
+        "card": row["card"] if row["workers"] == 1 else cards,
+        "precision": row["precision"],
+        "recompute": "yes" if row["gradient_checkpointing"] else "no",
+        "batch": f"{row['micro_batch']} x {row['accumulation']}" if fits else "none",
+        "peak": bytes_text(row["peak_bytes"] + row["context_bytes"]),
+        "of": bytes_text(row["capacity_bytes"]),
+    }
+    if not fits:
+        return found | dict.fromkeys(("samples/s", "hours", "kWh"), "-")
+    speeds = (row[f"samples_per_s{end}"] for end in ("", "_low", "_high"))
+    found["samples/s"] = "{:.3g} [{:.3g}, {:.3g}]".format(*speeds)
+    found["hours"] = f"{row['hours']:.3g}"
+    found["kWh"] = f"{row['energy_kwh']:.3g}"
+    if priced:
+        found["cost"] = "-" if row["cost"] is None else f"{row['cost']:.4g}"
+    if row.get("measured_samples_per_s"):
+        found["measured"] = f"{row['measured_samples_per_s']:.3g}"
+    return found
+
+
+class Predictor:
+    """Predictions of a configuration on several cards; equal trainings share their recordings."""
+
+    def __init__(self, request: Request, cards_per_node: int | None) -> None:
+        self._request, self._workers = request, cards_per_node
+        self._document: Document = request.document or read(request.path)
+        self._forecasts: dict[str, Forecasts] = {}
+
+    def rows(
+        self, card: Card, stage: str | None, ledger: Ledger | None, *, best_precision: bool
+    ) -> Iterator[Row]:
+        """Yield the predictions of each training stage on a card.
+
+        Args:
+            card: the card, whose profile is chosen as on a machine with it.
+            stage: the stage; None for all.
+            ledger: of a run whose measurements are set beside them and calibrate the card.
+            best_precision: whether to predict the fastest precision only.
+
+        """
+        configuration = self._resolved(card)
+        for name in _stages(configuration, stage):
+            settings = self._settings(configuration, name)
+            forecasts = self._of(configuration, name, settings)
+            measured = _trials(ledger, name, card) if ledger is not None else []
+            found = self._calibrated(card, settings, forecasts, name, measured)
+            for varied in _variants(settings, card, best_precision=best_precision):
+                yield from _rows(forecasts, card, varied, found, name, measured)
+
+    def _resolved(self, card: Card) -> Configuration:
+        """Return the configuration for a machine with the card."""
+        capability = str(card.capability)
+        gpu = Gpu(0, "", card.reports, card.memory_bytes, capability)
+        node = replace(hardware.detect(), gpus=(gpu,) * (self._workers or 1))
+        request = self._request
+        return resolve(self._document, request.overrides, request.profile, [node])
+
+    def _settings(self, configuration: Configuration, name: str) -> TrainStageSettings:
+        """Return the settings of a stage with one worker per card."""
+        _, training = training_stage(configuration.stages(), name, "--stage")
+        settings: TrainStageSettings = training.settings
+        workers = self._workers or settings.scaling.most_workers
+        effective = settings.training.effective_batch or 1
+        if workers > effective:
+            raise ConfigError(
+                f"{configuration.origin}: {workers} cards for {name}.training.effective_batch = "
+                f"{effective}: each takes a sample of a step at least; give fewer cards"
+            )
+        return settings.with_gpus(1).with_workers(workers)
+
+    def _of(
+        self, configuration: Configuration, name: str, settings: TrainStageSettings
+    ) -> Forecasts:
+        """Return the forecasts of a stage; those of another card if the training is the same."""
+        from raypipe.prediction.forecast import Forecasts
+        from raypipe.training.task import TrainTask
+
+        values = configuration.settings.model_dump(mode="json")
+        for key in _SAME_STEPS:
+            values[name]["training"].pop(key, None)
+        effective = settings.training.effective_batch or 1
+        key = fingerprint([name, values, effective, settings.scaling.most_workers])
+        if key not in self._forecasts:
+            _, training = training_stage(configuration.stages(), name, "--stage")
+            task = training.task(None)
+            if not isinstance(task, TrainTask):
+                raise ConfigError(
+                    f"{configuration.origin}: {name}: cannot be predicted, since another program "
+                    "trains; measure it on the card (`raypipe fit` without --card)"
+                )
+            self._forecasts[key] = Forecasts(task, settings, effective, key, _say)
+        return self._forecasts[key]
+
+    def _calibrated(
+        self,
+        card: Card,
+        settings: TrainStageSettings,
+        forecasts: Forecasts,
+        name: str,
+        measured: Sequence[Row],
+    ) -> Calibration:
+        """Return the calibration of a card, with the measurements of this run."""
+        same = [row for row in measured if row.get("workers") == settings.scaling.most_workers]
+        new = [_comparison(forecasts, card, settings, row, name) for row in same]
+        if new:
+            calibration.save(card.name, new)
+        return calibration.load(card.name)
+
+    def compared(self, card: Card, rows: Sequence[Row]) -> list[Measured]:
+        """Return the rows of a measured fit over their uncalibrated predictions."""
+        configuration = self._resolved(card)
+        found = []
+        for row in rows:
+            if row.get("samples_per_s") and row.get("micro_batch"):
+                settings = self._settings(configuration, row["stage"])
+                forecasts = self._of(configuration, row["stage"], settings)
+                found.append(_comparison(forecasts, card, settings, row, row["stage"]))
+        return found
+
+
+def _comparison(
+    forecasts: Forecasts, card: Card, settings: TrainStageSettings, row: Row, stage: str
+) -> Measured:
+    """Return a measured training over its uncalibrated prediction."""
+    varied = ("precision", "gradient_checkpointing", "compile")
+    update = {key: row[key] for key in varied if key in row}
+    training = settings.training.model_copy(update=update)
+    settings = settings.model_copy(update={"training": training})
+    predicted = forecasts.row(card, settings, Calibration(), size=row["micro_batch"])
+    peak = row.get("gpu_peak_bytes") or row.get("peak_bytes")
+    return Measured(
+        key=fingerprint([stage, forecasts.key, training.identity(), row["micro_batch"]]),
+        speed=row["samples_per_s"] / predicted["samples_per_s"],
+        memory=peak / predicted["peak_bytes"] if peak else None,
+    )
+
+
+def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) -> None:
+    """Calibrate the card of a measured fit by its rows, where its steps can be recorded.
+
+    Nodes with several types of GPUs, and cards that are not listed, are left out.
+    """
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    found = {known_cards.of_device(gpu.name, gpu.memory_bytes) for gpu in gpus}
+    card = found.pop() if len(found) == 1 else None
+    if card is not None:
+        predictor = Predictor(request, None)
+        with suppress(UnitError, ConfigError):
+            calibration.save(card.name, predictor.compared(card, rows))
+
+
+def _stages(configuration: Configuration, stage: str | None) -> list[str]:
+    """Return the training stages, or the one that is asked for. Raises ConfigError."""
+    stages = configuration.stages()
+    names = [each.name for each in stages if each.training is not None]
+    if not names:
+        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
+    if stage is None:
+        return names
+    return [training_stage(stages, stage, "command line: --stage")[0].name]
+
+
+def _variants(
+    settings: TrainStageSettings, card: Card, *, best_precision: bool
+) -> list[TrainStageSettings]:
+    """Return the settings with each precision that the card supports and the training accepts."""
+    order: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")
+    precisions = [p for p in order if p in card.precisions and p not in settings.unusable]
+    found = []
+    for precision in precisions[:1] if best_precision else precisions:
+        training = settings.training.model_copy(update={"precision": precision})
+        found.append(settings.model_copy(update={"training": training}))
+    return found
+
+
+def _rows(
+    forecasts: Forecasts,
+    card: Card,
+    settings: TrainStageSettings,
+    found: Calibration,
+    stage: str,
+    measured: Sequence[Row],
+) -> Iterator[Row]:
+    """Yield the prediction, and those with less memory if not all of the batch fits at once."""
+    for varied in _thriftier(forecasts, settings):
+        row = forecasts.row(card, varied, found)
+        yield {"stage": stage, **row, **_beside(row, measured)}
+        if row["micro_batch"] == forecasts.most:
+            return
+
+
+def _thriftier(forecasts: Forecasts, settings: TrainStageSettings) -> Iterator[TrainStageSettings]:
+    """Yield the settings, then with gradient checkpointing, each also sharded on several cards."""
+    checkpointing = settings.training.gradient_checkpointing
+    for recompute in (
+        (checkpointing,) if checkpointing or not forecasts.has_blocks else (False, True)
+    ):
+        training = settings.training.model_copy(update={"gradient_checkpointing": recompute})
+        varied = settings.model_copy(update={"training": training})
+        yield varied
+        if varied.scaling.strategy == "ddp" and forecasts.shards:
+            scaling = varied.scaling.model_copy(update={"strategy": "fsdp"})
+            yield varied.model_copy(update={"scaling": scaling})
+
+
+def _trials(ledger: Ledger, stage: str, card: Card) -> list[Row]:
+    """Return the measured trainings of a stage on a card."""
+    return [
+        row
+        for row in ledger.rows("trials")
+        if stage in (row.get("stage"), row.get("trained_stage"))
+        and row.get("status") == "succeeded"
+        and row.get("samples_per_s")
+        and known_cards.of_device(str(row.get("device")), card.memory_bytes) == card
+    ]
+
+
+def _beside(row: Row, measured: Sequence[Row]) -> Row:
+    """Return the columns with the measurement of the same training, if there is one."""
+    same = ("precision", "micro_batch", "workers", "gradient_checkpointing", "compile", "strategy")
+    for trial in measured:
+        if all(trial.get(name) == row[name] for name in same):
+            return {
+                "measured_samples_per_s": trial["samples_per_s"],
+                "measured_peak_bytes": trial.get("gpu_peak_bytes"),
+            }
+    return {}
+
+
+def _recommend(rows: Sequence[Row]) -> None:
+    """Mark the cheapest prediction of each stage; without prices that of the least energy."""
+    for row in rows:
+        row["recommended"] = False
+    for stage in {row["stage"] for row in rows}:
+        fitting = [r for r in rows if r["stage"] == stage and r["micro_batch"] is not None]
+        priced = [row for row in fitting if row["cost"] is not None]
+        key = "cost" if priced else "energy_kwh"
+        if best := min(priced or fitting, key=lambda row: row[key], default=None):
+            best["recommended"] = True
+
+
+def _existing(location: str) -> RunDirectory:
+    run_dir = RunDirectory.at(location)
+    if not run_dir.exists(run_dir.ledger):
+        raise ConfigError(
+            f"--run-dir {location}: is not a run; predictions go to the directory of a run, or "
+            "leave --run-dir out"
+        )
+    return run_dir
+
+
+def _record(request: Request, rows: Sequence[Row]) -> None:
+    """Write the predictions into a run directory, and its report."""
+    run_dir = _existing(str(request.run_dir))
+    with writing(run_dir, _say) as check:
+        stamp = {"command_id": secrets.token_hex(4)}
+        ledger = Ledger(run_dir, before_writing=check, stamp=stamp)
+        keys = ("stage", "card", "precision", "strategy", "workers", "gradient_checkpointing")
+        ledger.put(PREDICTIONS.name, {"/".join(str(row[k]) for k in keys): row for row in rows})
+        run_id = str((ledger.get("runs", "run") or {}).get("run_id"))
+        write_table(run_dir, PREDICTIONS, ledger.rows(PREDICTIONS.name), run_id)
+    report(run_dir.location)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

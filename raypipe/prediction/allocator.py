@@ -1,0 +1,150 @@
+"""Replay of recorded storages in torch's caching allocator for CUDA.
+
+The rules and constants are those of ``c10/cuda/CUDACachingAllocator.cpp``: sizes are rounded up to
+512 bytes, a request takes the smallest free block that holds it, a large block is split, and freed
+neighbors merge. Segments go back to the card only when it is full.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ROUND = 512
+_MIB = 2**20
+#: requests up to this size share segments of 2 MiB
+_SMALL, _SMALL_SEGMENT = _MIB, 2 * _MIB
+#: requests below this size share segments of 20 MiB; larger ones are rounded up to 2 MiB
+_MEDIUM, _MEDIUM_SEGMENT, _ROUND_LARGE = 10 * _MIB, 20 * _MIB, 2 * _MIB
+
+
+class _Block:
+    __slots__ = ("address", "before", "free", "next", "size", "small")
+
+    def __init__(self, size: int, address: int, *, small: bool) -> None:
+        self.size, self.address, self.small, self.free = size, address, small, True
+        self.before: _Block | None = None
+        self.next: _Block | None = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak memory: bytes in use by tensors, bytes reserved, and the event of the first peak.
+
+    ``fits`` is whether every request was met within the capacity.
+    """
+
+    allocated: int
+    reserved: int
+    event: int
+    fits: bool
+
+
+def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> Peak:
+    """Return the peak of storages that begin (number, bytes) and end (number, 0).
+
+    Args:
+        events: the storages in their order.
+        capacity: bytes that may be reserved; if there are no more, unused segments are released.
+
+    """
+    allocator = _Allocator(capacity)
+    blocks: dict[int, _Block] = {}
+    allocated = reserved = in_use = at = 0
+    for index, (number, size) in enumerate(events):
+        if not size:
+            block = blocks.pop(number)
+            in_use -= block.size
+            allocator.release(block)
+            continue
+        found = allocator.take(size)
+        if found is None:
+            return Peak(max(allocated, in_use + size), reserved, index, fits=False)
+        blocks[number] = found
+        in_use += found.size
+        reserved = max(reserved, allocator.reserved)
+        if in_use > allocated:
+            allocated, at = in_use, index
+    return Peak(allocated, reserved, at, fits=True)
+
+
+class _Allocator:
+    def __init__(self, capacity: float | None) -> None:
+        self._capacity = capacity
+        self.reserved = self._end = 0
+        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+
+    def take(self, size: int) -> _Block | None:
+        """Return a block for a request; None if the card is full."""
+        size = max(_ROUND, -(-size // _ROUND) * _ROUND)
+        small = size <= _SMALL
+        free = self._free[small]
+        place = bisect_left(free, (size, -1))
+        if place == len(free):
+            block = self._segment(size, small=small)
+        else:
+            block = free.pop(place)[2]
+        if block is None:
+            return None
+        rest = block.size - size
+        if rest >= _ROUND if small else rest > _SMALL:
+            self._split(block, size)
+        block.free = False
+        return block
+
+    def release(self, block: _Block) -> None:
+        """Free a block and merge it with free neighbors."""
+        block.free = True
+        if (before := block.before) is not None and before.free:
+            self._drop(before)
+            block = _merged(before, block)
+        if (following := block.next) is not None and following.free:
+            self._drop(following)
+            block = _merged(block, following)
+        insort(self._free[block.small], (block.size, block.address, block))
+
+    def _segment(self, size: int, *, small: bool) -> _Block | None:
+        """Return a new segment as one block; None if the card is full."""
+        if small:
+            whole = _SMALL_SEGMENT
+        elif size < _MEDIUM:
+            whole = _MEDIUM_SEGMENT
+        else:
+            whole = -(-size // _ROUND_LARGE) * _ROUND_LARGE
+        if self._capacity is not None and self.reserved + whole > self._capacity:
+            self._release_unused()
+            if self.reserved + whole > self._capacity:
+                return None
+        block = _Block(whole, self._end, small=small)
+        self._end += whole
+        self.reserved += whole
+        return block
+
+    def _release_unused(self) -> None:
+        """Give segments without a block in use back to the card."""
+        for small, free in self._free.items():
+            whole = [b for _, _, b in free if b.before is None and b.next is None]
+            self.reserved -= sum(block.size for block in whole)
+            self._free[small] = [entry for entry in free if entry[2].before or entry[2].next]
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = _Block(block.size - size, block.address + size, small=block.small)
+        rest.before, rest.next, block.next = block, block.next, rest
+        if rest.next is not None:
+            rest.next.before = rest
+        block.size = size
+        insort(self._free[block.small], (rest.size, rest.address, rest))
+
+    def _drop(self, block: _Block) -> None:
+        free = self._free[block.small]
+        del free[bisect_left(free, (block.size, block.address))]
+
+
+def _merged(block: _Block, following: _Block) -> _Block:
+    """Return a block grown by the one that follows it."""
+    block.size += following.size
+    block.next, block.free = following.next, True
+    if block.next is not None:
+        block.next.before = block
+    return block

@@ -1,0 +1,115 @@
+"""Memory of a step on a card: peak by part, reserved by the allocator, CUDA context and buffers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from raypipe.prediction.allocator import replay
+from raypipe.prediction.cards import Card
+from raypipe.prediction.recorder import Kernel, Recording
+
+#: memory that the CUDA context takes with lazily loaded kernels, and NCCL's buffers with its own
+CONTEXT_BYTES, NCCL_BYTES = 520 * 2**20, 400 * 2**20
+#: fraction of the card's memory that stays free
+MARGIN = 0.05
+#: workspaces of cuBLAS, one in the forward and one in the backward pass's thread; from Hopper on
+#: they are larger
+_WORKSPACE, _WORKSPACE_HOPPER = 2 * 8_519_680, 2 * 33_554_432
+_FIRST_HOPPER = 9.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Predicted memory in bytes: the peak that torch reserves, and its parts.
+
+    ``parts`` are those of the peak of tensors, with ``allocator``, which is reserved beyond it.
+    ``fits`` is whether it fits on the card with the margin.
+    """
+
+    reserved: int
+    parts: Mapping[str, int]
+    fits: bool
+
+
+def room(card: Card, workers: int) -> float:
+    """Return the bytes of a card that torch may reserve with the margin free."""
+    return (1 - MARGIN) * card.memory_bytes - outside(workers)
+
+
+def outside(workers: int) -> int:
+    """Return the bytes of a card that a worker takes outside of torch's allocator."""
+    return CONTEXT_BYTES + (NCCL_BYTES if workers > 1 else 0)
+
+
+def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) -> Memory:
+    """Return the memory of a step on a card; ``bucketed`` gradients are in DDP's buckets."""
+    hopper = card.capability >= _FIRST_HOPPER
+    fixed = {"workspaces": _WORKSPACE_HOPPER if hopper else _WORKSPACE}
+    held = recording
+    if bucketed:
+        fixed["exchange buckets"] = recording.gradient_bytes
+        held = recording.in_buckets()
+    names = {-number: name for number, name in enumerate(fixed, start=1)}
+    events = [*((n, fixed[name]) for n, name in names.items() if fixed[name]), *held.events]
+    key = (hopper, bucketed)
+    if key not in recording.peaks:
+        recording.peaks[key] = replay(events)
+    peak, limit = recording.peaks[key], room(card, workers)
+    fits = peak.reserved <= limit
+    if not fits and peak.allocated <= limit:  # it may do with fewer segments
+        within = replay(events, limit)
+        peak, fits = (within, True) if within.fits else (peak, False)
+    sizes = dict(events[: peak.event + 1])
+    parts: Counter[str] = Counter()
+    for number, size in sizes.items():
+        parts[names.get(number) or recording.parts[number]] += size
+    used = sum(parts.values())
+    return Memory(peak.reserved, {**parts, "allocator": peak.reserved - used}, fits)
+
+
+def between(one: Recording, two: Recording, share: float) -> Recording | None:
+    """Return the recording at a share of the way from one micro-batch to another; may be outside.
+
+    Sizes and operations of a step are linear in the micro-batch. None if the two recordings differ
+    in more than sizes.
+    """
+    if not _same(one, two):
+        return None
+    events = [
+        (number, max(1, round(size + share * (other - size))) if size else 0)
+        for (number, size), (_, other) in zip(one.events, two.events, strict=True)
+    ]
+    kernels = {
+        name: [_kernel(a, b, share) for a, b in zip(found, two.kernels[name], strict=True)]
+        for name, found in one.kernels.items()
+    }
+    return Recording(events, one.parts, kernels, one.span)
+
+
+def _same(one: Recording, two: Recording) -> bool:
+    """Whether two recordings differ in sizes alone."""
+    shape = [(number, bool(size)) for number, size in one.events]
+    if shape != [(number, bool(size)) for number, size in two.events]:
+        return False
+    names = {key: [kernel.name for kernel in found] for key, found in one.kernels.items()}
+    return names == {key: [each.name for each in found] for key, found in two.kernels.items()}
+
+
+def _kernel(one: Kernel, two: Kernel, share: float) -> Kernel:
+    def line(a: float, b: float) -> float:
+        return max(0.0, a + share * (b - a))
+
+    def touched(
+        a: tuple[tuple[int, int], ...], b: tuple[tuple[int, int], ...]
+    ) -> tuple[tuple[int, int], ...]:
+        return tuple((n, round(line(x, y))) for (n, x), (_, y) in zip(a, b, strict=False))
+
+    return replace(
+        one,
+        flops=line(one.flops, two.flops),
+        reads=touched(one.reads, two.reads),
+        writes=touched(one.writes, two.writes),
+        exchanged=line(one.exchanged, two.exchanged),
+    )

@@ -1,0 +1,310 @@
+"""Recorder of a step under fake tensors: when each storage lives, and what each kernel does."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from raypipe.prediction.allocator import Peak
+
+#: kernels that read as much of their first tensor as they return, and not all of it
+_LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim"))
+#: kernels that overwrite their first tensor without reading it
+_FILLS = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_"))
+#: kernels that repeat the product of queries and keys; model FLOPs do not count it
+_ATTENTION_BACKWARD = frozenset(
+    (
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention_backward",
+    )
+)
+#: functions of no kernel of their own
+_NO_KERNEL = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: its model FLOPs, and the bytes that it reads, writes and exchanges with others.
+
+    ``dtype`` is that of its matrix products, empty without any. ``reads`` and ``writes`` have
+    (storage, bytes). ``waits`` says that the host waits for its result.
+    """
+
+    name: str
+    flops: float = 0.0
+    reads: tuple[tuple[int, int], ...] = ()
+    writes: tuple[tuple[int, int], ...] = ()
+    exchanged: float = 0.0
+    dtype: str = ""
+    waits: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it reads and writes."""
+        return sum(size for _, size in (*self.reads, *self.writes))
+
+
+@dataclass
+class Recording:
+    """Storages and kernels of a step, in their order.
+
+    ``events`` has (storage, bytes): a storage that begins, or ends with 0 bytes. ``parts`` names
+    the use of a storage. ``kernels`` are by section: the ``first`` micro-batch of the step, a
+    ``further`` one that accumulates gradients, and the ``update``. ``span`` are the events of the
+    further one.
+    """
+
+    events: list[tuple[int, int]] = field(default_factory=list)
+    parts: dict[int, str] = field(default_factory=dict)
+    kernels: dict[str, list[Kernel]] = field(default_factory=dict)
+    span: tuple[int, int] = (0, 0)
+    peaks: dict[tuple[bool, bool], Peak] = field(default_factory=dict)
+
+    @cached_property
+    def flops(self) -> float:
+        """The model FLOPs of a micro-batch."""
+        return sum(kernel.flops for kernel in self.kernels["first"])
+
+    def without_accumulation(self) -> Recording:
+        """Return the recording of a step of one micro-batch: of the further one, what stays."""
+        first, last = self.span
+        before, after = living(self.events[:first]), living(self.events[:last])
+        ended = [(number, 0) for number in before if number not in after]
+        begun = [(number, size) for number, size in after.items() if number not in before]
+        kept = [*self.events[:first], *ended, *begun]
+        kernels = {name: found for name, found in self.kernels.items() if name != "further"}
+        span = len(kept), len(kept)
+        return Recording([*kept, *self.events[last:]], self.parts, kernels, span)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """The bytes of all gradients before the update."""
+        held = living(self.events[: self.span[1]]).items()
+        return sum(size for number, size in held if self.parts[number] == "gradients")
+
+    def in_buckets(self) -> Recording:
+        """Return the recording with gradients in DDP's buckets, which are not part of it.
+
+        A gradient ends as soon as it is computed: it is copied to its bucket.
+        """
+        events: list[tuple[int, int]] = []
+        for number, size in self.events:
+            if self.parts[number] != "gradients":
+                events.append((number, size))
+            elif size:
+                events += [(number, size), (number, 0)]
+        return replace(self, events=events, span=(0, 0))
+
+
+class Recorder(TorchDispatchMode):
+    """Mode that records storages and kernels; inside of ``FakeTensorMode``.
+
+    ``part`` and ``section`` are those of what comes next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.part, self.section = "temporaries", "first"
+        self._live: dict[int, tuple[int, Any]] = {}  # by the address of a storage
+        self._sizes: dict[int, int] = {}
+        self._number = 0
+
+    def adopt(self, tensors: Iterable[Any], part: str) -> None:
+        """Record tensors that exist already, such as weights and batches."""
+        before, self.part = self.part, part
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._see(local(tensor.detach()))
+        self.part = before
+
+    def name(self, tensors: Iterable[Any], part: str) -> None:
+        """Change the use of the storages of tensors."""
+        for tensor in tensors:
+            found = self._live.get(local(tensor).untyped_storage()._cdata)
+            if found is not None:
+                self.recording.parts[found[0]] = part
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call an operator and record it; of sharded tensors, what it calls on the local parts."""
+        if DTensor in types:
+            return NotImplemented
+        kwargs = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        if name == "_local_scalar_dense":
+            self._add(Kernel(name, waits=True))
+            return _value(args[0])
+        result = func(*args, **kwargs)
+        outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        for tensor in outputs:
+            self._see(tensor)
+        if name not in _NO_KERNEL and func.namespace != "prim":
+            self._count(func, name, args, kwargs, inputs, outputs, result)
+        return result
+
+    def _count(
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        result: Any,
+    ) -> None:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            size = max((self._touched(each)[1] for each in (*inputs, *outputs)), default=0)
+            self._add(Kernel(name, exchanged=size))
+            return
+        mutated = list(_mutated(func, args, kwargs))
+        known = {each.untyped_storage()._cdata for each in inputs}
+        fresh = [each for each in outputs if each.untyped_storage()._cdata not in known]
+        if not fresh and not mutated:
+            return  # a view
+        writes = tuple(map(self._touched, [*fresh, *mutated]))
+        reads = tuple(map(self._touched, inputs))
+        if name in _LOOKUPS and reads:
+            reads = ((reads[0][0], writes[0][1]), *reads[1:])
+        elif name in _FILLS:
+            reads = reads[1:]
+        packet, flops, kind = func._overloadpacket, 0.0, ""
+        if packet in flop_registry:
+            flops = float(flop_registry[packet](*args, **kwargs, out_val=result))
+            if name in _ATTENTION_BACKWARD:
+                flops *= 4 / 5
+            kind = str(inputs[0].dtype).removeprefix("torch.")
+        if scratch := _scratch(name, inputs):
+            self._begin(scratch, "temporaries")
+            self._end(self._number)
+        self._add(Kernel(name, flops, reads, writes, dtype=kind))
+
+    def _touched(self, tensor: Tensor) -> tuple[int, int]:
+        """Return a tensor's storage, and its bytes that a kernel touches: expanded ones once."""
+        storage = tensor.untyped_storage()
+        number = self._live.get(storage._cdata, (0, None))[0]
+        return number, min(tensor.numel() * tensor.element_size(), storage.nbytes())
+
+    def _add(self, kernel: Kernel) -> None:
+        self.recording.kernels.setdefault(self.section, []).append(kernel)
+
+    def _see(self, tensor: Tensor) -> None:
+        """Record a storage at its first appearance."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._live:
+            self._begin(storage.nbytes(), self.part)
+            number = self._number
+
+            def gone(_: Any, number: int = number, address: int = address) -> None:
+                if self._live.get(address, (0, None))[0] == number:
+                    del self._live[address]
+                self._end(number)
+
+            self._live[address] = number, weakref.ref(storage, gone)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Record the new size of a storage."""
+        found = self._live.get(storage._cdata)
+        if found is not None:
+            self._end(found[0])
+            if size := storage.nbytes():
+                self._sizes[found[0]] = size
+                self.recording.events.append((found[0], size))
+
+    def _begin(self, size: int, part: str) -> None:
+        self._number += 1
+        self.recording.parts[self._number] = part
+        self._sizes[self._number] = size
+        if size:
+            self.recording.events.append((self._number, size))
+
+    def _end(self, number: int) -> None:
+        if self._sizes.get(number):
+            self._sizes[number] = 0
+            self.recording.events.append((number, 0))
+
+
+@contextmanager
+def recorded_resizes(recorder: Recorder) -> Iterator[None]:
+    """Record resizes of storages, with which FSDP frees weights: they are no operators."""
+    original: Callable[..., Any] = torch.UntypedStorage.resize_
+
+    @wraps(original)
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        done = original(storage, size)
+        recorder.resized(storage)
+        return done
+
+    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a sharded tensor that this worker has; others as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def living(events: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Return the sizes of the storages that live after some events."""
+    living: dict[int, int] = {}
+    for number, size in events:
+        if size:
+            living[number] = size
+        else:
+            living.pop(number)
+    return living
+
+
+def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors that an operator writes in place."""
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from (each for each in tree_leaves(given) if isinstance(each, Tensor))
+
+
+def _value(tensor: Tensor) -> Any:
+    """Return the value of a tensor; 1 if it is fake, since it has none."""
+    constant = getattr(tensor, "constant", None)
+    if constant is not None:
+        return constant.item()
+    kinds: dict[bool, Any] = {True: 1.0, False: 1}
+    return True if tensor.dtype == torch.bool else kinds[tensor.dtype.is_floating_point]
+
+
+def _scratch(name: str, inputs: Sequence[Tensor]) -> int:
+    """Return the bytes that a kernel allocates for itself, as torch's source does.
+
+    Backward passes of attention sum the gradient of the queries in single precision, and keep a
+    number per query.
+    """
+    if name == "_scaled_dot_product_flash_attention_backward":
+        batch, heads, length, width = inputs[1].shape
+        rounded = -(-length // 128) * 128
+        return 4 * batch * heads * rounded * (1 + -(-width // 32) * 32)
+    if name == "_scaled_dot_product_efficient_attention_backward":
+        batch, heads, length, width = inputs[1].shape
+        single = 0 if inputs[1].dtype == torch.float32 else width
+        return 4 * batch * heads * length * (1 + single)
+    return 0

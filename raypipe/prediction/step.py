@@ -1,0 +1,192 @@
+"""Recording of a training step: the task's real model and loss, with no weights and no card."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import IterableDataset, default_collate
+
+from raypipe.errors import UnitError, message_of
+from raypipe.prediction.cuda_rules import CudaRules
+from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes
+from raypipe.training import evaluation, order, parallel, precision
+from raypipe.training.job import Worker
+from raypipe.training.loader import over_leaves
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+from raypipe.training.update import Update
+
+_DEVICE = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """What decides a step's memory and kernels.
+
+    ``step`` is the first of the phase, ``accumulation`` its micro-batches: 1, or 2 for more. The
+    ``workers`` shard the model with ``settings.scaling.strategy`` fsdp.
+    """
+
+    settings: TrainStageSettings
+    phase: Phase
+    step: int
+    micro_batch: int
+    accumulation: int
+    workers: int
+    compute_capability: float | None
+
+
+def record(task: TrainTask, case: StepCase) -> Recording:
+    """Return the recording of an optimizer step, after a first one.
+
+    Raises:
+        UnitError: the task does something that needs the values of tensors, or a real device.
+
+    """
+    batch = _batch(task, case.micro_batch)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_quiet())
+            stack.enter_context(torch.random.fork_rng([]))
+            mesh = stack.enter_context(_pretended_mesh(_sharding_workers(case)))
+            return _record(task, case, batch, mesh)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        raise UnitError(
+            "prediction",
+            "error",
+            f"{type(task).__name__} cannot be predicted, since a step of it fails without values: "
+            f"{message_of(error)}; measure it on the card (`raypipe fit` without --card)",
+        ) from error
+
+
+def has_blocks(task: TrainTask) -> bool:
+    """Whether a task names blocks of its model."""
+    with _quiet(), torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True):
+        return any(True for _ in task.blocks(task.build_model()))
+
+
+def _record(task: TrainTask, case: StepCase, batch: Any, mesh: DeviceMesh | None) -> Recording:
+    uncompiled = case.settings.training.model_copy(update={"compile": False})
+    settings = case.settings.model_copy(update={"training": uncompiled})
+    worker = Worker(0, _DEVICE, _sharding_workers(case))
+    recorder = Recorder()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, _rules(case.compute_capability):
+        fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
+        model = task.build_model()
+        module = parallel.wrap(model, task, settings, worker, mesh)
+        update = Update(model, uncompiled, _DEVICE)
+        module.train()
+        recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
+        model.register_forward_hook(lambda *_: setattr(recorder, "part", "logits and loss"))
+        context = StepContext(case.step, case.phase, settings.training.seed)
+        with recorded_resizes(recorder), recorder:
+            step = _Step(recorder, task, module, model, update, settings, context)
+            step.run(fake, 1)  # creates the state of the optimizer
+            recorder.recording.kernels.clear()
+            step.run(fake, case.accumulation)
+    return recorder.recording
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An optimizer step, as the training loop does it."""
+
+    recorder: Recorder
+    task: TrainTask
+    module: Any
+    model: nn.Module
+    update: Update
+    settings: TrainStageSettings
+    context: StepContext
+
+    def run(self, batch: Any, micro_batches: int) -> None:
+        recorder, sums = self.recorder, dict[str, Tensor]()
+        for number in range(micro_batches):
+            recorder.section = "further" if number else "first"
+            begun = len(recorder.recording.events)
+            loss = self._forward_backward(batch, exchange=number + 1 == micro_batches)
+            evaluation.add(sums, loss, _DEVICE)
+            del loss
+            grown = [p.grad for p in self.model.parameters() if p.grad is not None]
+            recorder.name(grown, "gradients")
+            recorder.recording.span = begun, len(recorder.recording.events)
+        recorder.section = "update"
+        self.update.step(1e-4, self.context.phase.samples / sums["weight"], norm=False)
+        states = self.update.optimizer.state.values()
+        kept = (each for values in states for each in values.values() if _is(each))
+        recorder.name(kept, "optimizer state")
+
+    def _forward_backward(self, batch: Any, *, exchange: bool) -> Loss:
+        recorder = self.recorder
+        recorder.part = "batch"
+        batch = over_leaves(batch, lambda leaf: torch.empty_like(leaf) if _is(leaf) else leaf)
+        recorder.part = "activations"
+        with parallel.gradient_sync(self.module, exchange):
+            with precision.autocast(self.settings.training.precision, _DEVICE):
+                loss: Loss = self.module(self.task.loss, batch, self.context)
+            recorder.part = "temporaries"
+            self.update.backward(loss.total * (1 / self.context.phase.samples))
+        return loss
+
+
+def _rules(compute_capability: float | None) -> AbstractContextManager[object]:
+    return nullcontext() if compute_capability is None else CudaRules(compute_capability)
+
+
+def _batch(task: TrainTask, size: int) -> Any:
+    """Return a batch of the longest samples, on the host."""
+    dataset, lengths = task.build_dataset(), task.lengths()
+    if isinstance(dataset, IterableDataset):
+        samples = list(islice(dataset, size))
+    else:
+        length: int = len(dataset)  # type: ignore[arg-type]
+        chosen = range(length) if lengths is None else order.longest_first(lengths)(0)
+        samples = [dataset[int(chosen[number % length])] for number in range(size)]
+    return (task.collate() or default_collate)(samples)
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _sharding_workers(case: StepCase) -> int:
+    return case.workers if case.settings.scaling.strategy == "fsdp" else 1
+
+
+@contextmanager
+def _pretended_mesh(workers: int) -> Iterator[DeviceMesh | None]:
+    """Open a process group whose other workers do not exist; None for a single worker."""
+    if workers == 1:
+        yield None
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=workers)
+    try:
+        yield init_device_mesh(_DEVICE.type, (workers,))
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings about the missing card."""
+    logger = logging.getLogger("torch")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from raypipe.hardware import Precision
+from raypipe.prediction.cards import Card
+from raypipe.prediction.recorder import Kernel, Recording
+from raypipe.prediction.speed import Factors, StepTime, fused, step_time, watts
+
+CARD = Card(
+    "Card", "card", 2**34, 1e12, {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13},
+    1e11, 200.0, 8.0, "",
+)  # fmt: skip
+WHOLE = Factors(1.0, 0.5, 1.0, 1.0, 1e-6)
+PRODUCT = Kernel("mm", flops=4e10, reads=((1, 8),), writes=((2, 8),), dtype="bfloat16")
+SUM = Kernel("add", reads=((2, 10**9), (3, 10**9)), writes=((4, 10**9),))
+
+
+def recording(first: Sequence[Kernel], update: Sequence[Kernel] = ()) -> Recording:
+    return Recording(kernels={"first": list(first), "update": list(update)})
+
+
+def seconds(*kernels: Kernel, precision: Precision = "bf16", **more: bool) -> float:
+    return step_time(recording(kernels), CARD, precision, 1, WHOLE, **more).seconds
+
+
+def test_a_kernel_takes_its_operations_or_its_bytes_whichever_is_longer() -> None:
+    assert seconds(PRODUCT) == pytest.approx(1e-3, rel=0.01)
+    assert seconds(SUM) == pytest.approx(3e-3, rel=0.01)
+    assert seconds(PRODUCT, SUM) == pytest.approx(4e-3, rel=0.01)
+
+
+def test_attention_reaches_a_smaller_part_of_the_peak() -> None:
+    attention = Kernel("_flash_attention_forward", flops=4e10, dtype="bfloat16")
+    assert seconds(attention) == pytest.approx(2e-3, rel=0.01)
+
+
+def test_products_in_single_precision_use_tensor_cores_with_tf32_alone() -> None:
+    single = Kernel("mm", flops=4e10, dtype="float32")
+    assert seconds(single, precision="fp32") == pytest.approx(4e-3, rel=0.01)
+    assert seconds(single, precision="tf32") == pytest.approx(2e-3, rel=0.01)
+
+
+def test_many_small_kernels_take_the_time_of_the_host() -> None:
+    small = [Kernel("add", writes=((1, 8),))] * 1000
+    slow = Factors(1.0, 1.0, 1.0, 1.0, 1e-4)
+    found = step_time(recording(small), CARD, "bf16", 1, slow)
+    assert found.seconds == pytest.approx(0.1, rel=0.01)
+    assert found.busy_s < 0.01
+
+
+def test_the_host_waits_for_a_value() -> None:
+    value = Kernel("_local_scalar_dense", waits=True)
+    slow = Factors(1.0, 1.0, 1.0, 1.0, 2e-3)
+    behind = step_time(recording([SUM, SUM]), CARD, "bf16", 1, slow).seconds
+    waited = step_time(recording([SUM, value, SUM]), CARD, "bf16", 1, slow).seconds
+    assert waited == pytest.approx(behind + 2e-3, rel=0.01)
+
+
+def test_each_micro_batch_takes_its_time_and_the_update_once() -> None:
+    found = recording([SUM], [SUM])
+    found.kernels["further"] = [SUM, SUM]
+    one = step_time(found, CARD, "bf16", 1, WHOLE).seconds
+    four = step_time(found, CARD, "bf16", 4, WHOLE).seconds
+    assert one == pytest.approx(6e-3, rel=0.01)
+    assert four == pytest.approx(one + 3 * 6e-3, rel=0.01)
+
+
+def test_gradients_are_exchanged_behind_the_backward_pass() -> None:
+    hidden, shown = (
+        Recording([(1, size)], {1: "gradients"}, {"first": [SUM] * 10, "update": []}, span=(0, 1))
+        for size in (10**9, 10**10)
+    )
+    alone = step_time(hidden, CARD, "bf16", 1, WHOLE).seconds
+    assert step_time(hidden, CARD, "bf16", 1, WHOLE, replicas=2).seconds == alone
+    both = step_time(shown, CARD, "bf16", 1, WHOLE, replicas=2).seconds  # 0.1 s over the link
+    assert both == pytest.approx(0.1 + alone / 3, rel=0.01)
+
+
+def test_a_compiler_joins_pointwise_kernels() -> None:
+    one = Kernel("mul", reads=((1, 100),), writes=((2, 100),))
+    two = Kernel("add", reads=((2, 100), (1, 100)), writes=((3, 100),))
+    last = Kernel("mm", flops=1.0, reads=((3, 100),), writes=((4, 100),))
+    joined, product = fused([one, two, last])
+    assert product is last
+    assert dict(joined.reads) == {1: 100}
+    assert dict(joined.writes) == {3: 100}
+    assert seconds(one, two, last, compiled=True) < seconds(one, two, last)
+
+
+def test_a_busy_card_takes_its_whole_power() -> None:
+    assert watts(CARD, StepTime(1.0, 1.0)) == 200.0
+    assert watts(CARD, StepTime(1.0, 0.0)) == 60.0

@@ -1,0 +1,151 @@
+"""Recordings against arithmetic: every size and operation of a small model is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from raypipe.errors import UnitError
+from raypipe.prediction.memory import between
+from raypipe.prediction.recorder import Recording, living
+from raypipe.prediction.step import StepCase, has_blocks, record
+from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
+
+WIDTH, HIDDEN = 64, 256
+WEIGHTS = 4 * 2 * WIDTH * HIDDEN
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Squares(TrainTask):
+    """Two layers; the loss is the sum of squared outputs."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(Block())
+
+    def build_dataset(self) -> Dataset[Any]:
+        return TensorDataset(torch.randn(64, WIDTH))
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return list(model.children())
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        return Loss(model(batch[0]).square().sum(), len(batch[0]))
+
+
+class Looks(Squares):
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        kept = batch[0][batch[0][:, 0].nonzero()[:, 0]]
+        return Loss(model(kept).square().sum(), 1)
+
+
+def case(size: int = 32, capability: float | None = 9.0, **training: Any) -> StepCase:
+    values = {"optimizer": "adamw", "steps": 2, **training}
+    settings = TrainStageSettings(training=TrainingSettings(**values))
+    return StepCase(settings, Phase("train", 2, size, 1e-3), 0, size, 2, 1, capability)
+
+
+def held(recording: Recording, part: str) -> int:
+    """The bytes of a part before the update of the step."""
+    found = living(recording.events[: recording.span[1]])
+    return sum(size for number, size in found.items() if recording.parts[number] == part)
+
+
+def test_weights_gradients_and_state_have_their_sizes() -> None:
+    found = record(Squares(), case())
+    assert held(found, "parameters") == WEIGHTS
+    assert found.gradient_bytes == WEIGHTS
+    assert held(found, "optimizer state") == pytest.approx(2 * WEIGHTS, abs=64)
+
+
+def test_operations_are_those_of_the_products() -> None:
+    size = 32
+    forward = 2 * size * WIDTH * HIDDEN * 2
+    found = record(Squares(), case(size))
+    # the gradient of the input is not needed
+    assert found.flops == 3 * forward - forward / 2
+    assert sum(kernel.flops for kernel in found.kernels["further"]) == found.flops
+    recomputed = record(Squares(), case(size, gradient_checkpointing=True))
+    assert recomputed.flops == found.flops + forward / 2  # the block's output is not needed again
+
+
+def test_products_are_in_the_precision_of_autocast() -> None:
+    for precision, dtype in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+        found = record(Squares(), case(precision=precision))
+        products = [kernel for kernel in found.kernels["first"] if kernel.flops]
+        assert {kernel.dtype for kernel in products} == {dtype}
+
+
+def test_without_accumulation_gradients_do_not_outlive_the_step() -> None:
+    both = record(Squares(), case())
+    one = both.without_accumulation()
+    assert living(one.events) == living(both.events)
+    assert one.gradient_bytes == both.gradient_bytes
+    assert "further" not in one.kernels
+
+    def most(recording: Recording) -> int:
+        present: dict[int, int] = {}
+        peak = 0
+        for number, size in recording.events:
+            present[number] = size
+            peak = max(peak, sum(present.values()))
+        return peak
+
+    assert most(one) <= most(both)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_third_micro_batch_lies_on_the_line_through_two(precision: str) -> None:
+    one, two, three = (record(Squares(), case(size, precision=precision)) for size in (8, 16, 48))
+    found = between(one, two, (48 - 8) / (16 - 8))
+    assert found is not None
+    assert found.events == three.events
+    assert found.flops == three.flops
+    assert [k.bytes for k in found.kernels["first"]] == [k.bytes for k in three.kernels["first"]]
+
+
+def test_recordings_that_differ_in_more_than_sizes_have_no_line() -> None:
+    one = record(Squares(), case(8))
+    two = record(Squares(), case(16, gradient_checkpointing=True))
+    assert between(one, two, 2.0) is None
+
+
+def test_buckets_hold_the_gradients() -> None:
+    found = record(Squares(), case())
+    bucketed = found.in_buckets()
+    numbers = {n for n, part in found.parts.items() if part == "gradients"}
+    assert not numbers & living(bucketed.events[: found.span[1]]).keys()
+
+
+def test_shards_are_parts_of_weights_and_state() -> None:
+    own = case()
+    scaling = ScalingSettings(workers=4, strategy="fsdp")
+    sharded = replace(own, settings=own.settings.model_copy(update={"scaling": scaling}), workers=4)
+    found = record(Squares(), sharded)
+    assert held(found, "optimizer state") == pytest.approx(2 * WEIGHTS / 4, abs=64)
+    assert any(kernel.exchanged for kernel in found.kernels["first"])
+    assert not torch.distributed.is_initialized()
+
+
+def test_blocks_are_found_without_weights() -> None:
+    assert has_blocks(Squares())
+
+
+def test_a_step_that_needs_values_is_refused() -> None:
+    with pytest.raises(UnitError, match=r"Looks cannot be predicted.*measure it on the card"):
+        record(Looks(), case())
