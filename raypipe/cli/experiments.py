@@ -201,8 +201,8 @@ def fit(
     run_dir: Annotated[
         str | None,
         typer.Option(
-            help="With --card: a run whose table `predictions` receives the rows, beside what it "
-            "measured.",
+            help="With --card: a run whose table `predictions` receives the rows, next to its "
+            "measurements.",
             autocompletion=run_directories,
         ),
     ] = None,

@@ -41,7 +41,7 @@ _SAME_STEPS = (*KEYS, "precision", "compile", "gradient_checkpointing", "eval_ba
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to predict: a card's name or ``all``, cards per machine, a file of cards, a stage."""
+    """The arguments of a prediction: card or ``all``, cards per machine, file of cards, stage."""
 
     card: str
     cards_per_node: int | None = None
@@ -52,7 +52,7 @@ class Wanted:
 def predict(request: Request, wanted: Wanted) -> list[Row]:
     """Return the predictions of every training stage, or of one, on the cards.
 
-    With a run directory the rows become its table ``predictions``, beside what it measured.
+    With a run directory the rows become its table ``predictions``, next to its measurements.
 
     Raises:
         ConfigError: an unknown card or stage, or a stage that cannot be predicted.
@@ -139,7 +139,7 @@ class Predictor:
         Args:
             card: the card, whose profile is chosen as on a machine with it.
             stage: the stage; None for all.
-            ledger: of a run whose measurements are set beside them and calibrate the card.
+            ledger: of a run whose measurements are columns of the rows and calibrate the card.
             best_precision: whether to predict the fastest precision only.
 
         """

@@ -2,7 +2,8 @@
 
 The rules and constants are those of ``c10/cuda/CUDACachingAllocator.cpp``: sizes are rounded up to
 512 bytes, a request takes the smallest free block that holds it, a large block is split, and freed
-neighbors merge. Segments go back to the card only when it is full.
+neighbors merge. Segments go back to the card only when it is full. An expandable segment grows at
+its end instead, so that memory is hardly fragmented.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ class Peak:
     fits: bool
 
 
-def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> Peak:
+def replay(
+    events: Iterable[tuple[int, int]], capacity: float | None = None, *, expandable: bool = False
+) -> Peak:
     """Return the peak of storages that begin (number, bytes) and end (number, 0).
 
     Args:
         events: the storages in their order.
         capacity: bytes that may be reserved; if there are no more, unused segments are released.
+        expandable: whether segments are expandable (``expandable_segments:True``).
 
     """
-    allocator = _Allocator(capacity)
+    allocator = _Allocator(capacity, expandable=expandable)
     blocks: dict[int, _Block] = {}
     allocated = reserved = in_use = at = 0
     for index, (number, size) in enumerate(events):
@@ -70,8 +74,9 @@ def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> 
 
 
 class _Allocator:
-    def __init__(self, capacity: float | None) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: float | None, *, expandable: bool) -> None:
+        self._capacity, self._expandable = capacity, expandable
+        self._last: dict[bool, _Block] = {}  # of the expandable segments
         self.reserved = self._end = 0
         self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
 
@@ -102,10 +107,14 @@ class _Allocator:
         if (following := block.next) is not None and following.free:
             self._drop(following)
             block = _merged(block, following)
+        if self._expandable and block.next is None:
+            self._last[block.small] = block
         insort(self._free[block.small], (block.size, block.address, block))
 
     def _segment(self, size: int, *, small: bool) -> _Block | None:
         """Return a new segment as one block; None if the card is full."""
+        if self._expandable:
+            return self._grown(size, small=small)
         if small:
             whole = _SMALL_SEGMENT
         elif size < _MEDIUM:
@@ -121,6 +130,41 @@ class _Allocator:
         self.reserved += whole
         return block
 
+    def _grown(self, size: int, *, small: bool) -> _Block | None:
+        """Return a block at the end of an expandable segment; None if the card is full.
+
+        What is unused within the segment can be unmapped, so that only what is in use counts.
+        """
+        last = self._last.get(small)
+        tail = last.size if last is not None and last.free else 0
+        page = _SMALL_SEGMENT if small else _MEDIUM_SEGMENT
+        whole = -(-(size - tail) // page) * page
+        if self._capacity is not None and self.reserved + whole > self._capacity:
+            self._unmap_unused(last)
+            if self.reserved + whole > self._capacity:
+                return None
+        if tail and last is not None:
+            self._drop(last)
+            last.size += whole
+        else:
+            before, last = last, _Block(whole, self._end, small=small)
+            last.before = before
+            if before is not None:
+                before.next = last
+        self._end += whole
+        self.reserved += whole
+        self._last[small] = last
+        return last
+
+    def _unmap_unused(self, kept: _Block | None) -> None:
+        """Give the pages of free blocks back to the card, but for one block."""
+        for free in self._free.values():
+            for size, _, block in free:
+                if block is not kept:
+                    self.reserved -= size // _ROUND_LARGE * _ROUND_LARGE
+                    block.free = False  # it is not mapped
+            free[:] = [entry for entry in free if entry[2] is kept]
+
     def _release_unused(self) -> None:
         """Give segments without a block in use back to the card."""
         for small, free in self._free.items():
@@ -134,6 +178,8 @@ class _Allocator:
         if rest.next is not None:
             rest.next.before = rest
         block.size = size
+        if self._expandable and rest.next is None:
+            self._last[block.small] = rest
         insort(self._free[block.small], (rest.size, rest.address, rest))
 
     def _drop(self, block: _Block) -> None:

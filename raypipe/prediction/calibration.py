@@ -53,7 +53,7 @@ class Calibration:
 
     @property
     def text(self) -> str:
-        """What a prediction says about itself."""
+        """The certainty of a prediction, for its note."""
         if not self.number:
             return "predicted, uncalibrated"
         return f"predicted, calibrated by {self.number} measurement(s)"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
@@ -69,6 +70,12 @@ class CudaRules(TorchFunctionMode):
     def _call(
         self, name: str, func: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
     ) -> Any:
+        if name == "backward" and isinstance(args[0], Tensor):
+            with self:  # gradient checkpointing runs functions again
+                ones = (torch.ones_like(args[0]),)
+                return _engine_run_backward(
+                    (args[0],), ones, False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
         if name == "scaled_dot_product_attention":
             return self._attention(*args, **given)
         if name == "rms_norm":
@@ -126,9 +133,49 @@ def _rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """Return the norm by one kernel; on a CPU it is composed of several."""
-    done: Tensor = aten._fused_rms_norm(input, list(normalized_shape), weight, eps)[0]
+    """Return the norm by one kernel; on a CPU, and under fake tensors, it is several."""
+    del eps
+    if weight is None:
+        weight = torch.ones((), device=input.device).expand(tuple(normalized_shape))
+    done: Tensor = _fused_rms_norm(input, weight)[0]
     return done
+
+
+@torch.library.custom_op("raypipe::fused_rms_norm", mutates_args=())
+def _fused_rms_norm(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError("it has no values: it stands for CUDA's kernel under fake tensors")
+
+
+@_fused_rms_norm.register_fake
+def _(input: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (*input.shape[: input.dim() - weight.dim()], *(1,) * weight.dim())
+    return torch.empty_like(input), input.new_empty(shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("raypipe::fused_rms_norm_backward", mutates_args=())
+def _fused_rms_norm_backward(
+    gradient: Tensor, input: Tensor, root: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError("it has no values: it stands for CUDA's kernel under fake tensors")
+
+
+@_fused_rms_norm_backward.register_fake
+def _(gradient: Tensor, input: Tensor, root: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    del gradient, root
+    return torch.empty_like(input), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, output[1])
+
+
+def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+    input, weight, root = ctx.saved_tensors
+    done: tuple[Tensor, Tensor] = _fused_rms_norm_backward(gradient, input, root, weight)
+    return done
+
+
+_fused_rms_norm.register_autograd(_backward, setup_context=_keep)
 
 
 def _dropout(

@@ -195,10 +195,11 @@ class Forecasts:
 
     def _memory(self, card: Card, settings: TrainStageSettings, number: int, size: int) -> Memory:
         """Return the memory of a phase at a micro-batch."""
-        replicas = self._replicas(settings)
+        mixture = self._mixture(card, settings, number, size)
+        how = {"bucketed": self._replicas(settings) > 1, "alone": len(mixture) == 1}
         found = [
-            (memories.memory(each, card, self._workers, bucketed=replicas > 1), weight)
-            for each, _, weight in self._mixture(card, settings, number, size)
+            (memories.memory(each, card, self._workers, **how), weight)
+            for each, _, weight in mixture
         ]
         if len(found) == 1:
             return found[0][0]

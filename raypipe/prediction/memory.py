@@ -43,8 +43,19 @@ def outside(workers: int) -> int:
     return CONTEXT_BYTES + (NCCL_BYTES if workers > 1 else 0)
 
 
-def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) -> Memory:
-    """Return the memory of a step on a card; ``bucketed`` gradients are in DDP's buckets."""
+def memory(
+    recording: Recording, card: Card, workers: int, *, bucketed: bool, alone: bool = True
+) -> Memory:
+    """Return the memory of a step on a card.
+
+    Args:
+        recording: of the step.
+        card: the card.
+        workers: number of workers.
+        bucketed: whether gradients are in DDP's buckets.
+        alone: whether the recording is of the micro-batch in question, not one of two around it.
+
+    """
     hopper = card.capability >= _FIRST_HOPPER
     fixed = {"workspaces": _WORKSPACE_HOPPER if hopper else _WORKSPACE}
     held = recording
@@ -58,7 +69,7 @@ def memory(recording: Recording, card: Card, workers: int, *, bucketed: bool) ->
         recording.peaks[key] = replay(events)
     peak, limit = recording.peaks[key], room(card, workers)
     fits = peak.reserved <= limit
-    if not fits and peak.allocated <= limit:  # it may do with fewer segments
+    if alone and not fits and peak.allocated <= limit:  # it may do with fewer segments
         within = replay(events, limit)
         peak, fits = (within, True) if within.fits else (peak, False)
     sizes = dict(events[: peak.event + 1])

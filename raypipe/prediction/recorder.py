@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from raypipe.prediction.allocator import Peak
 
-#: kernels that read as much of their first tensor as they return, and not all of it
+#: kernels that read of their first tensor only the values that they return
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim"))
 #: kernels that overwrite their first tensor without reading it
 _FILLS = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "random_"))
@@ -29,7 +29,7 @@ _ATTENTION_BACKWARD = frozenset(
         "_scaled_dot_product_efficient_attention_backward",
     )
 )
-#: functions of no kernel of their own
+#: functions without a kernel
 _NO_KERNEL = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
 
 
@@ -244,7 +244,7 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def recorded_resizes(recorder: Recorder) -> Iterator[None]:
-    """Record resizes of storages, with which FSDP frees weights: they are no operators."""
+    """Record resizes of storages, with which FSDP frees weights: they are not operators."""
     original: Callable[..., Any] = torch.UntypedStorage.resize_
 
     @wraps(original)

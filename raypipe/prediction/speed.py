@@ -149,7 +149,7 @@ def _is_fusible(kernel: Kernel) -> bool:
 
 
 def _joined(run: Sequence[Kernel], last_read: dict[int, int], end: int) -> Kernel:
-    """Return a run as one kernel, without what it reads of its own results."""
+    """Return a run as one kernel, without reads of what it wrote itself."""
     if len(run) == 1:
         return run[0]
     reads: dict[int, int] = {}

@@ -33,7 +33,7 @@ _DEVICE = torch.device("cpu")
 
 @dataclass(frozen=True)
 class StepCase:
-    """What decides a step's memory and kernels.
+    """The settings that decide a step's memory and kernels.
 
     ``step`` is the first of the phase, ``accumulation`` its micro-batches: 1, or 2 for more. The
     ``workers`` shard the model with ``settings.scaling.strategy`` fsdp.

@@ -43,3 +43,17 @@ def test_a_full_card_gives_unused_segments_back_before_it_fails() -> None:
     full = replay([*events, (4, 20 * MIB)], 60 * MIB)
     assert not full.fits
     assert full.event == 5
+
+
+def test_an_expandable_segment_grows_at_its_end() -> None:
+    events = [(1, 30 * MIB), (2, 30 * MIB), (1, 0), (2, 0), (3, 60 * MIB)]
+    assert replay(events, expandable=True).reserved == 60 * MIB
+    grown = [(1, 30 * MIB), (2, 20 * MIB), (2, 0), (3, 45 * MIB)]
+    assert replay(grown, expandable=True).reserved == 80 * MIB
+    assert replay([(1, 1), (2, MIB)], expandable=True).reserved == 2 * MIB
+
+
+def test_unused_pages_of_an_expandable_segment_are_given_back() -> None:
+    events = [(1, 40 * MIB), (2, 20 * MIB), (1, 0), (3, 60 * MIB), (3, 0), (4, 70 * MIB)]
+    assert replay(events, 100 * MIB, expandable=True).fits
+    assert not replay([*events, (5, 20 * MIB)], 100 * MIB, expandable=True).fits

@@ -149,3 +149,38 @@ def test_blocks_are_found_without_weights() -> None:
 def test_a_step_that_needs_values_is_refused() -> None:
     with pytest.raises(UnitError, match=r"Looks cannot be predicted.*measure it on the card"):
         record(Looks(), case())
+
+
+class Attends(Squares):
+    """Attention and dropout in a block: on a CPU they are other kernels than on a card."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.TransformerEncoderLayer(WIDTH, 2, HIDDEN, batch_first=True))
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        return Loss(model(batch[0][:, None, :]).square().sum(), len(batch[0]))
+
+
+def test_recomputed_functions_follow_the_same_rules() -> None:
+    found = record(Attends(), case(precision="bf16", gradient_checkpointing=True))
+    names = [kernel.name for kernel in found.kernels["first"]]
+    assert names.count("_scaled_dot_product_flash_attention") == 2
+    assert names.count("_scaled_dot_product_flash_attention_backward") == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "precision", "kernel"),
+    [(9.0, "bf16", "flash"), (9.0, "fp32", "efficient"), (7.0, "fp16", "efficient")],
+)
+def test_attention_is_the_kernel_that_the_card_has(
+    capability: float, precision: str, kernel: str
+) -> None:
+    found = record(Attends(), case(capability=capability, precision=precision))
+    names = {each.name for each in found.kernels["first"]}
+    assert f"_scaled_dot_product_{kernel}_attention" in names
+
+
+def test_autocast_keeps_norms_in_single_precision() -> None:
+    found = record(Attends(), case(precision="bf16"))
+    norms = [each for each in found.kernels["first"] if each.name == "native_layer_norm"]
+    assert {size for each in norms for _, size in each.writes[:1]} == {4 * 32 * WIDTH}

@@ -1,0 +1,167 @@
+"""``raypipe fit --card`` on a small language model; no card, no Ray, no training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raypipe.cli import app
+from raypipe.commands import prediction
+from raypipe.commands.prediction import Wanted, conclusion, predict, shown
+from raypipe.commands.request import Request
+from raypipe.errors import ConfigError
+from raypipe.prediction import calibration
+from raypipe.prediction.tables import PREDICTIONS
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+
+SMALL = (
+    "data.source=random", "model.vocabulary=300", "model.width=32", "model.heads=2",
+    "model.layers=2", "model.feed_forward=64", "model.context=32", "train.training.steps=10",
+    "train.training.warmup_steps=0", "train.training.effective_batch=8",
+)  # fmt: skip
+CARD = "{{memory_mib: {}, bandwidth: 100, tflops: {{fp32: 1}}, power_w: 50, capability: 6.1}}"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("RAYPIPE_CARDS", raising=False)
+
+
+def request(*overrides: str, **more: Any) -> Request:
+    return Request("fit", "lm_pretrain", [*SMALL, *overrides], **more)
+
+
+def columns(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def test_a_row_per_precision_that_the_card_supports() -> None:
+    rows = predict(request(), Wanted("l4"))
+    assert columns(rows, "precision") == ["bf16", "fp16", "tf32", "fp32"]
+    assert set(columns(rows, "micro_batch")) == {8}
+    assert set(columns(rows, "accumulation")) == {1}
+    assert sum(columns(rows, "recommended")) == 1
+    declared = {column.name for column in PREDICTIONS.columns}
+    for row in rows:
+        assert row.keys() <= declared
+        assert row["samples_per_s_low"] < row["samples_per_s"] < row["samples_per_s_high"]
+        assert row["hours"] * 3600 == pytest.approx(10 * 8 / row["samples_per_s"])
+        parts = [row[name] for name in row if name.endswith("_bytes")]
+        held = sum(parts) - sum(row[f"{n}_bytes"] for n in ("peak", "context", "capacity"))
+        assert held == row["peak_bytes"]
+        assert row["note"] == "predicted, uncalibrated"
+    json.dumps(rows)
+    assert columns(predict(request(), Wanted("t4")), "precision") == ["fp16", "fp32"]
+
+
+def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
+    file = tmp_path / "cards.yaml"
+    cards = {"Full": 540, "Small": 600}
+    text = "".join(f"  {name}: {CARD.format(size)}\n" for name, size in cards.items())
+    file.write_text(f"cards:\n{text}")
+    large = ("model.context=512", "train.training.effective_batch=64")
+    none = predict(request(*large), Wanted("Full", file=file))
+    assert columns(none, "micro_batch") == [None, None]
+    assert columns(none, "gradient_checkpointing") == [False, True]
+    assert none[0]["note"] == "micro-batch 1 does not fit; predicted, uncalibrated"
+    assert shown(none)[0]["batch"] == "none"
+    some = predict(request(*large), Wanted("Small", file=file))
+    without, recomputed = columns(some, "micro_batch")
+    assert 1 <= without < recomputed <= 64
+    room = 0.95 * 600 * 2**20 - some[0]["context_bytes"]
+    for row in some:
+        assert row["peak_bytes"] <= room
+        assert row["micro_batch"] * row["accumulation"] >= 64
+
+
+def test_cards_share_the_gradients_or_the_model() -> None:
+    rows = predict(request(), Wanted("l4", cards_per_node=2))
+    assert set(columns(rows, "workers")) == {2}
+    assert set(columns(rows, "strategy")) == {"ddp"}  # all of the batch fits
+    sharded = predict(request("train.scaling.strategy=fsdp"), Wanted("l4", cards_per_node=2))
+    assert set(columns(sharded, "strategy")) == {"fsdp"}
+    for one, other in zip(rows, sharded, strict=True):
+        assert other["optimizer_bytes"] == pytest.approx(one["optimizer_bytes"] / 2, rel=0.05)
+    with pytest.raises(ConfigError, match=r"9 cards for train.training.effective_batch = 8"):
+        predict(request(), Wanted("l4", cards_per_node=9))
+
+
+def test_the_cheapest_of_all_cards_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("cards: {A10: {price_per_hour: 1}, L4: {price_per_hour: 0.5}}")
+    rows = predict(request(), Wanted("all", file=file))
+    assert len(set(columns(rows, "card"))) == len(rows) > 50
+    priced = {row["card"]: row["cost"] for row in rows if row["cost"] is not None}
+    assert set(priced) == {"A10", "L4"}
+    best = min(priced, key=lambda name: priced[name])
+    assert [row["card"] for row in rows if row["recommended"]] == [best]
+    assert f"{best}, bf16, micro-batch 8 x accumulation 1 is the cheapest" in conclusion(rows)
+
+
+def test_measurements_of_a_run_stand_beside_and_calibrate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "report", lambda location: location)
+    before = predict(request(), Wanted("l4"))[0]
+    run = RunDirectory.at(tmp_path / "run")
+    trial = {
+        "trial_id": "train", "stage": "train", "status": "succeeded", "device": "NVIDIA L4",
+        "precision": "bf16", "micro_batch": 8, "workers": 1, "gradient_checkpointing": False,
+        "compile": before["compile"], "strategy": "ddp",
+        "samples_per_s": before["samples_per_s"] / 2, "gpu_peak_bytes": before["peak_bytes"] * 2,
+    }  # fmt: skip
+    ledger = Ledger(run)
+    ledger.put_tables({"trials": {"train": trial}, "runs": {"run": {"run_id": "r"}}})
+    del ledger
+    after = predict(request(run_dir=str(tmp_path / "run")), Wanted("l4"))[0]
+    assert after["measured_samples_per_s"] == trial["samples_per_s"]
+    assert after["samples_per_s"] == pytest.approx(trial["samples_per_s"])
+    assert after["peak_bytes"] == pytest.approx(trial["gpu_peak_bytes"])
+    assert after["measurements"] == calibration.load("L4").number == 1
+    assert after["note"] == "predicted, calibrated by 1 measurement(s)"
+    stored = read_table(run, "predictions")
+    assert list(stored["precision"]) == ["bf16", "fp16", "tf32", "fp32"]
+    assert predict(request(), Wanted("l4"))[0]["samples_per_s"] == after["samples_per_s"]
+
+
+def test_mistakes_are_refused_before_anything_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"--card L5: unknown card; nearest names: .*L4"):
+        predict(request(), Wanted("L5"))
+    with pytest.raises(ConfigError, match=r"--run-dir .*: is not a run"):
+        predict(request(run_dir=str(tmp_path)), Wanted("L4"))
+    with pytest.raises(ConfigError, match="command line: --stage = 'tokenize': must be a training"):
+        predict(request(), Wanted("L4", stage="tokenize"))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    Path("script.yaml").write_text(
+        "experiment: raypipe.scripts\ntrain: {command: python train.py}\n"
+    )
+    with pytest.raises(ConfigError, match="cannot be predicted, since another program trains"):
+        predict(Request("fit", "script.yaml"), Wanted("L4"))
+
+
+@pytest.mark.parametrize(
+    "option", [["--cards-per-node", "2"], ["--cards", "x"], ["--run-dir", "x"]]
+)
+def test_options_of_a_prediction_need_a_card(option: list[str]) -> None:
+    found = CliRunner().invoke(app, ["fit", "lm_pretrain", *option])
+    assert isinstance(found.exception, ConfigError)
+    assert f"{option[0]}: needs --card" in str(found.exception)
+
+
+def test_the_command_prints_a_table_or_json() -> None:
+    command = ["fit", "lm_pretrain", *SMALL, "--card", "h100-80"]
+    table = CliRunner().invoke(app, command).stdout
+    assert "H100 SXM 80GB" in table
+    assert "predicted, uncalibrated" in table
+    rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert columns(rows, "precision") == ["bf16", "fp16", "tf32", "fp32"]

@@ -1,0 +1,126 @@
+"""Predicted peaks beside what torch's allocator for the CPU hands out in the real training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from raypipe.commands.configuration import read, resolve
+from raypipe.hardware import detect
+from raypipe.prediction.recorder import Recording
+from raypipe.prediction.step import StepCase, record
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.sweep.trials import training_stage
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import TrainTask
+
+#: a small preset of each workload, its training stage and a micro-batch
+WORKLOADS = {
+    "lm_pretrain": (["data.source=random"], "train", 12),
+    "summarization": ([], "train", 4),
+    "transformer": (["data.source=random", "model.numeric=8"], "train", 32),
+    "teleclass": ([], "train", 16),
+    "pabbo_lda": (["train_small.pabbo.horizon=4"], "train_small", 8),
+}
+FAST = "summarization"
+
+
+def of_workload(name: str) -> tuple[TrainTask, TrainStageSettings, int]:
+    overrides, stage, size = WORKLOADS[name]
+    configuration = resolve(read(name), overrides, "cpu", [detect()])
+    _, training = training_stage(configuration.stages(), stage, "test")
+    task = training.task(None)
+    assert isinstance(task, TrainTask)
+    return task, training.settings, size
+
+
+def of_step(
+    task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, *, checkpointing: bool
+) -> tuple[TrainTask, TrainStageSettings]:
+    update = {
+        "steps": 2, "epochs": None, "restarts": (), "warmup_steps": 0, "compile": False,
+        "micro_batch": plan.micro_batch, "accumulation": plan.accumulation,
+        "effective_batch": plan.effective_batch, "gradient_checkpointing": checkpointing,
+    }  # fmt: skip
+    training = settings.training.model_copy(update=update)
+    return task, settings.model_copy(update={"training": training})
+
+
+def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) -> int:
+    """The largest sum of the sizes of tensors that live at a time, in any phase."""
+    peaks = []
+    for number, phase in enumerate(task.phases(settings.training, plan.effective_batch)):
+        size = min(plan.micro_batch, phase.samples)
+        case = StepCase(settings, phase, number, size, 2, 1, None)
+        found = record(task, case)
+        several = phase.samples > size
+        peaks.append(most(found if several else found.without_accumulation()))
+    return max(peaks)
+
+
+def most(recording: Recording) -> int:
+    sizes: dict[int, int] = {}
+    held = peak = 0
+    for number, size in recording.events:
+        held += size - sizes.get(number, 0)
+        sizes[number] = size
+        peak = max(peak, held)
+    return peak
+
+
+def measured(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, folder: Path) -> int:
+    """The largest number of bytes that the allocator had handed out, in a run of the loop."""
+    job = TrainingJob("t", "r", task, settings, plan, RunDirectory.at(folder), measured=True)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        train(job, Worker(0, torch.device("cpu")))
+    events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def cases() -> Sequence[object]:
+    found = []
+    for name in WORKLOADS:
+        for checkpointing in (False, True) if name != "pabbo_lda" else (False,):
+            for accumulation in (1, 2):
+                slow = [] if name == FAST and not checkpointing else [pytest.mark.slow]
+                found.append(pytest.param(name, checkpointing, accumulation, marks=slow))
+    return found
+
+
+@pytest.mark.parametrize(("name", "checkpointing", "accumulation"), cases())
+def test_the_predicted_peak_is_what_the_allocator_hands_out(
+    name: str, checkpointing: bool, accumulation: int, tmp_path: Path
+) -> None:
+    task, settings, size = of_workload(name)
+    plan = BatchPlan(size, accumulation, size * accumulation, 1)
+    given = of_step(task, settings, plan, checkpointing=checkpointing)
+    assert predicted(*given, plan) == pytest.approx(measured(*given, plan, tmp_path), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == FAST else pytest.mark.slow) for name in WORKLOADS],
+)
+def test_recorded_operations_are_those_of_the_analytic_count(name: str) -> None:
+    task, settings, size = of_workload(name)
+    plan = BatchPlan(size, 1, size, 1)
+    _, own = of_step(task, settings, plan, checkpointing=False)
+    phase = task.phases(own.training, size)[0]
+    analytic = task.flops_per_sample(task.build_model())
+    if analytic is None:
+        pytest.skip("the task does not count its operations")
+    case = replace(StepCase(own, phase, 0, size, 1, 1, 9.0))
+    assert record(task, case).flops / size == pytest.approx(analytic, rel=0.01)
