@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
+from raypipe.prediction.recorder import replaced
+
 aten = torch.ops.aten
 
 #: functions that autocast runs in single precision on CUDA (torch's ``autocast_mode.h``), by the
@@ -76,6 +78,9 @@ class CudaRules(TorchFunctionMode):
                 return _engine_run_backward(
                     (args[0],), ones, False, False, (), allow_unreachable=True, accumulate_grad=True
                 )
+        if name == "multi_head_attention_forward":  # the mode does not see what it calls
+            with replaced(F, "scaled_dot_product_attention", self._attention):
+                return func(*args, **given)
         if name == "scaled_dot_product_attention":
             return self._attention(*args, **given)
         if name == "rms_norm":

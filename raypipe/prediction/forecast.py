@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from raypipe.prediction import memory as memories
@@ -219,9 +219,9 @@ class Forecasts:
         mixture = self._mixture(card, settings, number, size)
         found = []
         for factors in (EXPECTED, FASTEST, SLOWEST):
+            time = partial(step_time, compiled=training.compile, replicas=replicas)
             given = card, training.precision, runs, factors
-            own = {"compiled": training.compile, "replicas": replicas}
-            times = [(step_time(each, *given, **own), weight) for each, _, weight in mixture]
+            times = [(time(each, *given), weight) for each, _, weight in mixture]
             found.append(
                 StepTime(
                     sum(weight * each.seconds for each, weight in times),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.part, self.section = "temporaries", "first"
         self._live: dict[int, tuple[int, Any]] = {}  # by the address of a storage
@@ -245,19 +245,26 @@ class Recorder(TorchDispatchMode):
 @contextmanager
 def recorded_resizes(recorder: Recorder) -> Iterator[None]:
     """Record resizes of storages, with which FSDP frees weights: they are not operators."""
-    original: Callable[..., Any] = torch.UntypedStorage.resize_
+    original = torch.UntypedStorage.resize_
 
-    @wraps(original)
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         done = original(storage, size)
         recorder.resized(storage)
         return done
 
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+    with replaced(torch.UntypedStorage, "resize_", resize):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or class in the body."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = original  # type: ignore[method-assign]
+        setattr(owner, name, before)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def test_mistakes_are_refused_before_anything_is_recorded(
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("")
     Path("script.yaml").write_text(
-        "experiment: raypipe.scripts\ntrain: {command: python train.py}\n"
+        "experiment: raypipe.scripts\ntrain: {command: 'python train.py {micro_batch}'}\n"
     )
     with pytest.raises(ConfigError, match="cannot be predicted, since another program trains"):
         predict(Request("fit", "script.yaml"), Wanted("L4"))

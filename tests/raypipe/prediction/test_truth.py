@@ -27,7 +27,7 @@ WORKLOADS = {
     "lm_pretrain": (["data.source=random"], "train", 12),
     "summarization": ([], "train", 4),
     "transformer": (["data.source=random", "model.numeric=8"], "train", 32),
-    "teleclass": ([], "train", 16),
+    "teleclass": (["train.classifier.layers=2"], "train", 16),
     "pabbo_lda": (["train_small.pabbo.horizon=4"], "train_small", 8),
 }
 FAST = "summarization"
