@@ -24,9 +24,8 @@ def predictions_section(tables: Mapping[str, pd.DataFrame]) -> Section:
     low, high = found["samples_per_s_low"], found["samples_per_s_high"]
     interval = ["" if pd.isna(a) else f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)]
     found = found.assign(interval=cells(interval))
-    columns = [name for name in _COLUMNS if name in found and not found[name].isna().all()]
     text = (
         "Predicted from the model on a machine without these cards. Times are of optimizer steps "
         "alone."
     )
-    return Section("Predictions", [text, TableView(found, columns, "Predictions")])
+    return Section("Predictions", [text, TableView(found, _COLUMNS, "Predictions")])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
 from raypipe.commands.configuration import read, resolve
@@ -19,7 +22,7 @@ from raypipe.sweep.trials import training_stage
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.settings import TrainStageSettings
+from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
 
 #: a small preset of each workload, its training stage and a micro-batch
@@ -59,10 +62,13 @@ def predicted(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan) ->
     peaks = []
     for number, phase in enumerate(task.phases(settings.training, plan.effective_batch)):
         size = min(plan.micro_batch, phase.samples)
-        case = StepCase(settings, phase, number, size, 2, 1, None)
+        runs = min(2, -(-phase.samples // plan.workers // size))
+        case = StepCase(settings, phase, number, size, 2, plan.workers, None)
+        if plan.workers > 1:  # shards are recorded as they are
+            peaks.append(most(record(task, replace(case, accumulation=runs))))
+            continue
         found = record(task, case)
-        several = phase.samples > size
-        peaks.append(most(found if several else found.without_accumulation()))
+        peaks.append(most(found if runs > 1 else found.without_accumulation()))
     return max(peaks)
 
 
@@ -76,11 +82,14 @@ def most(recording: Recording) -> int:
     return peak
 
 
-def measured(task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, folder: Path) -> int:
+def measured(
+    task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, folder: Path, rank: int = 0
+) -> int:
     """The largest number of bytes that the allocator had handed out, in a run of the loop."""
     job = TrainingJob("t", "r", task, settings, plan, RunDirectory.at(folder), measured=True)
+    worker = Worker(rank, torch.device("cpu"), plan.workers, plan.workers)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        train(job, Worker(0, torch.device("cpu")))
+        train(job, worker)
     events = recorded.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     held = peak = 0
@@ -124,3 +133,36 @@ def test_recorded_operations_are_those_of_the_analytic_count(name: str) -> None:
         pytest.skip("the task does not count its operations")
     case = replace(StepCase(own, phase, 0, size, 1, 1, 9.0))
     assert record(task, case).flops / size == pytest.approx(analytic, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("workers", [2, 4])
+def test_the_peak_of_a_shard_is_what_the_allocator_hands_out(
+    workers: int, accumulation: int, tmp_path: Path
+) -> None:
+    plan = sharded_plan(workers, accumulation)
+    spawn(_shard, (plan, tmp_path), nprocs=workers)
+    found = [int((tmp_path / f"peak{rank}").read_text()) for rank in range(workers)]
+    assert predicted(*sharded(plan), plan) == pytest.approx(max(found), rel=0.03)
+
+
+def sharded_plan(workers: int, accumulation: int) -> BatchPlan:
+    return BatchPlan(8, accumulation, 8 * accumulation * workers, workers)
+
+
+def sharded(plan: BatchPlan) -> tuple[TrainTask, TrainStageSettings]:
+    task, settings, _ = of_workload("lm_pretrain")
+    task, settings = of_step(task, settings, plan, checkpointing=False)
+    scaling = ScalingSettings(workers=plan.workers, strategy="fsdp")
+    return task, settings.model_copy(update={"scaling": scaling})
+
+
+def _shard(rank: int, plan: BatchPlan, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", store, rank=rank, world_size=plan.workers)
+    peak = measured(*sharded(plan), plan, folder / "run", rank)
+    (folder / f"peak{rank}").write_text(str(peak))
+    dist.barrier()
+    os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end
