@@ -191,7 +191,10 @@ class Forecasts:
                 fitting = middle
             else:
                 too_large = middle
-        return fitting or None
+        if not fitting:
+            return None
+        share = -(-self._effective_batch // self._workers)
+        return -(-share // -(-share // fitting))  # micro-batches of a step are equally large
 
     def _memory(self, card: Card, settings: TrainStageSettings, number: int, size: int) -> Memory:
         """Return the memory of a phase at a micro-batch."""

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.errors import UnitError, message_of
@@ -89,7 +91,7 @@ def _record(task: TrainTask, case: StepCase, batch: Any, mesh: DeviceMesh | None
         update = Update(model, uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
-        model.register_forward_hook(lambda *_: setattr(recorder, "part", "logits and loss"))
+        model.register_forward_hook(partial(_after_model, recorder))
         context = StepContext(case.step, case.phase, settings.training.seed)
         with recorded_resizes(recorder), recorder:
             step = _Step(recorder, task, module, model, update, settings, context)
@@ -97,6 +99,14 @@ def _record(task: TrainTask, case: StepCase, batch: Any, mesh: DeviceMesh | None
             recorder.recording.kernels.clear()
             step.run(fake, case.accumulation)
     return recorder.recording
+
+
+def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any) -> None:
+    """Count the output of the model, and what follows it, as logits and loss."""
+    del module, inputs
+    if recorder.part == "activations":  # not in a recomputation
+        recorder.name(filter(_is, tree_leaves(output)), "logits and loss")
+        recorder.part = "logits and loss"
 
 
 @dataclass(frozen=True)
