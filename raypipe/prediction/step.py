@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.errors import UnitError, message_of
 from raypipe.prediction.cuda_rules import CudaRules
-from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes
+from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.training import evaluation, order, parallel, precision
 from raypipe.training.job import Worker
 from raypipe.training.loader import over_leaves
@@ -79,7 +79,9 @@ def has_blocks(task: TrainTask) -> bool:
         return any(True for _ in task.blocks(task.build_model()))
 
 
-def _record(task: TrainTask, case: StepCase, batch: Any, mesh: DeviceMesh | None) -> Recording:
+def _record(
+    task: TrainTask, case: StepCase, batch: Any, mesh: Callable[..., DeviceMesh]
+) -> Recording:
     uncompiled = case.settings.training.model_copy(update={"compile": False})
     settings = case.settings.model_copy(update={"training": uncompiled})
     worker = Worker(0, _DEVICE, _sharding_workers(case))
@@ -87,7 +89,9 @@ def _record(task: TrainTask, case: StepCase, batch: Any, mesh: DeviceMesh | None
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _rules(case.compute_capability):
         fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
         model = task.build_model()
-        module = parallel.wrap(model, task, settings, worker, mesh)
+        # a fake model cannot move, and the mesh was made with values
+        with replaced(nn.Module, "to", _stay), replaced(parallel, "init_device_mesh", mesh):
+            module = parallel.wrap(model, task, settings, worker)
         update = Update(model, uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
@@ -167,6 +171,10 @@ def _batch(task: TrainTask, size: int) -> Any:
     return (task.collate() or default_collate)(samples)
 
 
+def _stay(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
+    return module
+
+
 def _is(value: Any) -> bool:
     return isinstance(value, Tensor)
 
@@ -176,14 +184,15 @@ def _sharding_workers(case: StepCase) -> int:
 
 
 @contextmanager
-def _pretended_mesh(workers: int) -> Iterator[DeviceMesh | None]:
-    """Open a process group whose other workers do not exist; None for a single worker."""
+def _pretended_mesh(workers: int) -> Iterator[Callable[..., DeviceMesh]]:
+    """Open a process group whose other workers do not exist; yield what returns its mesh."""
     if workers == 1:
-        yield None
+        yield init_device_mesh
         return
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=workers)
     try:
-        yield init_device_mesh(_DEVICE.type, (workers,))
+        mesh = init_device_mesh(_DEVICE.type, (workers,))
+        yield lambda *_: mesh
     finally:
         dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     apply_activation_checkpointing,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -58,16 +58,11 @@ def is_sharded(settings: TrainStageSettings, worker: Worker) -> bool:
 
 
 def wrap(
-    model: nn.Module,
-    task: TrainTask,
-    settings: TrainStageSettings,
-    worker: Worker,
-    mesh: DeviceMesh | None = None,
+    model: nn.Module, task: TrainTask, settings: TrainStageSettings, worker: Worker
 ) -> ModelCall | DistributedDataParallel:
     """Return the model on its device with recomputation, compilation and data parallelism.
 
-    A sharded model moves to the device block by block and need not fit on one device. Its shards
-    are those of ``mesh``, by default a new one of all workers.
+    A sharded model moves to the device block by block and need not fit on one device.
 
     Raises:
         ValueError: a setting needs blocks and the task defines none.
@@ -86,12 +81,12 @@ def wrap(
     if training.compile:
         compilation.compile_blocks(blocks or [model], training.compile_mode)
     call = ModelCall(model)
-    if not sharded and worker.device.type != "cpu":  # where it was built
+    if not sharded:
         call.to(worker.device)
     if worker.workers == 1:
         return call
     if sharded:
-        mesh = mesh or init_device_mesh(worker.device.type, (worker.workers,))
+        mesh = init_device_mesh(worker.device.type, (worker.workers,))
         policy = precision.sharded(training.precision, worker.device)
         for block in blocks:
             own = policy if _is_single_precision(block) else MixedPrecisionPolicy()
