@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from raypipe import faults
 from raypipe.sweep import memory_store
-from raypipe.sweep.memory_model import MemoryModel, Verdict
+from raypipe.sweep.memory_model import MemoryFit, MemoryModel, Verdict
 from raypipe.sweep.trials import Trial
 
 
@@ -14,18 +15,24 @@ class Memory:
     """One memory model per group of trials on a device.
 
     ``capacity_bytes`` is the memory of the smallest GPU. It is None on a CPU, where every trial is
-    assumed to fit and nothing is stored for later runs.
+    assumed to fit and nothing is stored for later runs. ``priors`` are predicted lines by group.
     """
 
-    def __init__(self, device: str, capacity_bytes: int | None) -> None:
-        self.device, self.capacity_bytes = device, capacity_bytes
+    def __init__(
+        self,
+        device: str,
+        capacity_bytes: int | None,
+        priors: Mapping[str, MemoryFit] = MappingProxyType({}),
+    ) -> None:
+        self.device, self.capacity_bytes, self._priors = device, capacity_bytes, priors
         self._models: dict[str, MemoryModel] = {}
 
     def model(self, group: str) -> MemoryModel:
         """Return the model of a group; a new one starts from the measurements of earlier runs."""
         if group not in self._models:
             preset = memory_store.load(self.device, group)
-            self._models[group] = MemoryModel(self.capacity_bytes, preset=preset)
+            prior = self._priors.get(group)
+            self._models[group] = MemoryModel(self.capacity_bytes, preset=preset, prior=prior)
         return self._models[group]
 
     def verdict(self, trial: Trial) -> Verdict:

@@ -44,14 +44,19 @@ class Measurements:
 class MemoryFit:
     """Line through the peaks: bytes at micro-batch 0, and bytes per sample.
 
-    It is fitted to ``trials`` trials, the largest peak of each micro-batch. ``largest_error`` is
-    its largest error relative to the measured peak.
+    It is fitted to ``trials`` trials, the largest peak of each micro-batch; 0 if it is predicted
+    from the model. ``largest_error`` is its largest error relative to the measured peak.
     """
 
     static_bytes: float
     bytes_per_sample: float
     trials: int
     largest_error: float
+
+    @property
+    def basis(self) -> str:
+        """The basis of the line, in words."""
+        return f"fit to {self.trials} trials" if self.trials else "predicted from the model"
 
     def predict(self, micro_batch: int) -> float:
         """Return the predicted peak in bytes."""
@@ -72,7 +77,7 @@ class MemoryModel:
 
     A prediction within ``margin`` (a fraction) of the capacity is inconclusive: such a micro-batch
     is worth a trial. ``preset`` has the measurements of earlier runs; those of this run override
-    it, in any order.
+    it, in any order. ``prior`` is a predicted line, used until two micro-batches are measured.
 
     Raises:
         ValueError: the capacity is not above 0, or the margin is outside [0, 1).
@@ -84,6 +89,7 @@ class MemoryModel:
         capacity_bytes: int | None,
         margin: float = 0.05,
         preset: Measurements = Measurements(),
+        prior: MemoryFit | None = None,
     ) -> None:
         if capacity_bytes is not None and not capacity_bytes > 0:
             raise ValueError(f"capacity_bytes = {capacity_bytes}: must be above 0, or None")
@@ -91,7 +97,7 @@ class MemoryModel:
             raise ValueError(f"margin = {margin}: must be at least 0 and below 1")
         self.capacity_bytes = capacity_bytes
         self.margin = margin
-        self._preset = preset
+        self._preset, self._prior = preset, prior
         self._update(Measurements())
 
     def observe(self, micro_batch: int, peak_bytes: int) -> None:
@@ -106,7 +112,7 @@ class MemoryModel:
         self._update(Measurements(self.measured.peaks, failed))
 
     def fit(self) -> MemoryFit | None:
-        """The fitted line; None with fewer than two measured micro-batches."""
+        """The fitted line, or the predicted one; None with neither."""
         return self._fit
 
     def predict(self, micro_batch: int) -> float | None:
@@ -151,7 +157,7 @@ class MemoryModel:
         reason = (
             f"predicted {bytes_text(predicted)} of {bytes_text(limit)}: "
             f"{bytes_text(self._fit.static_bytes)} + {bytes_text(self._fit.bytes_per_sample)} "
-            f"a sample (fit to {self._fit.trials} trials)"
+            f"a sample ({self._fit.basis})"
         )
         if predicted > limit * (1 + self.margin):
             return Verdict("does_not_fit", reason, predicted)
@@ -178,7 +184,7 @@ class MemoryModel:
         #: measurements of this run, without the preset
         self.measured = measured
         self._known = self._preset.corrected_by(measured)
-        self._fit = _fitted(self._known.peaks)
+        self._fit = _fitted(self._known.peaks) or self._prior
 
 
 def _whole(name: str, value: int) -> int:

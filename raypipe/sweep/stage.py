@@ -20,6 +20,7 @@ from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.population import Population, check_changeable, lineage
+from raypipe.sweep.prior import predicted_fits
 from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.rounds import adjusted_columns, measured
 from raypipe.sweep.search import OptunaSearch, Search
@@ -69,7 +70,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        memory, trials = Memory(*maker.device), given
+        priors = predicted_fits(given, maker.device, context.run_dir, context.say)
+        memory, trials = Memory(*maker.device, priors), given
         objective = Objective(sweep, declared_columns(configuration))
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)
@@ -270,7 +272,7 @@ def _fits(
     for trial in trials:
         model, row = memory.model(trial.group), rows.get(trial.unit.key)
         fit = model.fit()
-        if fit is None or row is None:
+        if fit is None or row is None or not fit.trials:
             continue
         same = ("device", "precision", "gradient_checkpointing", "compile", "strategy", "workers")
         fits[trial.group] = {
