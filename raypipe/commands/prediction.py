@@ -68,7 +68,10 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     predictor = Predictor(request, wanted.cards_per_node)
     rows: list[Row] = []
     for card in chosen:
-        rows += predictor.rows(card, wanted.stage, ledger, best_precision=every)
+        found = list(predictor.rows(card, wanted.stage, ledger, best_precision=every))
+        rows += _fastest(found) if every else found
+    if every:
+        rows.sort(key=lambda row: (row["stage"], -(row.get("samples_per_s") or 0.0)))
     _recommend(rows)
     if request.run_dir is not None:
         _record(request, rows)
@@ -212,14 +215,17 @@ class Predictor:
         return calibration.load(card.name)
 
     def compared(self, card: Card, rows: Sequence[Row]) -> list[Measured]:
-        """Return the rows of a measured fit over their uncalibrated predictions."""
+        """Return the fastest row of each stage of a measured fit over its prediction."""
         configuration = self._resolved(card)
-        found = []
-        for row in rows:
+        fastest: dict[str, Row] = {}
+        for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
             if row.get("samples_per_s") and row.get("micro_batch"):
-                settings = self._settings(configuration, row["stage"])
-                forecasts = self._of(configuration, row["stage"], settings)
-                found.append(_comparison(forecasts, card, settings, row, row["stage"]))
+                fastest[row["stage"]] = row
+        found = []
+        for stage, row in fastest.items():
+            settings = self._settings(configuration, stage)
+            forecasts = self._of(configuration, stage, settings)
+            found.append(_comparison(forecasts, card, settings, row, stage))
         return found
 
 
@@ -246,8 +252,9 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
     Nodes with several types of GPUs, and cards that are not listed, are left out.
     """
     gpus = [gpu for node in nodes for gpu in node.gpus]
-    found = {known_cards.of_device(gpu.name, gpu.memory_bytes) for gpu in gpus}
-    card = found.pop() if len(found) == 1 else None
+    known = known_cards.cards().values()
+    found = [known_cards.of_device(gpu.name, gpu.memory_bytes, known) for gpu in gpus]
+    card = found[0] if found and all(each == found[0] for each in found) else None
     if card is not None:
         predictor = Predictor(request, None)
         with suppress(UnitError, ConfigError):
@@ -316,7 +323,7 @@ def _trials(ledger: Ledger, stage: str, card: Card) -> list[Row]:
         if stage in (row.get("stage"), row.get("trained_stage"))
         and row.get("status") == "succeeded"
         and row.get("samples_per_s")
-        and known_cards.of_device(str(row.get("device")), card.memory_bytes) == card
+        and known_cards.of_device(str(row.get("device")), card.memory_bytes, [card]) == card
     ]
 
 
@@ -330,6 +337,14 @@ def _beside(row: Row, measured: Sequence[Row]) -> Row:
                 "measured_peak_bytes": trial.get("gpu_peak_bytes"),
             }
     return {}
+
+
+def _fastest(rows: Sequence[Row]) -> list[Row]:
+    """Return the fastest row of each stage; the last one if none fits."""
+    found = {}
+    for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
+        found[row["stage"]] = row
+    return list(found.values())
 
 
 def _recommend(rows: Sequence[Row]) -> None:

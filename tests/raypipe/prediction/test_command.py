@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from raypipe.commands import prediction
 from raypipe.commands.prediction import Wanted, conclusion, predict, shown
 from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
+from raypipe.hardware import Gpu, detect
 from raypipe.prediction import calibration
 from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.ledger import Ledger
@@ -22,16 +24,19 @@ from raypipe.storage.tables import read_table
 
 SMALL = (
     "data.source=random", "model.vocabulary=300", "model.width=32", "model.heads=2",
-    "model.layers=2", "model.feed_forward=64", "model.context=32", "train.training.steps=10",
+    "model.layers=1", "model.feed_forward=64", "model.context=32", "train.training.steps=10",
     "train.training.warmup_steps=0", "train.training.effective_batch=8",
 )  # fmt: skip
 CARD = "{{memory_mib: {}, bandwidth: 100, tflops: {{fp32: 1}}, power_w: 50, capability: 6.1}}"
+PLAIN = "NVIDIA Plain"  # a card with a single precision, so that little is recorded
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("RAYPIPE_CARDS", raising=False)
+    file = tmp_path / "own.yaml"
+    file.write_text(f"cards: {{Plain: {CARD.format(16384)}}}")
+    monkeypatch.setenv("RAYPIPE_CARDS", str(file))
 
 
 def request(*overrides: str, **more: Any) -> Request:
@@ -82,15 +87,15 @@ def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
 
 
 def test_cards_share_the_gradients_or_the_model() -> None:
-    rows = predict(request(), Wanted("l4", cards_per_node=2))
+    rows = predict(request(), Wanted("plain", cards_per_node=2))
     assert set(columns(rows, "workers")) == {2}
     assert set(columns(rows, "strategy")) == {"ddp"}  # all of the batch fits
-    sharded = predict(request("train.scaling.strategy=fsdp"), Wanted("l4", cards_per_node=2))
+    sharded = predict(request("train.scaling.strategy=fsdp"), Wanted("plain", cards_per_node=2))
     assert set(columns(sharded, "strategy")) == {"fsdp"}
     for one, other in zip(rows, sharded, strict=True):
         assert other["optimizer_bytes"] == pytest.approx(one["optimizer_bytes"] / 2, rel=0.05)
     with pytest.raises(ConfigError, match=r"9 cards for train.training.effective_batch = 8"):
-        predict(request(), Wanted("l4", cards_per_node=9))
+        predict(request(), Wanted("plain", cards_per_node=9))
 
 
 def test_the_cheapest_of_all_cards_is_named(tmp_path: Path) -> None:
@@ -109,26 +114,43 @@ def test_measurements_of_a_run_stand_beside_and_calibrate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "report", lambda location: location)
-    before = predict(request(), Wanted("l4"))[0]
+    before = predict(request(), Wanted("plain"))[0]
     run = RunDirectory.at(tmp_path / "run")
     trial = {
-        "trial_id": "train", "stage": "train", "status": "succeeded", "device": "NVIDIA L4",
-        "precision": "bf16", "micro_batch": 8, "workers": 1, "gradient_checkpointing": False,
+        "trial_id": "train", "stage": "train", "status": "succeeded", "device": PLAIN,
+        "precision": "fp32", "micro_batch": 8, "workers": 1, "gradient_checkpointing": False,
         "compile": before["compile"], "strategy": "ddp",
         "samples_per_s": before["samples_per_s"] / 2, "gpu_peak_bytes": before["peak_bytes"] * 2,
     }  # fmt: skip
     ledger = Ledger(run)
     ledger.put_tables({"trials": {"train": trial}, "runs": {"run": {"run_id": "r"}}})
     del ledger
-    after = predict(request(run_dir=str(tmp_path / "run")), Wanted("l4"))[0]
+    after = predict(request(run_dir=str(tmp_path / "run")), Wanted("plain"))[0]
     assert after["measured_samples_per_s"] == trial["samples_per_s"]
     assert after["samples_per_s"] == pytest.approx(trial["samples_per_s"])
     assert after["peak_bytes"] == pytest.approx(trial["gpu_peak_bytes"])
-    assert after["measurements"] == calibration.load("L4").number == 1
+    assert after["measurements"] == calibration.load("Plain").number == 1
     assert after["note"] == "predicted, calibrated by 1 measurement(s)"
     stored = read_table(run, "predictions")
-    assert list(stored["precision"]) == ["bf16", "fp16", "tf32", "fp32"]
-    assert predict(request(), Wanted("l4"))[0]["samples_per_s"] == after["samples_per_s"]
+    assert list(stored["precision"]) == ["fp32"]
+    assert predict(request(), Wanted("plain"))[0]["samples_per_s"] == after["samples_per_s"]
+
+
+def test_a_measured_fit_calibrates_its_card() -> None:
+    before = predict(request(), Wanted("plain"))[0]
+    measured = {"stage": "train", "precision": "fp32", "micro_batch": 8, "failed": False}
+    rows = [
+        {**measured, "samples_per_s": before["samples_per_s"] * 0.8, "peak_bytes": 10**9},
+        {**measured, "micro_batch": 4, "samples_per_s": 1.0, "peak_bytes": 10**9},
+        {**measured, "samples_per_s": None, "micro_batch": None},
+    ]
+    node = replace(detect(), gpus=(Gpu(0, "", PLAIN, 2**34, "6.1"),))
+    prediction.calibrate(request(), rows, [node])
+    found = calibration.load("Plain")
+    assert found.number == 1
+    assert found.speed == pytest.approx(0.8)
+    other = replace(node, gpus=(Gpu(0, "", "NVIDIA Unknown", 2**34, "6.1"),))
+    prediction.calibrate(request(), rows, [other])  # not listed: nothing to calibrate
 
 
 def test_mistakes_are_refused_before_anything_is_recorded(
@@ -159,9 +181,9 @@ def test_options_of_a_prediction_need_a_card(option: list[str]) -> None:
 
 
 def test_the_command_prints_a_table_or_json() -> None:
-    command = ["fit", "lm_pretrain", *SMALL, "--card", "h100-80"]
+    command = ["fit", "lm_pretrain", *SMALL, "--card", "plain"]
     table = CliRunner().invoke(app, command).stdout
-    assert "H100 SXM 80GB" in table
+    assert "Plain" in table
     assert "predicted, uncalibrated" in table
     rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
-    assert columns(rows, "precision") == ["bf16", "fp16", "tf32", "fp32"]
+    assert columns(rows, "precision") == ["fp32"]
