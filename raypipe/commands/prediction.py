@@ -15,7 +15,7 @@ from raypipe.commands.configuration import read, resolve
 from raypipe.commands.report import report
 from raypipe.commands.request import Request
 from raypipe.config.document import Document
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.identity import fingerprint
@@ -56,7 +56,6 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
 
     Raises:
         ConfigError: an unknown card or stage, or a stage that cannot be predicted.
-        UnitError: a step of a stage fails without values.
 
     """
     known = known_cards.cards(wanted.file)
@@ -92,10 +91,10 @@ def conclusion(rows: Sequence[Row]) -> str:
         if row["recommended"]:
             words = f"{row['card']}, {row['precision']}, micro-batch {row['micro_batch']} x "
             words += f"accumulation {row['accumulation']}"
-            why = "the least energy (prices: --cards FILE)"
+            why = "takes the least energy (prices: --cards FILE)"
             if row["cost"] is not None:
-                why = f"the cheapest: {row['cost']:.4g}"
-            lines.append(f"{row['stage']}: {words} is {why}; {row['note']}")
+                why = f"is the cheapest: {row['cost']:.4g}"
+            lines.append(f"{row['stage']}: {words} {why}; {row['note']}")
     if any(not row["measurements"] for row in rows):
         lines.append("times are of optimizer steps at full sample length; intervals in brackets")
     return "\n".join(lines)
@@ -257,7 +256,7 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
     card = found[0] if found and all(each == found[0] for each in found) else None
     if card is not None:
         predictor = Predictor(request, None)
-        with suppress(UnitError, ConfigError):
+        with suppress(ConfigError):
             calibration.save(card.name, predictor.compared(card, rows))
 
 

@@ -98,7 +98,7 @@ class Forecasts:
             size: the micro-batch; by default the largest that fits.
 
         Raises:
-            UnitError: the task cannot be recorded.
+            ConfigError: the task cannot be recorded.
 
         """
         size = size or self._largest(card, settings, found)
@@ -139,7 +139,7 @@ class Forecasts:
         """Return the bytes that torch reserves at micro-batch 0, and per sample.
 
         Raises:
-            UnitError: the task cannot be recorded.
+            ConfigError: the task cannot be recorded.
 
         """
         share = -(-self._effective_batch // self._workers)

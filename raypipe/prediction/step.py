@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
-from raypipe.errors import UnitError, message_of
+from raypipe.errors import ConfigError, message_of
 from raypipe.prediction.cuda_rules import CudaRules
 from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.training import evaluation, order, parallel, precision
@@ -54,7 +54,7 @@ def record(task: TrainTask, case: StepCase) -> Recording:
     """Return the recording of an optimizer step, after a first one.
 
     Raises:
-        UnitError: the task does something that needs the values of tensors, or a real device.
+        ConfigError: the task does something that needs the values of tensors, or a real device.
 
     """
     batch = _batch(task, case.micro_batch)
@@ -64,12 +64,14 @@ def record(task: TrainTask, case: StepCase) -> Recording:
             stack.enter_context(torch.random.fork_rng([]))
             mesh = stack.enter_context(_pretended_mesh(_sharding_workers(case)))
             return _record(task, case, batch, mesh)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-        raise UnitError(
-            "prediction",
-            "error",
-            f"{type(task).__name__} cannot be predicted, since a step of it fails without values: "
-            f"{message_of(error)}; measure it on the card (`raypipe fit` without --card)",
+    except ConfigError:
+        raise
+    except Exception as error:  # a user's model may raise anything
+        reason, _, _ = message_of(error).partition("\n")
+        raise ConfigError(
+            f"{type(task).__name__}: cannot be predicted, since a step of it fails without values "
+            f"({reason}); measure it on the card (`raypipe fit` without "
+            "--card)"
         ) from error
 
 

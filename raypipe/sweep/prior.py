@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from raypipe.errors import UnitError
+from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 from raypipe.prediction import cards
 from raypipe.storage.run_directory import RunDirectory
@@ -47,7 +47,7 @@ def predicted_fits(
             if made is not None:
                 static, slope = made.line(card, trial.training.settings, trial.accumulation)
                 found[trial.group] = MemoryFit(static, slope, 0, 0.0)
-        except UnitError as error:
+        except ConfigError as error:
             say(f"the memory of the trials is not predicted: {error}")
             return {}
     return found

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from raypipe.errors import UnitError
+from raypipe.errors import ConfigError
 from raypipe.prediction.memory import between
 from raypipe.prediction.recorder import Recording, living
 from raypipe.prediction.step import StepCase, has_blocks, record
@@ -147,7 +147,7 @@ def test_blocks_are_found_without_weights() -> None:
 
 
 def test_a_step_that_needs_values_is_refused() -> None:
-    with pytest.raises(UnitError, match=r"Looks cannot be predicted.*measure it on the card"):
+    with pytest.raises(ConfigError, match=r"Looks: cannot be predicted.*measure it on the card"):
         record(Looks(), case())
 
 

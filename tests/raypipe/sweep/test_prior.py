@@ -9,6 +9,7 @@ import pytest
 
 from raypipe.commands.configuration import read, resolve
 from raypipe.config.axes import AxisSettings
+from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.memory_model import MemoryFit, MemoryModel
@@ -66,11 +67,10 @@ def test_each_group_of_trials_has_a_line(tmp_path: Path) -> None:
 def test_a_step_that_needs_values_is_not_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raypipe.errors import UnitError
     from raypipe.prediction import forecast
 
     def failing(*_: object) -> None:
-        raise UnitError("prediction", "error", "it needs values")
+        raise ConfigError("it needs values")
 
     monkeypatch.setattr(forecast, "record", failing)
     gpu = Gpu(0, "", "NVIDIA L4", 23034 * 2**20, "8.9")
