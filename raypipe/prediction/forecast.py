@@ -157,6 +157,11 @@ class Forecasts:
         slope = (peaks[most] - peaks[least]) / (most - least)
         return peaks[least] - slope * least, slope
 
+    def speed(self, card: Card, settings: TrainStageSettings, size: int) -> float:
+        """Return the samples per second at a micro-batch, uncalibrated. Raises ConfigError."""
+        columns = self._speed(card, settings, size, Calibration())
+        return float(columns["samples_per_s"])
+
     def _speed(
         self, card: Card, settings: TrainStageSettings, size: int, found: Calibration
     ) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Predicted memory of a sweep's trials, from their models, before anything was measured."""
+"""Predicted memory and speed of a sweep's trials, from their models, before any measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import ConfigError
@@ -16,15 +17,27 @@ if TYPE_CHECKING:
     from raypipe.prediction.forecast import Forecasts
 
 
-def predicted_fits(
+@dataclass(frozen=True)
+class Prior:
+    """Predicted lines of memory by group, and samples per second by the key of a trial's unit."""
+
+    fits: Mapping[str, MemoryFit] = field(default_factory=dict)
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+    def ordered(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Return the trials, references first, then by predicted speed; as they are without it."""
+        return sorted(trials, key=lambda t: (not t.reference, -self.speeds.get(t.unit.key, 0.0)))
+
+
+def predicted(
     trials: Sequence[Trial],
     device: tuple[str, int | None],
     run_dir: RunDirectory,
     say: Callable[[str], None],
-) -> Mapping[str, MemoryFit]:
-    """Return the predicted line of each group of trials.
+) -> Prior:
+    """Return the predictions for trials.
 
-    Groups of a card that is not listed, of a CPU, and of a step that needs values have none.
+    There are none for a card that is not listed, a CPU, and a step that needs values.
 
     Args:
         trials: the trials.
@@ -36,21 +49,26 @@ def predicted_fits(
     name, memory_bytes = device
     card = cards.of_device(name, memory_bytes, cards.cards().values())
     if card is None:
-        return {}
+        return Prior()
     forecasts: dict[str, Forecasts] = {}
-    found: dict[str, MemoryFit] = {}
+    fits: dict[str, MemoryFit] = {}
+    speeds: dict[str, float] = {}
     for trial in trials:
-        if trial.group in found or trial.lacks is not None:
+        if trial.lacks is not None:
             continue
+        settings = trial.training.settings
         try:
             made = _forecasts(trial, run_dir, forecasts, say)
-            if made is not None:
-                static, slope = made.line(card, trial.training.settings, trial.accumulation)
-                found[trial.group] = MemoryFit(static, slope, 0, 0.0)
+            if made is None:
+                return Prior()
+            if trial.group not in fits:
+                static, slope = made.line(card, settings, trial.accumulation)
+                fits[trial.group] = MemoryFit(static, slope, 0, 0.0)
+            speeds[trial.unit.key] = made.speed(card, settings, trial.micro_batch)
         except ConfigError as error:
-            say(f"the memory of the trials is not predicted: {error}")
-            return {}
-    return found
+            say(f"the trials are not predicted: {error}")
+            return Prior()
+    return Prior(fits, speeds)
 
 
 def _forecasts(

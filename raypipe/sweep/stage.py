@@ -20,7 +20,7 @@ from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.population import Population, check_changeable, lineage
-from raypipe.sweep.prior import predicted_fits
+from raypipe.sweep.prior import predicted
 from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.rounds import adjusted_columns, measured
 from raypipe.sweep.search import OptunaSearch, Search
@@ -70,8 +70,8 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        priors = predicted_fits(given, maker.device, context.run_dir, context.say)
-        memory, trials = Memory(*maker.device, priors), given
+        prior = predicted(given, maker.device, context.run_dir, context.say)
+        memory, trials = Memory(*maker.device, prior.fits), prior.ordered(given)
         objective = Objective(sweep, declared_columns(configuration))
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)

@@ -13,7 +13,7 @@ from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.memory_model import MemoryFit, MemoryModel
-from raypipe.sweep.prior import predicted_fits
+from raypipe.sweep.prior import Prior, predicted
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import TrialMaker
 
@@ -38,7 +38,7 @@ def test_a_predicted_line_rules_out_what_cannot_fit_before_any_trial() -> None:
     assert model.verdict(16).outcome == "fits"  # measurements decide
 
 
-def test_each_group_of_trials_has_a_line(tmp_path: Path) -> None:
+def test_each_group_of_trials_has_a_line_and_each_trial_a_speed(tmp_path: Path) -> None:
     gpu = Gpu(0, "", "NVIDIA L4", 23034 * 2**20, "8.9")
     node = replace(detect(), gpus=(gpu,))
     configuration = resolve(read("lm_pretrain"), SMALL, "auto", [node])
@@ -54,14 +54,18 @@ def test_each_group_of_trials_has_a_line(tmp_path: Path) -> None:
     trials = TrialMaker(configuration, sweep, [node]).trials()
     said: list[str] = []
     run = RunDirectory.at(tmp_path)
-    found = predicted_fits(trials, (gpu.name, gpu.memory_bytes), run, said.append)
-    assert found.keys() == {trial.group for trial in trials}
-    for fit in found.values():
+    found = predicted(trials, (gpu.name, gpu.memory_bytes), run, said.append)
+    assert found.fits.keys() == {trial.group for trial in trials}
+    for fit in found.fits.values():
         assert fit.trials == 0
         assert 0 < fit.predict(4) < fit.predict(8)
-    assert len(said) == 2 * len(found)  # recordings
-    assert predicted_fits(trials, ("cpu", None), run, said.append) == {}
-    assert predicted_fits(trials, ("Unknown", GIB), run, said.append) == {}
+    assert len(said) == 2 * len(found.fits)  # recordings
+    speeds = [found.speeds[trial.unit.key] for trial in found.ordered(trials)]
+    assert speeds == sorted(speeds, reverse=True)
+    assert len(speeds) == len(trials)
+    assert predicted(trials, ("cpu", None), run, said.append) == Prior()
+    assert predicted(trials, ("Unknown", GIB), run, said.append) == Prior()
+    assert Prior().ordered(trials) == trials
 
 
 def test_a_step_that_needs_values_is_not_predicted(
@@ -80,5 +84,5 @@ def test_a_step_that_needs_values_is_not_predicted(
     trials = TrialMaker(configuration, SweepSettings(stage="train", axes=axes), [node]).trials()
     said: list[str] = []
     given = (gpu.name, gpu.memory_bytes)
-    assert predicted_fits(trials, given, RunDirectory.at(tmp_path), said.append) == {}
+    assert predicted(trials, given, RunDirectory.at(tmp_path), said.append) == Prior()
     assert "it needs values" in said[-1]
