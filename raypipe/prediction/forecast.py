@@ -30,7 +30,11 @@ _COLUMNS = {
 _FLASH, _OLDER = 8.0, 7.0
 #: micro-batches of the recordings: these parts of the largest one, or of the limit
 _FRACTIONS, _LARGEST = (4, 2), 64
-
+#: settings of a training that its recordings do not depend on
+_SAME_STEP = {
+    *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "restarts", "seed"),
+    *("learning_rate", "min_lr_ratio", "warmup_steps", "log_every", "eval_every", "eval_batch"),
+}
 
 #: a micro-batch as recordings, each with its own micro-batch and a weight; the weights sum to 1
 Mixture = list[tuple[Recording, int, float]]
@@ -306,8 +310,8 @@ class Forecasts:
         sharded = settings.scaling.strategy == "fsdp" and self._workers > 1
         # without sharding, a step of one micro-batch is part of one of two
         accumulation = min(runs, 2) if sharded else 2
-        shown = (kind, training.gradient_checkpointing, settings.scaling.strategy, flash)
-        key = (shown, number, size, accumulation)
+        decisive = training.model_dump_json(exclude=_SAME_STEP)
+        key = (decisive, settings.scaling.strategy, flash, number, size, accumulation)
         if key not in self._recordings:
             phase = self._phases[number]
             step = sum(each.steps for each in self._phases[:number])
