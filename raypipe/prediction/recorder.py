@@ -149,8 +149,11 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         if name == "_local_scalar_dense":
+            constant = getattr(args[0], "constant", None)  # a number on the host
+            if constant is not None:
+                return constant.item()
             self._add(Kernel(name, waits=True))
-            return _value(args[0])
+            return _any_value(args[0].dtype)
         result = func(*args, **kwargs)
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
@@ -291,13 +294,11 @@ def _mutated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             yield from (each for each in tree_leaves(given) if isinstance(each, Tensor))
 
 
-def _value(tensor: Tensor) -> Any:
-    """Return the value of a tensor; 1 if it is fake, since it has none."""
-    constant = getattr(tensor, "constant", None)
-    if constant is not None:
-        return constant.item()
-    kinds: dict[bool, Any] = {True: 1.0, False: 1}
-    return True if tensor.dtype == torch.bool else kinds[tensor.dtype.is_floating_point]
+def _any_value(dtype: torch.dtype) -> bool | float | int:
+    """Return 1 in a type: fake tensors have no values."""
+    if dtype == torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1
 
 
 def _scratch(name: str, inputs: Sequence[Tensor]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -58,27 +58,30 @@ def record(task: TrainTask, case: StepCase) -> Recording:
 
     """
     batch = _batch(task, case.micro_batch)
+    with _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
+        return _record(task, case, batch, mesh)
+
+
+def has_blocks(task: TrainTask) -> bool:
+    """Whether a task names blocks of its model. Raises ConfigError, as ``record`` does."""
+    with _without_values(task), FakeTensorMode(allow_non_fake_inputs=True):
+        return any(True for _ in task.blocks(task.build_model()))
+
+
+@contextmanager
+def _without_values(task: TrainTask) -> Iterator[None]:
+    """Explain failures of a task in the body, and keep the random numbers of the process."""
     try:
-        with ExitStack() as stack:
-            stack.enter_context(_quiet())
-            stack.enter_context(torch.random.fork_rng([]))
-            mesh = stack.enter_context(_pretended_mesh(_sharding_workers(case)))
-            return _record(task, case, batch, mesh)
+        with _quiet(), torch.random.fork_rng([]):
+            yield
     except ConfigError:
         raise
     except Exception as error:  # a user's model may raise anything
         reason, _, _ = message_of(error).partition("\n")
         raise ConfigError(
             f"{type(task).__name__}: cannot be predicted, since a step of it fails without values "
-            f"({reason}); measure it on the card (`raypipe fit` without "
-            "--card)"
+            f"({reason}); measure it on the card (`raypipe fit` without --card)"
         ) from error
-
-
-def has_blocks(task: TrainTask) -> bool:
-    """Whether a task names blocks of its model."""
-    with _quiet(), torch.random.fork_rng([]), FakeTensorMode(allow_non_fake_inputs=True):
-        return any(True for _ in task.blocks(task.build_model()))
 
 
 def _record(
