@@ -94,10 +94,11 @@ def _record(
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _rules(case.compute_capability):
         fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
         model = task.build_model()
+        precision.store(model, uncompiled.weights)
         # a fake model cannot move, and the mesh was made with values
         with replaced(nn.Module, "to", _stay), replaced(parallel, "init_device_mesh", mesh):
             module = parallel.wrap(model, task, settings, worker)
-        update = Update(model, uncompiled, _DEVICE)
+        update = Update(model, task, uncompiled, _DEVICE)
         module.train()
         recorder.adopt([*model.parameters(), *model.buffers()], "parameters")
         model.register_forward_hook(partial(_after_model, recorder))
