@@ -9,7 +9,7 @@ from tests.gpu.conftest import Rig
 pytestmark = pytest.mark.gpu_rig
 
 ONE_FULL = """
-import json, tempfile, time
+import json, tempfile
 from dataclasses import replace
 from pathlib import Path
 import torch
@@ -20,28 +20,23 @@ from tests.raypipe.launch.test_train import Regression, job
 
 class Full(Regression):
     def loss(self, model, batch, context):
-        if dist.get_rank() == 1 and context.step == 3 and len(batch[0]) > 4:
+        if dist.get_rank() == 1 and context.step == 1 and len(batch[0]) > 4:
             torch.empty(10**12, dtype=torch.uint8, device="cuda")
         return super().loss(model, batch, context)
 
 def launch(job):
-    return launcher.train(job, lambda row: rows.append((time.monotonic(), row)))
+    return launcher.train(job, lambda row: None)
 
 def on_failure(job, error, outcome):
-    failures.append((time.monotonic(), error.kind, error.limit.size, outcome))
+    failures.append((error.kind, error.limit.size, outcome))
 
-made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=6)
+made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=2)
 scaling = made.settings.scaling.model_copy(update={"gpus_per_worker": 1.0, "cpus_per_worker": 0.5})
 settings = made.settings.model_copy(update={"scaling": scaling})
-rows, failures, launcher = [], [], RayLauncher()
+failures, launcher = [], RayLauncher()
 last, outcome = train_to_the_end(replace(made, task=Full(), settings=settings), launch, on_failure)
 launcher.close()
-print([round(b - a, 1) for (a, *_), (b, *_) in zip(rows, rows[1:])], failures)
-print(json.dumps({
-    "failures": [failure[1:] for failure in failures], "steps": outcome["steps"],
-    "after_s": min(at for at, _ in rows if at > failures[0][0]) - max(
-        at for at, _ in rows if at < failures[0][0]),
-}))
+print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
 """
 
 
@@ -49,4 +44,4 @@ def test_the_group_starts_again_with_half_the_micro_batch(rig: Rig) -> None:
     found = rig.run(ONE_FULL, cards=2)
     again = "again with micro-batch 4 x accumulation 2"
     assert found["failures"] == [["out_of_memory", 8, again]]
-    assert found["steps"] == 6
+    assert found["steps"] == 2
