@@ -167,5 +167,12 @@ def forget_peaks(device: torch.device) -> None:
 
 
 def host_peak_bytes() -> int:
-    """Return the peak resident memory of this process since ``forget_peaks``."""
+    """Return the peak resident memory of this process since ``forget_peaks``.
+
+    Linux's ``ru_maxrss`` is at least that of the process that started this one.
+    """
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
