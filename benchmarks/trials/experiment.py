@@ -86,7 +86,8 @@ def _attach_clock(model: nn.Module, steps: int, folder: Path) -> None:
             ends.remove()
             (folder / f"{time.monotonic_ns()}.json").write_text(json.dumps(span._asdict()))
 
-    begins = model.register_forward_pre_hook(first_forward)
+    # the loss may call parts of the model instead of the model
+    begins = next(model.children()).register_forward_pre_hook(first_forward)
     ends = register_optimizer_step_post_hook(after_step)
 
 

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from raypipe.config.settings import Settings
+from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision, supported_precisions
 
@@ -152,11 +152,9 @@ def _shipped() -> dict[str, Card]:
 
 def _read(file: Path) -> CardsFile:
     try:
-        return CardsFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+        return CardsFile.model_validate(load_yaml(file.read_text(encoding="utf-8"), str(file)))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: is not YAML: {error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"

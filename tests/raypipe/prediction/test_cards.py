@@ -101,7 +101,7 @@ def test_a_file_adds_cards_and_prices(tmp_path: Path, monkeypatch: pytest.Monkey
         ("cards: {Mine: {power_w: 5}}", "cards.Mine: a new card needs memory_mib, bandwidth, tfl"),
         ("cards: {L4: {power: 5}}", "cards.L4.power: "),
         ("cards: {L4: {power_w: -5}}", "cards.L4.power_w: "),
-        ("cards: [", "is not YAML"),
+        ("cards: [", "not valid YAML"),
         ("[]", "the file: "),
     ],
 )

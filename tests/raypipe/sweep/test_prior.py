@@ -58,7 +58,7 @@ def test_each_group_of_trials_has_a_line_and_each_trial_a_speed(tmp_path: Path) 
     assert found.fits.keys() == {trial.group for trial in trials}
     for fit in found.fits.values():
         assert fit.trials == 0
-        assert 0 < fit.predict(4) < fit.predict(8)
+        assert 0 < fit.predict(4) <= fit.predict(8)  # the same blocks of the allocator
     assert len(said) == 2 * len(found.fits)  # recordings
     speeds = [found.speeds[trial.unit.key] for trial in found.ordered(trials)]
     assert speeds == sorted(speeds, reverse=True)
