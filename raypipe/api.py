@@ -191,7 +191,7 @@ def fit(
         card: the card to predict for, such as ``RTX A6000``; ``all`` compares all cards.
         cards_per_node: the number of cards; by default ``scaling.workers``.
         cards: a file of further cards and prices; by default that of RAYPIPE_CARDS.
-        run_dir: a run whose table ``predictions`` receives the rows, next to its measurements.
+        run_dir: a run whose table ``card_predictions`` receives the rows, next to its measurements.
 
     Raises:
         ConfigError: a mistake; nothing was started.

@@ -201,7 +201,7 @@ def fit(
     run_dir: Annotated[
         str | None,
         typer.Option(
-            help="With --card: a run whose table `predictions` receives the rows, next to its "
+            help="With --card: a run whose table `card_predictions` receives the rows, next to its "
             "measurements.",
             autocompletion=run_directories,
         ),

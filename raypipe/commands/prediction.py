@@ -52,7 +52,7 @@ class Wanted:
 def predict(request: Request, wanted: Wanted) -> list[Row]:
     """Return the predictions of every training stage, or of one, on the cards.
 
-    With a run directory the rows become its table ``predictions``, next to its measurements.
+    With a run directory the rows become its table ``card_predictions``, next to its measurements.
 
     Raises:
         ConfigError: an unknown card or stage, or a stage that cannot be predicted.

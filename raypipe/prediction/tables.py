@@ -5,7 +5,7 @@ from __future__ import annotations
 from raypipe.storage.tables import Column, Table
 
 PREDICTIONS = Table(
-    "predictions",
+    "card_predictions",
     "a prediction of `raypipe fit --card`: a training on a card, with the largest micro-batch that "
     "fits",
     (

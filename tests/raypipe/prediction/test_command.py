@@ -131,7 +131,7 @@ def test_measurements_of_a_run_stand_beside_and_calibrate(
     assert after["peak_bytes"] == pytest.approx(trial["gpu_peak_bytes"])
     assert after["measurements"] == calibration.load("Plain").number == 1
     assert after["note"] == "predicted, calibrated by 1 measurement(s)"
-    stored = read_table(run, "predictions")
+    stored = read_table(run, "card_predictions")
     assert list(stored["precision"]) == ["fp32"]
     assert predict(request(), Wanted("plain"))[0]["samples_per_s"] == after["samples_per_s"]
 

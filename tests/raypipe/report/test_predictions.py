@@ -14,7 +14,7 @@ ROW = {
 
 def test_predictions_stand_next_to_measurements() -> None:
     none = {**ROW, "samples_per_s_low": None, "samples_per_s_high": None}
-    section = predictions_section({"predictions": pd.DataFrame([ROW, none])})
+    section = predictions_section({"card_predictions": pd.DataFrame([ROW, none])})
     view = section.parts[1]
     assert isinstance(view, TableView)
     assert list(view.rows["interval"].astype(str)) == ["50 to 150", ""]
