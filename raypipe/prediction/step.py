@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.errors import ConfigError, message_of
+from raypipe.hardware import Precision
 from raypipe.prediction.cuda_rules import CudaRules
 from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.training import evaluation, order, parallel, precision
@@ -96,7 +97,11 @@ def _record(
         model = task.build_model()
         precision.store(model, uncompiled.weights)
         # a fake model cannot move, and the mesh was made with values
-        with replaced(nn.Module, "to", _stay), replaced(parallel, "init_device_mesh", mesh):
+        with (
+            replaced(nn.Module, "to", _stay),
+            replaced(parallel, "init_device_mesh", mesh),
+            replaced(precision, "sharded", partial(_on_card, precision.sharded)),
+        ):
             module = parallel.wrap(model, task, settings, worker)
         update = Update(model, task, uncompiled, _DEVICE)
         module.train()
@@ -154,7 +159,9 @@ class _Step:
         batch = over_leaves(batch, lambda leaf: torch.empty_like(leaf) if _is(leaf) else leaf)
         recorder.part = "activations"
         with parallel.gradient_sync(self.module, exchange):
-            with precision.autocast(self.settings.training.precision, _DEVICE):
+            training = self.settings.training
+            recompute = training.gradient_checkpointing
+            with precision.autocast(training.precision, _DEVICE, recompute=recompute):
                 loss: Loss = self.module(self.task.loss, batch, self.context)
             recorder.part = "temporaries"
             self.update.backward(loss.total * (1 / self.context.phase.samples))
@@ -175,6 +182,11 @@ def _batch(task: TrainTask, size: int) -> Any:
         chosen = range(length) if lengths is None else order.longest_first(lengths)(0)
         samples = [dataset[int(chosen[number % length])] for number in range(size)]
     return (task.collate() or default_collate)(samples)
+
+
+def _on_card(policy: Callable[..., Any], kind: Precision, device: torch.device) -> Any:
+    del device
+    return policy(kind, torch.device("cuda"))
 
 
 def _stay(module: nn.Module, *_: Any, **__: Any) -> nn.Module:

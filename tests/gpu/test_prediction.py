@@ -1,0 +1,78 @@
+"""Predicted memory next to what torch's CUDA allocator reserves for the same training."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypipe.commands.configuration import read, resolve
+from raypipe.hardware import Gpu, detect
+from raypipe.prediction.cards import cards
+from raypipe.prediction.memory import memory
+from raypipe.prediction.step import StepCase, record
+from raypipe.sweep.trials import training_stage
+from raypipe.training.settings import TrainStageSettings
+from raypipe.training.task import TrainTask
+from tests.gpu.conftest import Rig
+
+pytestmark = pytest.mark.gpu_rig
+
+#: on Hopper torch takes cuDNN's attention, which the rig does not have
+CARD = cards()["A100 SXM 80GB"]
+#: a block of this size may be reserved sooner or later
+SEGMENT = 20 * 2**20
+MACHINE = {"name": "NVIDIA A100-SXM4-80GB", "capability": "8.0"}
+SIZES = ["model.vocabulary=4096", "model.width=256", "model.layers=4", "model.feed_forward=768"]
+TRAININGS = {
+    "lm_pretrain": ["data.source=random", *SIZES, "model.heads=8", "model.context=512"],
+    "transformer": ["data.source=random", "model.numeric=8"],
+    "teleclass": [],
+}
+
+LOOP = """
+import json, tempfile, torch
+from tests.gpu.test_prediction import of_workload
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.training.batching import BatchPlan
+from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.loop import train
+
+task, settings = of_workload({name!r}, {checkpointing})
+plan = BatchPlan(8, {accumulation}, 8 * {accumulation}, 1)
+run = RunDirectory.at(tempfile.mkdtemp())
+train(TrainingJob("t", "r", task, settings, plan, run, measured=True),
+      Worker(0, torch.device("cuda", 0)))
+print(json.dumps({{"reserved": torch.cuda.max_memory_reserved()}}))
+"""
+
+
+def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSettings]:
+    gpu = Gpu(0, "", CARD.reports, CARD.memory_bytes, str(CARD.capability))
+    node = detect()
+    node = type(node)(node.hostname, node.cpus, node.memory_bytes, (gpu,))
+    configuration = resolve(read(name), TRAININGS[name], "auto", [node])
+    _, training = training_stage(configuration.stages(), "train", "test")
+    task = training.task(None)
+    assert isinstance(task, TrainTask)
+    update = {
+        "steps": 2, "epochs": None, "restarts": (), "warmup_steps": 0, "compile": False,
+        "precision": "bf16", "gradient_checkpointing": checkpointing, "effective_batch": 16,
+    }  # fmt: skip
+    training_settings = training.settings.training.model_copy(update=update)
+    return task, training.settings.model_copy(update={"training": training_settings})
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_predicted_memory_is_what_cuda_reserves(
+    rig: Rig, name: str, accumulation: int, checkpointing: bool
+) -> None:
+    given = {"name": name, "accumulation": accumulation, "checkpointing": checkpointing}
+    found = rig.run(LOOP.format(**given), **MACHINE)
+    task, settings = of_workload(name, checkpointing)
+    phase = task.phases(settings.training, 8 * accumulation)[0]
+    recording = record(task, StepCase(settings, phase, 0, 8, 2, 1, CARD.capability))
+    if accumulation == 1:
+        recording = recording.without_accumulation()
+    predicted = memory(recording, CARD, 1, bucketed=False)
+    assert predicted.reserved == pytest.approx(found["reserved"], rel=0.03, abs=SEGMENT)
