@@ -150,7 +150,7 @@ def _trajectories_at_once(
     tokens = model.embed_duels(candidates.duels, candidates.preferred)
     first = model.score(model(_rows(tokens, chosen[..., :0]), targets), candidates.pairs, 1 / steps)
     number = torch.arange(1, steps, device=samples.device)
-    # after each step but the last, the duels so far are a context of their own
+    # after each step but the last, the duels so far are a separate context
     earlier = chosen[..., None, :-1].expand(-1, -1, steps - 1, -1).flatten(1, 2)
     mask = (number - 1 < number[:, None]).expand(batch, runs, -1, -1).flatten(1, 2)
     used = ((number + 1) / steps).repeat(runs)
