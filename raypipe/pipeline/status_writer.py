@@ -153,14 +153,18 @@ def key_result(
 
     Measures and means over repetitions are those of the report: the experiment's own tables come
     first, then the evaluations of its trainings (the monitored one first), then the training loss.
+    Trials that measure speed are too short to have a result.
     """
     from raypipe.report.about import training_headlines  # with matplotlib, slow to import
+    from raypipe.report.sweep_trials import SWEEP
 
     own = list(own)
     rows = {name: ledger.rows(name) for name in {"variants", "trials", *(t.name for t in own)}}
     for table in own:
         if found := _headlines(table, rows):
             return _key_result(found[0])
+    if ((settings or {}).get("sweep") or {}).get("kind") == "systems":
+        rows["trials"] = [row for row in rows["trials"] if row.get("stage") != SWEEP]
     trials = tables.get("trials")
     candidates = [(table, column) for table in own for column in table.columns]
     if trials is not None and rows["trials"]:

@@ -279,6 +279,21 @@ def test_the_key_result_of_a_training_is_its_held_out_loss():
     assert key(evaluated, declared) == "eval_quality 0.9"
 
 
+def test_trials_that_measure_speed_have_no_result():
+    """The lowest loss after a few steps is not a result, but that of a quality sweep is."""
+    trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
+    rows = [{"stage": "sweep", "loss_final": 0.1}, {"stage": "fit", "loss_final": 0.2}]
+
+    def result(rows: list[dict[str, object]], kind: str) -> float | None:
+        ledger = SimpleNamespace(rows=lambda name: rows if name == "trials" else [])
+        found = key_result(ledger, (), {"trials": trials}, {"sweep": {"kind": kind}})  # type: ignore[arg-type]
+        return None if found is None else found.value
+
+    assert result(rows, "systems") == 0.2
+    assert result(rows[:1], "systems") is None
+    assert result(rows[:1], "quality") == 0.1
+
+
 def test_the_key_result_of_a_matrix_is_a_mean_over_seeds():
     rows = {"variants": [], "trials": []}
     for rate, seed, accuracy in ((1, 0, 0.9), (1, 1, 0.5), (2, 0, 0.8), (2, 1, 0.8)):
