@@ -233,18 +233,18 @@ def fit(
         failed = any(row["failed"] for row in rows)
         shown = pd.DataFrame(rows).drop(columns="failed").convert_dtypes()
     else:
-        from raypipe.commands import prediction
+        from raypipe.commands import prediction, prediction_view
 
         request = Request("fit", config, overrides or [], run_dir, profile)
         wanted = prediction.Wanted(card, cards_per_node, cards, stage)
         rows = prediction.predict(request, wanted)
-        failed, shown = False, pd.DataFrame(prediction.shown(rows))
+        failed, shown = False, pd.DataFrame(prediction_view.shown(rows))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
         print_frame(shown)
         if card is not None:
-            typer.echo(prediction.conclusion(rows))
+            typer.echo(prediction_view.conclusion(rows))
     raise typer.Exit(int(failed))
 
 

@@ -6,7 +6,6 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from raypipe.commands.report import report
 from raypipe.commands.request import Request
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
-from raypipe.hardware import Gpu, Hardware, Precision, bytes_text
+from raypipe.hardware import Gpu, Hardware, Precision
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.identity import fingerprint
 from raypipe.prediction import calibration
@@ -37,6 +36,13 @@ if TYPE_CHECKING:
 
 #: keys of a training that recordings of its steps do not depend on
 _SAME_STEPS = (*KEYS, "precision", "compile", "gradient_checkpointing", "eval_batch", "log_every")
+#: keys of a sweep's point whose training is still one that is predicted
+_COMPARABLE = (*KEYS, "precision", "compile", "gradient_checkpointing", "learning_rate", "seed")
+#: columns that tell predictions apart
+_IDENTITY = (
+    *("stage", "card", "precision", "strategy", "workers"),
+    *("gradient_checkpointing", "compile", "optimizer"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     ledger = None
     if request.run_dir is not None:
         ledger = Ledger(_existing(request.run_dir), writable=False)
-    predictor = Predictor(request, wanted.cards_per_node)
+    predictor = Predictor(request, wanted.cards_per_node, list(known.values()))
     rows: list[Row] = []
     for card in chosen:
         found = list(predictor.rows(card, wanted.stage, ledger, best_precision=every))
@@ -77,59 +83,13 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     return rows
 
 
-def shown(rows: Sequence[Row]) -> list[Row]:
-    """Return predictions as they are printed: few columns, numbers as text."""
-    priced = any(row["cost"] is not None for row in rows if row["micro_batch"] is not None)
-    several = len({row["stage"] for row in rows}) > 1
-    return [_shown(row, several=several, priced=priced) for row in rows]
-
-
-def conclusion(rows: Sequence[Row]) -> str:
-    """Return the recommended predictions in a sentence each, and what the numbers are worth."""
-    lines = []
-    for row in rows:
-        if row["recommended"]:
-            words = f"{row['card']}, {row['precision']}, micro-batch {row['micro_batch']} x "
-            words += f"accumulation {row['accumulation']}"
-            why = "takes the least energy (prices: --cards FILE)"
-            if row["cost"] is not None:
-                why = f"is the cheapest: {row['cost']:.4g}"
-            lines.append(f"{row['stage']}: {words} {why}; {row['note']}")
-    if any(not row["measurements"] for row in rows):
-        lines.append("times are of optimizer steps at full sample length; intervals in brackets")
-    return "\n".join(lines)
-
-
-def _shown(row: Row, *, several: bool, priced: bool) -> Row:
-    fits = row["micro_batch"] is not None
-    found: Row = {"stage": row["stage"]} if several else {}
-    cards = f"{row['workers']} x {row['card']}, {row['strategy']}"
-    found |= {
-        "card": row["card"] if row["workers"] == 1 else cards,
-        "precision": row["precision"],
-        "recompute": "yes" if row["gradient_checkpointing"] else "no",
-        "batch": f"{row['micro_batch']} x {row['accumulation']}" if fits else "none",
-        "peak": bytes_text(row["peak_bytes"] + row["context_bytes"]),
-        "of": bytes_text(row["capacity_bytes"]),
-    }
-    if not fits:
-        return found | dict.fromkeys(("samples/s", "hours", "kWh"), "-")
-    speeds = (row[f"samples_per_s{end}"] for end in ("", "_low", "_high"))
-    found["samples/s"] = "{:.3g} [{:.3g}, {:.3g}]".format(*speeds)
-    found["hours"] = f"{row['hours']:.3g}"
-    found["kWh"] = f"{row['energy_kwh']:.3g}"
-    if priced:
-        found["cost"] = "-" if row["cost"] is None else f"{row['cost']:.4g}"
-    if row.get("measured_samples_per_s"):
-        found["measured"] = f"{row['measured_samples_per_s']:.3g}"
-    return found
-
-
 class Predictor:
     """Predictions of a configuration on several cards; equal trainings share their recordings."""
 
-    def __init__(self, request: Request, cards_per_node: int | None) -> None:
-        self._request, self._workers = request, cards_per_node
+    def __init__(
+        self, request: Request, cards_per_node: int | None, known: Sequence[Card] = ()
+    ) -> None:
+        self._request, self._workers, self._known = request, cards_per_node, known
         self._document: Document = request.document or read(request.path)
         self._forecasts: dict[str, Forecasts] = {}
 
@@ -149,7 +109,7 @@ class Predictor:
         for name in _stages(configuration, stage):
             settings = self._settings(configuration, name)
             forecasts = self._of(configuration, name, settings)
-            measured = _trials(ledger, name, card) if ledger is not None else []
+            measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
             for varied in _variants(settings, card, best_precision=best_precision):
                 yield from _rows(forecasts, card, varied, found, name, measured)
@@ -207,7 +167,9 @@ class Predictor:
         measured: Sequence[Row],
     ) -> Calibration:
         """Return the calibration of a card, with the measurements of this run."""
-        same = [row for row in measured if row.get("workers") == settings.scaling.most_workers]
+        scaling = settings.scaling
+        own = scaling.most_workers, scaling.strategy
+        same = [row for row in measured if (row.get("workers"), row.get("strategy")) == own]
         new = [_comparison(forecasts, card, settings, row, name) for row in same]
         if new:
             calibration.save(card.name, new)
@@ -251,13 +213,14 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
     Nodes with several types of GPUs, and cards that are not listed, are left out.
     """
     gpus = [gpu for node in nodes for gpu in node.gpus]
-    known = known_cards.cards().values()
-    found = [known_cards.of_device(gpu.name, gpu.memory_bytes, known) for gpu in gpus]
-    card = found[0] if found and all(each == found[0] for each in found) else None
-    if card is not None:
-        predictor = Predictor(request, None)
-        with suppress(ConfigError):
-            calibration.save(card.name, predictor.compared(card, rows))
+    try:
+        known = known_cards.cards().values()
+        found = [known_cards.of_device(gpu.name, gpu.memory_bytes, known) for gpu in gpus]
+        card = found[0] if found and all(each == found[0] for each in found) else None
+        if card is not None:
+            calibration.save(card.name, Predictor(request, None).compared(card, rows))
+    except ConfigError as error:  # what was measured is not lost
+        _say(f"predictions are not calibrated: {error}")
 
 
 def _stages(configuration: Configuration, stage: str | None) -> list[str]:
@@ -301,7 +264,7 @@ def _rows(
 
 
 def _thriftier(forecasts: Forecasts, settings: TrainStageSettings) -> Iterator[TrainStageSettings]:
-    """Yield the settings, then with gradient checkpointing, each also sharded on several cards."""
+    """Yield the settings, then what needs less memory: FSDP, and gradient checkpointing."""
     checkpointing = settings.training.gradient_checkpointing
     for recompute in (
         (checkpointing,) if checkpointing or not forecasts.has_blocks else (False, True)
@@ -314,15 +277,21 @@ def _thriftier(forecasts: Forecasts, settings: TrainStageSettings) -> Iterator[T
             yield varied.model_copy(update={"scaling": scaling})
 
 
-def _trials(ledger: Ledger, stage: str, card: Card) -> list[Row]:
-    """Return the measured trainings of a stage on a card."""
+def _trials(ledger: Ledger, stage: str, card: Card, known: Sequence[Card]) -> list[Row]:
+    """Return the measured trainings of a stage on a card.
+
+    Points of a sweep that vary anything else than what a prediction varies are left out: their
+    model or optimizer may be another one.
+    """
+    same = {f"{stage}.training.{name}" for name in _COMPARABLE}
     return [
         row
         for row in ledger.rows("trials")
         if stage in (row.get("stage"), row.get("trained_stage"))
         and row.get("status") == "succeeded"
         and row.get("samples_per_s")
-        and known_cards.of_device(str(row.get("device")), card.memory_bytes, [card]) == card
+        and known_cards.of_device(str(row.get("device")), None, known) == card
+        and same.issuperset(row.get("point") or ())
     ]
 
 
@@ -374,8 +343,10 @@ def _record(request: Request, rows: Sequence[Row]) -> None:
     with writing(run_dir, _say) as check:
         stamp = {"command_id": secrets.token_hex(4)}
         ledger = Ledger(run_dir, before_writing=check, stamp=stamp)
-        keys = ("stage", "card", "precision", "strategy", "workers", "gradient_checkpointing")
-        ledger.put(PREDICTIONS.name, {"/".join(str(row[k]) for k in keys): row for row in rows})
+        stages = {row["stage"] for row in rows}
+        earlier = [row for row in ledger.rows(PREDICTIONS.name) if row["stage"] in stages]
+        for row in (*({**each, "recommended": False} for each in earlier), *rows):
+            ledger.put(PREDICTIONS.name, {"/".join(str(row[key]) for key in _IDENTITY): row})
         run_id = str((ledger.get("runs", "run") or {}).get("run_id"))
         write_table(run_dir, PREDICTIONS, ledger.rows(PREDICTIONS.name), run_id)
     report(run_dir.location)

@@ -58,9 +58,8 @@ def record(task: TrainTask, case: StepCase) -> Recording:
         ConfigError: the task does something that needs the values of tensors, or a real device.
 
     """
-    batch = _batch(task, case.micro_batch)
     with _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
-        return _record(task, case, batch, mesh)
+        return _record(task, case, _batch(task, case.micro_batch), mesh)
 
 
 def has_blocks(task: TrainTask) -> bool:

@@ -43,8 +43,12 @@ PREDICTIONS = Table(
         Column("measurements", "integer", "Measurements that calibrate the card; 0 for none."),
         Column("measured_samples_per_s", "real", "Speed of the same training, measured.", "1/s"),
         Column("measured_peak_bytes", "integer", "Peak memory of it, measured.", "B"),
-        Column("recommended", "boolean", "Whether it is the cheapest, or else the fastest."),
-        Column("note", "text", "How sure it is, and why there is no more."),
+        Column(
+            "recommended",
+            "boolean",
+            "Whether it is the cheapest of its command; without prices, that of the least energy.",
+        ),
+        Column("note", "text", "Whether it is calibrated, and why no micro-batch fits."),
     ),
     optional=True,
 )

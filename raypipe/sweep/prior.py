@@ -47,7 +47,13 @@ def predicted(
 
     """
     name, memory_bytes = device
-    card = cards.of_device(name, memory_bytes, cards.cards().values())
+    if name == "cpu":
+        return Prior()
+    try:
+        card = cards.of_device(name, memory_bytes, cards.cards().values())
+    except ConfigError as error:
+        say(f"the trials are not predicted: {error}")
+        return Prior()
     if card is None:
         return Prior()
     forecasts: dict[str, Forecasts] = {}

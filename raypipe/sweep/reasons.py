@@ -118,7 +118,7 @@ class Words:
         number = _ratio_text(ratio.ratio)
         times = f"{number} times the {'next' if self.is_ahead(ratio) else 'other'}"
         if number == "1":
-            times = "as good as"
+            times = "as good as the other"
         return (
             f"; {times}, {shown(other.settings)} ({self.figure(other.value)}; {_interval(ratio)})"
         )

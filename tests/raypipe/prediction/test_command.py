@@ -12,14 +12,15 @@ from typer.testing import CliRunner
 
 from raypipe.cli import app
 from raypipe.commands import prediction
-from raypipe.commands.prediction import Wanted, conclusion, predict, shown
+from raypipe.commands.prediction import Wanted, predict
+from raypipe.commands.prediction_view import conclusion, shown
 from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
 from raypipe.prediction import calibration
 from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.storage.tables import read_table
 
 SMALL = (
@@ -151,6 +152,8 @@ def test_a_measured_fit_calibrates_its_card() -> None:
     assert found.speed == pytest.approx(0.8)
     other = replace(node, gpus=(Gpu(0, "", "NVIDIA Unknown", 2**34, "6.1"),))
     prediction.calibrate(request(), rows, [other])  # not listed: nothing to calibrate
+    assert calibration.load("Plain") == found
+    assert [path.name for path in (cache_directory() / "cards").glob("*.json")] == ["Plain.json"]
 
 
 def test_mistakes_are_refused_before_anything_is_recorded(

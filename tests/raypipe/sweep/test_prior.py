@@ -86,3 +86,16 @@ def test_a_step_that_needs_values_is_not_predicted(
     given = (gpu.name, gpu.memory_bytes)
     assert predicted(trials, given, RunDirectory.at(tmp_path), said.append) == Prior()
     assert "it needs values" in said[-1]
+
+
+def test_a_wrong_file_of_cards_ends_no_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cards.yaml").write_text("cards: [")
+    monkeypatch.setenv("RAYPIPE_CARDS", str(tmp_path / "cards.yaml"))
+    said: list[str] = []
+    run = RunDirectory.at(tmp_path)
+    assert predicted([], ("cpu", None), run, said.append) == Prior()
+    assert said == []
+    assert predicted([], ("NVIDIA L4", 23034 * 2**20), run, said.append) == Prior()
+    assert "the trials are not predicted" in said[0]

@@ -1,0 +1,60 @@
+"""What ``raypipe fit --card`` prints: a line per prediction, and a sentence per recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raypipe.hardware import bytes_text
+from raypipe.storage.ledger import Row
+
+
+def shown(rows: Sequence[Row]) -> list[Row]:
+    """Return predictions as they are printed: few columns, numbers as text."""
+    priced = any(row["cost"] is not None for row in rows if row["micro_batch"] is not None)
+    several = len({row["stage"] for row in rows}) > 1
+    return [_shown(row, several=several, priced=priced) for row in rows]
+
+
+def conclusion(rows: Sequence[Row]) -> str:
+    """Return a sentence for each recommended prediction, and a note on what the times cover."""
+    lines = []
+    for row in rows:
+        if row["recommended"]:
+            words = f"{row['card']}, {row['precision']}, "
+            if row["workers"] > 1:
+                words = f"{row['workers']} x {row['card']}, {row['strategy']}, {row['precision']}, "
+            if row["gradient_checkpointing"]:
+                words += "gradient checkpointing, "
+            words += f"micro-batch {row['micro_batch']} x accumulation {row['accumulation']}"
+            why = "takes the least energy (prices: --cards FILE)"
+            if row["cost"] is not None:
+                why = f"is the cheapest: {row['cost']:.4g}"
+            lines.append(f"{row['stage']}: {words} {why}; {row['note']}")
+    if any(not row["measurements"] for row in rows):
+        lines.append("times are of optimizer steps at full sample length; intervals in brackets")
+    return "\n".join(lines)
+
+
+def _shown(row: Row, *, several: bool, priced: bool) -> Row:
+    fits = row["micro_batch"] is not None
+    found: Row = {"stage": row["stage"]} if several else {}
+    cards = f"{row['workers']} x {row['card']}, {row['strategy']}"
+    found |= {
+        "card": row["card"] if row["workers"] == 1 else cards,
+        "precision": row["precision"],
+        "recompute": "yes" if row["gradient_checkpointing"] else "no",
+        "batch": f"{row['micro_batch']} x {row['accumulation']}" if fits else "none",
+        "peak": bytes_text(row["peak_bytes"] + row["context_bytes"]),
+        "of": bytes_text(row["capacity_bytes"]),
+    }
+    if not fits:
+        return found | dict.fromkeys(("samples/s", "hours", "kWh"), "-")
+    speeds = (row[f"samples_per_s{end}"] for end in ("", "_low", "_high"))
+    found["samples/s"] = "{:.3g} [{:.3g}, {:.3g}]".format(*speeds)
+    found["hours"] = f"{row['hours']:.3g}"
+    found["kWh"] = f"{row['energy_kwh']:.3g}"
+    if priced:
+        found["cost"] = "-" if row["cost"] is None else f"{row['cost']:.4g}"
+    if row.get("measured_samples_per_s"):
+        found["measured"] = f"{row['measured_samples_per_s']:.3g}"
+    return found
