@@ -336,7 +336,7 @@ class _Loop:
                 torch.cuda.synchronize(self.worker.device)
 
         limit = BatchLimit("training", self.plan.micro_batch)
-        with memory.fitting(limit), parallel.same_buffers(self.model):
+        with memory.fitting(limit, self._bf16_helps), parallel.same_buffers(self.model):
             found = bottleneck.diagnose(
                 self._batches, run, numbers, prefetch, a_step, self.worker, sharded=self.sharded
             )

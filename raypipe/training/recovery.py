@@ -114,10 +114,10 @@ def _left_out(job: TrainingJob, error: UnitError) -> str:
     bf16 = "bf16" in job.settings.on_oom and job.settings.training.precision != "bf16"
     if not bf16 or _bf16_helps(error):
         return ""
-    return (
-        "; bf16 was not tried: its copies of the weights would take more memory than it saves; "
-        "with gradient_checkpointing they are fewer"
-    )
+    text = "; bf16 was not tried: its copies of the weights would take more memory than it saves"
+    if not job.settings.training.gradient_checkpointing:
+        text += "; list gradient_checkpointing before bf16 in on_oom"
+    return text
 
 
 def _changed(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:

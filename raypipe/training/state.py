@@ -43,13 +43,20 @@ def gathered(
 
 
 def _copied(state: dict[str, Any], worker: Worker) -> dict[str, Any]:
-    """Return a state that the training does not change; torch copies only what is on a GPU."""
-    if worker.rank or worker.device.type != "cpu":
+    """Return a state that the training does not change.
+
+    torch copies what is on a GPU, but not numbers of steps, which optimizers keep on the CPU.
+    """
+    if worker.rank:
         return state
-    copy: dict[str, Any] = over_leaves(
-        state, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf
-    )
-    return copy
+    on_cpu = worker.device.type == "cpu"
+
+    def copy(leaf: Any) -> Any:
+        own = isinstance(leaf, Tensor) and (on_cpu or leaf.dim() == 0)
+        return leaf.clone() if own else leaf
+
+    copied: dict[str, Any] = over_leaves(state, copy)
+    return copied
 
 
 def own_part(

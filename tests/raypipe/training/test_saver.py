@@ -13,6 +13,7 @@ from example_tasks import Regression, job
 from safetensors.torch import load
 from torch import nn
 
+from raypipe.training import state
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, Part
 from raypipe.training.job import Worker
 from raypipe.training.loop import train
@@ -94,3 +95,16 @@ def test_one_is_written_at_a_time_and_an_error_is_raised_once() -> None:
     assert saver.expected_s(1.0) >= 1.01
     saver.start(write, True)
     saver.close()  # it is logged: the training ends by another error
+
+
+def test_a_state_that_is_written_does_not_follow_the_training() -> None:
+    """Optimizers keep numbers of steps on the CPU, also those of a model on a GPU."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for steps in (1, 2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        if steps == 1:
+            _, kept = state.gathered(model, optimizer, Worker(0, torch.device("cuda", 0)))
+    assert optimizer.state[model.weight]["step"] == 2
+    assert kept["state"]["weight"]["step"] == 1
