@@ -71,7 +71,7 @@ def check_code(
 
 
 def after_edit(stages: Sequence[Stage]) -> str:
-    """Return what to add to the command once the code is edited, where it would be refused."""
+    """Return the hint to add ``version=1`` after an edit, if it would be refused; else empty."""
     if not any(stage.strict_code for stage in stages):
         return ""
     return "\nonce the code is edited, add version=1 to keep the results that are stored"

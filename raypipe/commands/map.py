@@ -40,7 +40,7 @@ def map_function(
                 f"command line: {text!r}: must have the form NAME=VALUE, such as C=0.1, "
                 "'C=[0.1,1,10]' or seed=0..4"
             )
-    for key, times in Counter(text.partition("=")[0] for text in texts).items():
+    for key, times in Counter(map(_argument, texts)).items():
         if times > 1 and "." not in key:
             raise ConfigError(
                 f"command line: {key} is given {times} times; write several values of an "
@@ -54,6 +54,10 @@ def map_function(
             log.warning("command line: %s", hint)
     request = Request("map", name, texts, document=document, options=options, **more)
     return execute(request)
+
+
+def _argument(text: str) -> str:
+    return text.partition("=")[0].removeprefix("arguments.")
 
 
 def _option(key: str, value: Any) -> list[str]:

@@ -35,9 +35,13 @@ def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
 
     swept = sorted((row for row in rows if not row.get("reference")), key=cost)
     keys = list(dict.fromkeys(key for row in swept for key in point(row)))
+    lasts = [key.rpartition(".")[2] for key in keys]
+    names = {
+        key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)
+    }
     lines = [
         {
-            **{key.rpartition(".")[2]: cell(point(row).get(key)) for key in keys},
+            **{names[key]: cell(point(row).get(key)) for key in keys},
             metric: finite_or_none(row.get(metric)),
             "status": row["status"],
         }

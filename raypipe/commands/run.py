@@ -263,7 +263,7 @@ def _is_shown(
     if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
         return False
     better = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
-    return all(measures(run_dir, name) == declared for name, declared in better.items())
+    return all(measures(run_dir, name) == columns for name, columns in better.items())
 
 
 def _run_id(ledger: Ledger, configuration: Configuration) -> str:

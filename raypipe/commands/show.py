@@ -82,7 +82,8 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
         )
     if later := len(failed) - len(failures):
         logs = shlex.join(["raypipe", "logs", run.shown])
-        yield "recovered", f"{later} failed attempts of units that succeeded later: {logs}"
+        attempts = "attempt" if later == 1 else "attempts"
+        yield "recovered", f"{later} failed {attempts} of units that succeeded later: {logs}"
     command = found.details.command if found.details is not None else ""
     if not command and environment:
         command = cell(environment[0].get("command"))

@@ -184,7 +184,7 @@ class About:
 
     @cached_property
     def monitors(self) -> dict[str, str]:
-        """The monitored columns ``eval_...`` of its trainings, with what is better."""
+        """The monitored columns of its trainings and its sweep's metric, each with its mode."""
         return monitors_of(self.settings)
 
     @cached_property

@@ -50,7 +50,7 @@ def failed(about: About) -> Iterator[Part]:
     bad = stages[stages["status"].isin(["failed", "out_of_memory"])]
     stopped = stages[stages["status"].isin(["interrupted", "skipped"])]
     what, count = "stage", len(stopped) if bad.empty else len(bad)
-    if count and about.calls is not None:
+    if count and about.calls is not None and about.calls.missing:
         what, count = "call", about.calls.missing
     if bad.empty:
         if len(stopped):
@@ -69,7 +69,9 @@ def failed(about: About) -> Iterator[Part]:
 
 def undirected(about: About) -> Iterator[Part]:
     """Yield how to say which returned number is better, for a function of which nothing says so."""
-    if about.calls is None or about.headlines:
+    if about.calls is None or any(
+        c.better for results in about.results if results.table.open for c in results.table.columns
+    ):
         return
     names = [each.name for results in about.results if results.table.open
              for each in results.shape.numbers if each not in results.table.columns]  # fmt: skip

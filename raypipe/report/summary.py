@@ -15,7 +15,7 @@ from raypipe.report.comparison import seeds_of
 from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
-from raypipe.report.measures import PREFIX
+from raypipe.report.measures import PREFIX, monitors_of
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
@@ -189,6 +189,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
 
     The model is that of the best step if its metric is monitored, else that of the last step.
     """
+    monitored = monitors_of({key: v for key, v in about.settings.items() if key != "sweep"})
     by_stage: dict[str, list[Evaluation]] = {}
     for evaluation in about.evaluations:
         if evaluation.better:
@@ -199,7 +200,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
                 yield tile(headline)
             continue
         same = [each for each in found if each.metric == found[0].metric]
-        keeps_best = found[0].metric in about.monitors  # else the model is that of the last step
+        keeps_best = found[0].metric in monitored  # else the model is that of the last step
         best = min(same, key=lambda each: each.costs.min() if keeps_best else each.costs[-1])
         kept = best.best if keeps_best else -1
         step, highest = best.steps[best.best], float(best.values[best.best])

@@ -147,7 +147,7 @@ def test_a_failed_call_loses_no_other_and_runs_again_once_it_is_corrected(folder
     assert list(calls()["x"]) == [1, 13, 2]
     shown = raypipe("show", "r").output
     assert "failure" not in shown
-    assert "1 failed attempts of units that succeeded later" in shown
+    assert "1 failed attempt of units that succeeded later" in shown
     assert (calls().set_index("x").loc[[1, 2], "duration_s"] == stored["duration_s"]).all()
 
 
@@ -301,6 +301,7 @@ def test_runs_of_the_matrix_change_the_seed(name):
         (["{name}:score", "x=[]"], "x: is an empty list"),
         (["{name}:score", "C=[]", "x=1"], "C: is an empty list"),
         (["{name}:score", "x=1", "x=2"], "x is given 2 times; write several values"),
+        (["{name}:score", "x=1", "arguments.x=2"], "x is given 2 times; write several values"),
         (["{name}:score", "x=3..1"], "the range 3..1 is empty"),
         (["{name}:score", "x"], "must have the form NAME=VALUE"),
         (["{name}:score", "x=1", "--cpus", "0"], "cpus = 0"),

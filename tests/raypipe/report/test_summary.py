@@ -145,6 +145,9 @@ def test_a_training_shows_the_held_out_value_of_its_model() -> None:
     )  # fmt: skip
     (tile,) = training_tiles(_about("train: {training: {monitor: {metric: loss}}}\n", steps=steps))
     assert (tile.value, tile.note) == ("3", "train, best at step 20; 3.81 at the end")
+    swept = "sweep: {stage: train, kind: quality, metric: eval_loss, mode: min}\n"
+    (tile,) = training_tiles(_about(swept, steps=steps))
+    assert tile.value == "3.81"  # the metric of a sweep keeps no model
     (tile,) = training_tiles(_about(steps=_steps([0.3, 0.5, 0.8], "eval_accuracy")))
     assert (tile.value, tile.note) == ("0.8", "train, at the end")
     trials = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
