@@ -63,10 +63,13 @@ def check_code(
             f"{configuration.origin}: {message}; use another --run-dir to compute everything "
             "with this code, or add version=1 to keep what is stored and compute the rest"
         )
+    kept = any(
+        isinstance(stage.settings, FunctionSettings) and stage.settings.version is not None
+        for stage in stages
+    )
     way = "raise `version` in the experiment and use another --run-dir; --strict-code refuses"
-    for stage in stages:
-        if isinstance(stage.settings, FunctionSettings) and stage.settings.version is not None:
-            way = "use another --run-dir"
+    if kept:
+        way = "use another --run-dir"
     return code, f"WARNING: {message}; stored results are kept (if they would differ, {way})"
 
 

@@ -31,7 +31,7 @@ def fit(request: Request, stage: str | None) -> list[Row]:
         launcher = cluster.attach(request.address, stack)
         nodes = cluster.hardware_of(launcher)
         configuration = resolve(document, request.overrides, request.profile, nodes)
-        check_gpus(configuration, nodes)
+        check_gpus(configuration, nodes, [s for s in configuration.stages() if s.training])
         makers = fitting(configuration, stage, nodes)
         folder = stack.enter_context(TemporaryDirectory(prefix="raypipe-fit-"))
         run_dir, name = RunDirectory.at(folder), configuration.experiment.name

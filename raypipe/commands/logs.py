@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
 if TYPE_CHECKING:
     import pandas as pd
 
-log = logging.getLogger(__name__)
 
 _SUFFIX = ".log"
 #: what is said of a run without logs
@@ -31,9 +29,7 @@ def listing(run_dir: str) -> pd.DataFrame:
     import pandas as pd
 
     run = opened(run_dir)
-    ledger = Ledger(run, writable=False)
-    if ledger.damage:
-        log.warning("%s: the ledger is damaged: %s", run.shown, ledger.damage)
+    ledger = Ledger.to_read(run)
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
         failures.setdefault(_file(run, row), []).append(row)
@@ -69,7 +65,7 @@ def text(run_dir: str, unit: str) -> str:
 
     """
     run = opened(run_dir)
-    failures = Ledger(run, writable=False).rows("failures")
+    failures = Ledger.to_read(run).rows("failures")
     logs = [name.removesuffix(_SUFFIX) for name in run.list(run.logs)]
     name = _chosen(run, unit, logs, failures)
     if name in logs:

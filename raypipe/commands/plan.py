@@ -41,9 +41,7 @@ def plan(request: Request) -> pd.DataFrame:
     if request.run_dir is not None:
         run = RunDirectory.at(request.run_dir)
         run.check_new()
-        ledger = Ledger(run, writable=False)
-        if ledger.damage:
-            print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
+        ledger = Ledger.to_read(run)
         refuse_other_axes(ledger, configuration, run.shown)
         stored_stages(graph, ledger, run.shown)
     stages = graph.stages

@@ -69,7 +69,7 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     chosen = list(known.values()) if every else [known_cards.resolve(wanted.card, known)]
     ledger = None
     if request.run_dir is not None:
-        ledger = Ledger(_existing(request.run_dir), writable=False)
+        ledger = Ledger.to_read(_existing(request.run_dir))
     predictor = Predictor(request, wanted.cards_per_node, list(known.values()))
     rows: list[Row] = []
     for card in chosen:

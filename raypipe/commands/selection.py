@@ -127,14 +127,18 @@ def check_training(configuration: Configuration, graph: Graph, nodes: Sequence[H
 
 
 def check_gpus(
-    configuration: Configuration, nodes: Sequence[Hardware], stages: Sequence[Stage] = ()
+    configuration: Configuration, nodes: Sequence[Hardware], stages: Sequence[Stage]
 ) -> None:
     """Reject work on GPUs if there are GPUs and none of them can be used.
 
     It would compute on the CPUs instead. Raises ConfigError.
     """
     problem = unusable_gpus(nodes)
-    trainings = [each for _, each in configuration.settings if isinstance(each, TrainStageSettings)]
+    names, sweep = {stage.name for stage in stages}, configuration.settings.sweep
+    if sweep is not None and SWEEP in names:
+        names.add(sweep.stage)
+    sections = (section for name, section in configuration.settings if name in names)
+    trainings = [each for each in sections if isinstance(each, TrainStageSettings)]
     on_gpu = any(stage.on_gpu for stage in stages)
     if problem and (on_gpu or any(each.scaling.gpus_per_worker != 0 for each in trainings)):
         raise ConfigError(

@@ -20,7 +20,7 @@ def predictions_section(tables: Mapping[str, pd.DataFrame]) -> Section:
     """Return the predictions of ``raypipe fit --card``; without any, a section without parts."""
     found = rows(tables, "card_predictions", ["stage", "card", "precision"])
     if found is None or found.empty:
-        return Section("Predictions", [], covers=("card_predictions",))
+        return Section("Predictions", [])
     low, high = found["samples_per_s_low"], found["samples_per_s_high"]
     interval = ["" if pd.isna(a) else f"{a:.3g} to {b:.3g}" for a, b in zip(low, high, strict=True)]
     found = found.assign(interval=cells(interval))

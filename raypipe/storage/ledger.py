@@ -89,6 +89,14 @@ class Ledger:
         if self.damage and writable:
             self._rewrite()
 
+    @classmethod
+    def to_read(cls, run: RunDirectory) -> Ledger:
+        """Open a ledger without writing; a damaged one is a warning. Raises ConfigError."""
+        ledger = cls(run, writable=False)
+        if ledger.damage:
+            log.warning("%s: the ledger is damaged: %s", run.shown, ledger.damage)
+        return ledger
+
     def put(self, table: str, rows: Mapping[str, Row]) -> None:
         """Record rows by key, durably; they replace earlier rows with the same keys."""
         self.put_tables({table: rows})

@@ -53,8 +53,9 @@ def stable_end(training: TrainingSettings, phases: Sequence[Phase]) -> int | Non
     """
     if training.schedule != "warmup-stable-decay" or training.decay_steps < 1 or len(phases) != 1:
         return None
-    begin, end = (0, *phases[0].restarts, phases[0].steps)[-2:]
-    return max(begin, end - round(training.decay_steps))
+    if phases[0].restarts or training.monitor is not None:
+        return None
+    return max(0, phases[0].steps - round(training.decay_steps))
 
 
 def _steps(given: float, length: int) -> int:

@@ -176,8 +176,9 @@ class TrainTask(JobTask):
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the repeated blocks of the model, such as a transformer's layers.
 
-        ``training.gradient_checkpointing`` recomputes their activations block by block, and
-        ``scaling.strategy=fsdp`` gathers their weights block by block.
+        ``training.gradient_checkpointing`` recomputes their activations block by block,
+        ``scaling.strategy=fsdp`` gathers their weights block by block, ``training.compile``
+        compiles each block, and Muon updates their matrices.
         """
         del model
         return ()

@@ -381,7 +381,10 @@ def test_gpus_that_cannot_be_used_end_a_command_before_it_starts(work, capsys, m
     for command in ("run", "fit", "sweep"):
         assert raypipe(command, "quickstart") == 2
         assert "no GPU can be used: GPU 0: lost; " in capsys.readouterr().err
+    assert raypipe("sweep", "sweeps/transformer") == 2
+    assert "no GPU can be used" in capsys.readouterr().err
     assert left(work) == before
+    assert raypipe("run", "toy.yaml", "--only", "squares", "--run-dir", "part") == 0
     assert raypipe("run", "toy.yaml", "train.scaling.gpus_per_worker=0") == 0
     assert "WARNING: here: not used: GPU 0: lost" in capsys.readouterr().out
 

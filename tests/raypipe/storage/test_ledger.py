@@ -112,7 +112,7 @@ def test_a_kill_at_any_byte_of_the_last_record_keeps_all_earlier_ones(
      b'{"table": "units", "key": "b", "row": 5}'],
 )  # fmt: skip
 def test_after_a_damaged_line_every_unit_is_done_again_from_what_is_stored(
-    run: RunDirectory, damage: bytes
+    run: RunDirectory, damage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may have been any unit's result."""
     ledger = Ledger(run)
@@ -122,6 +122,8 @@ def test_after_a_damaged_line_every_unit_is_done_again_from_what_is_stored(
     lines = file.read_bytes().split(b"\n")
     file.write_bytes(b"\n".join([lines[0], damage, *lines[2:]]))
     left = [("a", {"x": 1}), ("c", {"x": 3})]
+    Ledger.to_read(run)
+    assert f"the ledger is damaged: line 2 of {file.name}" in caplog.text
     for writable in (False, True):
         ledger = Ledger(run, writable=writable)
         assert (ledger.items("evaluations"), ledger.items("units")) == (left, [])

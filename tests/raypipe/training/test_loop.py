@@ -29,8 +29,8 @@ from raypipe.training.checkpoint import Checkpoint, CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
 from raypipe.training.oom import forget_peaks, host_peak_bytes
-from raypipe.training.schedule import learning_rate
-from raypipe.training.settings import LoaderSettings, TrainingSettings
+from raypipe.training.schedule import learning_rate, stable_end
+from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 
 CPU = torch.device("cpu")
@@ -209,6 +209,26 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
     again, _, _ = run(job(Regression(dropout=0.3), tmp_path / "b", seed=5))
     other, _, _ = run(job(Regression(dropout=0.3), tmp_path / "c", seed=2**32 - 1))
     assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("given", "end"),
+    [
+        ({}, 15),
+        ({"decay_steps": 30}, 0),
+        ({"decay_steps": 0.25}, None),
+        ({"restarts": (8,)}, None),
+        ({"monitor": {"metric": "loss"}}, None),
+    ],
+)
+def test_the_start_of_a_decay_is_kept_if_a_longer_training_can_go_on_from_it(
+    given: dict[str, Any], end: int | None
+) -> None:
+    values = {"schedule": "warmup-stable-decay", "steps": 20, "decay_steps": 5, "eval_every": 5}
+    settings = TrainStageSettings(training=TrainingSettings.model_validate(values | given))
+    phase = Phase("train", 20, 8, 0.1, settings.training.restarts)
+    assert stable_end(settings.training, [phase]) == end
+    assert (settings.fixed_by(20) is None) == (end is not None)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
