@@ -163,7 +163,7 @@ def _settings(best: Sequence[Measure | None]) -> Iterator[str]:
 
 
 def _averaged(found: Comparison) -> list[str]:
-    """Return for each table that is averaged over seeds how many there are in each run."""
+    """Return a note per table that is averaged over seeds: the number of seeds in each run."""
     counts: dict[str, list[tuple[int, ...]]] = {}
     for each in found.results:
         if each.counts:

@@ -76,10 +76,15 @@ def _numbers(runs: Sequence[RunDirectory], name: str) -> dict[str, str]:
 
 
 def _axes(parts: Sequence[pa.Table]) -> list[str]:
-    """Return what tells the settings of a table apart that is averaged over seeds; else nothing."""
+    """Return the columns that identify a setting; none if the table is not averaged over seeds."""
     axes = dict.fromkeys(name for part in parts for name in tables.axes(part.schema))
-    averaged = axes and all(SEED in part.column_names for part in parts if part.num_rows)
-    return [VARIANT.name, *axes] if averaged else []
+    known = [part for part in parts if part.num_rows]
+    return [VARIANT.name, *axes] if known and all(map(is_averaged, known)) else []
+
+
+def is_averaged(table: pa.Table) -> bool:
+    """Whether the rows of a table are points that differ by a seed, which are averaged."""
+    return SEED in table.column_names and bool(tables.axes(table.schema))
 
 
 def _of_table(name: str, better: Mapping[str, str], parts: Sequence[pa.Table]) -> list[Measure]:

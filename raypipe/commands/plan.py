@@ -41,7 +41,9 @@ def plan(request: Request) -> pd.DataFrame:
     if request.run_dir is not None:
         run = RunDirectory.at(request.run_dir)
         run.check_new()
-        ledger = Ledger.to_read(run)
+        ledger = Ledger(run, writable=False)
+        if ledger.damage:
+            print(f"{run.shown}: the ledger is damaged: {ledger.damage}", file=sys.stderr)
         refuse_other_axes(ledger, configuration, run.shown)
         stored_stages(graph, ledger, run.shown)
     stages = graph.stages

@@ -9,11 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from raypipe.commands.compared_measures import is_averaged
 from raypipe.commands.logs import has_recovered
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
-from raypipe.config.matrix import SEED, is_seed
+from raypipe.config.matrix import is_seed
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
@@ -119,7 +120,7 @@ def _measure(rows: pa.Table, name: str, better: str, points: Mapping[str, str]) 
     known = [row for row in known if row[name] == row[name]]  # not NaN
     known = [{**row, "variant": points.get(row.get("variant"), row.get("variant"))}
              for row in known]  # fmt: skip
-    averaged = SEED in rows.column_names and bool(tables.axes(rows.schema))
+    averaged = is_averaged(rows)
     values: dict[Any, list[float]] = {}
     for place, (row, label) in enumerate(zip(known, _labels(rows, known, points), strict=True)):
         repeated = averaged or row["variant"] in points.values()

@@ -217,7 +217,7 @@ class RayLauncher:
 
 
 def _no_type() -> None:
-    """Return no type of accelerator, by which Ray could place tasks; raypipe does not."""
+    """Return no accelerator type, which Ray uses only for placement by type."""
 
 
 def _is_kept(modules: Mapping[str, str]) -> bool:

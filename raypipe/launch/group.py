@@ -30,7 +30,7 @@ from raypipe.training.job import TrainingJob, Worker
 
 # seconds of a request of the thread that waits for an early end
 _WATCH_S = 2.0
-# times that a group waits for its placement group, and that its workers may die while they start
+# attempts to get the placement group of a worker group, and starts in which its workers may die
 _START_ATTEMPTS, _FAILED_STARTS = 60, 2
 _GROW_S = 30.0
 _END_S = 20.0

@@ -208,7 +208,7 @@ class Ledger:
         self._segments, self._damaged = [new], {}
 
     def _keep_intact_units(self) -> str:
-        """Forget the units whose results may be damaged; return what became of all."""
+        """Keep the units whose results match their checksums; return a message about the damage."""
         found = self._tables.get(_UNITS, {})
         named = {table for unit in found.values() for table in unit.get(RESULTS, ())}
         known = {*found, *(key for table in named for key in self._tables.get(table, ()))}
