@@ -67,6 +67,8 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     known = known_cards.cards(wanted.file)
     every = wanted.card.strip().lower() == "all"
     chosen = list(known.values()) if every else [known_cards.resolve(wanted.card, known)]
+    if every and request.profile == "auto":
+        request = _with_one_profile(request, wanted, chosen)
     ledger = None
     if request.run_dir is not None:
         ledger = Ledger.to_read(_existing(request.run_dir))
@@ -81,6 +83,17 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     if request.run_dir is not None:
         _record(request, rows)
     return rows
+
+
+def _with_one_profile(request: Request, wanted: Wanted, cards: Sequence[Card]) -> Request:
+    """Return the request with the profile of the largest card for all of them.
+
+    A profile may have another model, and cards are compared by the same training.
+    """
+    largest = max(cards, key=lambda card: card.memory_bytes)
+    profile = Predictor(request, wanted.cards_per_node).resolved(largest).profile
+    _say(f"profile: {profile} on all cards, as {largest.name} has it (another: --profile NAME)")
+    return replace(request, profile=profile)
 
 
 class Predictor:
@@ -105,16 +118,17 @@ class Predictor:
             best_precision: whether to predict the fastest precision only.
 
         """
-        configuration = self._resolved(card)
+        configuration = self.resolved(card)
         for name in _stages(configuration, stage):
             settings = self._settings(configuration, name)
             forecasts = self._of(configuration, name, settings)
             measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
             for varied in _variants(settings, card, best_precision=best_precision):
-                yield from _rows(forecasts, card, varied, found, name, measured)
+                for row in _rows(forecasts, card, varied, found, name, measured):
+                    yield {**row, "profile": configuration.profile}
 
-    def _resolved(self, card: Card) -> Configuration:
+    def resolved(self, card: Card) -> Configuration:
         """Return the configuration for a machine with the card."""
         capability = str(card.capability)
         gpu = Gpu(0, "", card.reports, card.memory_bytes, capability)
@@ -177,7 +191,7 @@ class Predictor:
 
     def compared(self, card: Card, rows: Sequence[Row]) -> list[Measured]:
         """Return the fastest row of each stage of a measured fit over its prediction."""
-        configuration = self._resolved(card)
+        configuration = self.resolved(card)
         fastest: dict[str, Row] = {}
         for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
             if row.get("samples_per_s") and row.get("micro_batch"):

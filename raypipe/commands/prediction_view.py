@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raypipe.hardware import bytes_text
+from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Row
 
 
@@ -20,9 +21,10 @@ def conclusion(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         if row["recommended"]:
-            words = f"{row['card']}, {row['precision']}, "
+            words = f"{row['card']}, "
             if row["workers"] > 1:
-                words = f"{row['workers']} x {row['card']}, {row['strategy']}, {row['precision']}, "
+                words = f"{row['workers']} x {row['card']}, {row['strategy']}, "
+            words += f"profile {row['profile']}, {row['precision']}, "
             if row["gradient_checkpointing"]:
                 words += "gradient checkpointing, "
             words += f"micro-batch {row['micro_batch']} x accumulation {row['accumulation']}"
@@ -48,13 +50,18 @@ def _shown(row: Row, *, several: bool, priced: bool) -> Row:
         "of": bytes_text(row["capacity_bytes"]),
     }
     if not fits:
-        return found | dict.fromkeys(("samples/s", "hours", "kWh"), "-")
-    speeds = (row[f"samples_per_s{end}"] for end in ("", "_low", "_high"))
-    found["samples/s"] = "{:.3g} [{:.3g}, {:.3g}]".format(*speeds)
-    found["hours"] = f"{row['hours']:.3g}"
-    found["kWh"] = f"{row['energy_kwh']:.3g}"
+        return found | dict.fromkeys(("samples/s", "time", "kWh"), "-")
+    speeds = (_rounded(row[f"samples_per_s{end}"]) for end in ("", "_low", "_high"))
+    found["samples/s"] = "{} [{}, {}]".format(*speeds)
+    found["time"] = duration(3600 * row["hours"])
+    found["kWh"] = _rounded(row["energy_kwh"])
     if priced:
         found["cost"] = "-" if row["cost"] is None else f"{row['cost']:.4g}"
     if row.get("measured_samples_per_s"):
-        found["measured"] = f"{row['measured_samples_per_s']:.3g}"
+        found["measured"] = _rounded(row["measured_samples_per_s"])
     return found
+
+
+def _rounded(value: float) -> str:
+    """Return a number with three significant digits, below a million without an exponent."""
+    return f"{float(f'{value:.3g}'):g}"

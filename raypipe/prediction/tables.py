@@ -10,6 +10,7 @@ PREDICTIONS = Table(
     "fits",
     (
         Column("stage", "text", "The training stage."),
+        Column("profile", "text", "The profile of the configuration."),
         Column("card", "text", "The card."),
         Column("precision", "text", "Arithmetic: fp32, tf32, bf16 or fp16."),
         Column("workers", "integer", "Workers, one per card."),

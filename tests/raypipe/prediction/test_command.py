@@ -108,7 +108,29 @@ def test_the_cheapest_of_all_cards_is_named(tmp_path: Path) -> None:
     assert set(priced) == {"A10", "L4"}
     best = min(priced, key=lambda name: priced[name])
     assert [row["card"] for row in rows if row["recommended"]] == [best]
-    assert f"{best}, bf16, micro-batch 8 x accumulation 1 is the cheapest" in conclusion(rows)
+    words = f"{best}, profile gpu_40gb, bf16, micro-batch 8 x accumulation 1 is the cheapest"
+    assert words in conclusion(rows)
+
+
+def test_all_cards_are_compared_by_the_same_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Profiles by memory or capability may have models of different sizes."""
+    config = tmp_path / "two.yaml"
+    config.write_text(
+        "experiment: experiments.lm_pretrain\n"
+        "profiles:\n  gpu: {model: {layers: 1}}\n"
+        "  gpu_big: {min_gpu_memory_gb: 100, model: {layers: 3}}\n"
+    )
+    words = [word for word in SMALL if "layers" not in word]
+    given = Request("fit", str(config), words)
+    rows = predict(given, Wanted("all"))
+    assert "profile: gpu_big on all cards, as GB200 has it" in capsys.readouterr().err
+    assert set(columns(rows, "profile")) == {"gpu_big"}
+    assert len(set(columns(rows, "parameters_bytes"))) == 1
+    own = predict(replace(given, profile="gpu"), Wanted("all"))
+    assert max(columns(own, "parameters_bytes")) < min(columns(rows, "parameters_bytes"))
+    assert set(columns(predict(given, Wanted("l4")), "profile")) == {"gpu"}
 
 
 def test_measurements_of_a_run_stand_beside_and_calibrate(
