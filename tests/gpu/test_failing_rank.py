@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.gpu.conftest import Rig
@@ -16,9 +18,14 @@ import torch
 import torch.distributed as dist
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
+from tests.gpu.rig.objects import exchange_by_store
 from tests.raypipe.launch.test_train import Regression, job
 
 class Full(Regression):
+    def build_model(self):
+        exchange_by_store()
+        return super().build_model()
+
     def loss(self, model, batch, context):
         if dist.get_rank() == 1 and context.step == 1 and len(batch[0]) > 4:
             torch.empty(10**12, dtype=torch.uint8, device="cuda")
@@ -40,8 +47,9 @@ print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
 """
 
 
-def test_the_group_starts_again_with_half_the_micro_batch(rig: Rig) -> None:
-    found = rig.run(ONE_FULL, cards=2)
+def test_the_group_starts_again_with_half_the_micro_batch(rig: Rig, tmp_path: Path) -> None:
+    """Rank 0 waits in an exchange for rank 1, which has failed."""
+    found = rig.run(ONE_FULL, cards=2, env={"RIG_NCCL_MEETING": str(tmp_path)})
     again = "again with micro-batch 4 x accumulation 2"
     assert found["failures"] == [["out_of_memory", 8, again]]
     assert found["steps"] == 2

@@ -193,6 +193,7 @@ static cudaError_t copy(void *to, const void *from, size_t bytes) {
 
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
     COUNT(syncs);
+    await_exchanges(exchanges());
     return copy(to, from, bytes);
 }
 

@@ -41,3 +41,9 @@ size_t forget_range(void *start, int *device);
 int device_of(const void *address);
 /* The range that an address lies in; 0 if none. */
 int range_of(const void *address, void **start, size_t *bytes);
+
+/* The number of collectives that this process has begun, and whether the first `number` of them have
+   ended; wait until they have. */
+long exchanges(void);
+int is_exchanged(long number);
+void await_exchanges(long number);

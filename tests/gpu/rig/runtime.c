@@ -135,6 +135,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 cudaError_t cudaDeviceSynchronize(void) {
     COUNT(syncs);
+    await_exchanges(exchanges());
     return cudaSuccess;
 }
 
@@ -189,7 +190,12 @@ const char *cudaGetErrorName(cudaError_t error) {
     return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorUnknown";
 }
 
-/* ---- streams and events ---- */
+/* ---- streams and events: all there is to wait for are collectives ---- */
+
+typedef struct {
+    struct timespec at;
+    long exchanges; /* that were begun before it */
+} Event;
 
 cudaError_t cudaStreamCreate(cudaStream_t *stream) {
     *stream = fresh_handle();
@@ -211,17 +217,20 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     COUNT(syncs);
+    await_exchanges(exchanges());
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    return is_exchanged(exchanges()) ? cudaSuccess : cudaErrorNotReady;
+}
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
-    *event = calloc(1, sizeof(struct timespec));
+    *event = calloc(1, sizeof(Event));
     return cudaSuccess;
 }
 
@@ -233,7 +242,8 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)event);
+    clock_gettime(CLOCK_MONOTONIC, &((Event *)event)->at);
+    ((Event *)event)->exchanges = exchanges();
     return cudaSuccess;
 }
 
@@ -243,13 +253,16 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     COUNT(event_syncs);
+    await_exchanges(((Event *)event)->exchanges);
     return cudaSuccess;
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaSuccess; }
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return is_exchanged(((Event *)event)->exchanges) ? cudaSuccess : cudaErrorNotReady;
+}
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    struct timespec *from = (struct timespec *)start, *to = (struct timespec *)end;
+    struct timespec *from = &((Event *)start)->at, *to = &((Event *)end)->at;
     double seconds = (double)(to->tv_sec - from->tv_sec) + (to->tv_nsec - from->tv_nsec) / 1e9;
     *milliseconds = (float)(1e3 * seconds);
     return cudaSuccess;
