@@ -14,10 +14,11 @@ ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 
 # Ray reads these variables on import. A worker group polls and stops in tenths of a second, not
 # seconds, and recounts the nodes after waiting ten seconds for its placement group. If one worker
-# has failed, the others may wait for it in an exchange: they have a second to end, not thirty. A
-# caller notices a node that vanished silently after 85 seconds, not seven minutes (Ray's servers
-# allow one ping per minute). raypipe watches for announced losses of nodes itself. Ray's messages
-# address its developers; users read raypipe's progress and RUN_DIR/logs.
+# has failed, the others may wait for it in an exchange: they have a second to end, not thirty, and
+# five more that cannot be set. A caller notices a node that vanished silently after 85 seconds, not
+# seven minutes (Ray's servers allow one ping per minute). raypipe watches for announced losses of
+# nodes itself. Ray's messages address its developers; users read raypipe's progress and
+# RUN_DIR/logs.
 QUIET = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",

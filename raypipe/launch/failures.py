@@ -45,6 +45,8 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
     "node_lost",
     "worker_died",
 )
+#: kinds that are never a consequence of another worker's failure
+CAUSES = frozenset(_MOST_TELLING[:4])
 
 
 def worker_failure(unit: str, error: BaseException) -> UnitError:

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raypipe.errors import UnitError
 from raypipe.launch import fault_environment
 from raypipe.launch.capacity import living_nodes
-from raypipe.launch.failures import group_failure, worker_failure
+from raypipe.launch.failures import CAUSES, group_failure, worker_failure
 from raypipe.launch.job_mailbox import JobMailbox
 from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
@@ -85,7 +85,7 @@ class WorkerGroup:
             torch_config=TorchConfig(backend="nccl" if gpus >= 1 else "gloo"),
             run_config=RunConfig(failure_config=FailureConfig(**failures), **attempt),
         )
-        self._over = threading.Event()
+        self._over, self._is_closing = threading.Event(), False
         self._nodes = set(living_nodes())
         threading.Thread(target=self._settle, args=(trainer,), name="fit", daemon=True).start()
 
@@ -105,6 +105,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End the workers, even in the middle of a job."""
+        self._is_closing = True
         group = ray.get(self.mailbox.close.remote())
         if group is not None and not self._over.is_set():
             remove_placement_group(group)
@@ -123,7 +124,8 @@ class WorkerGroup:
         try:
             trainer.fit()
         except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
-            failure = group_failure(self._name, error, self._nodes)
+            if not self._is_closing:  # else workers died on purpose, and no caller waits
+                failure = group_failure(self._name, error, self._nodes)
         except BaseException as error:  # the callers that follow a job must learn of it
             failure = UnitError(self._name, "error", f"{type(error).__name__}: {error}")
         self._over.set()
@@ -207,8 +209,13 @@ def _worker(config: dict[Any, Any]) -> None:
     while (submitted := ray.get(mailbox.next.remote(done))) is not None:
         done, pickled = submitted
         job = cloudpickle.loads(pickled)
-        with logged(job, rank):
-            outcome = _train(done, job, mailbox)
+        try:
+            with logged(job, rank):
+                outcome = _train(done, job, mailbox)
+        except UnitError as failure:
+            if failure.kind in CAUSES:  # Ray's report may take six seconds
+                ray.get(mailbox.settle.remote(failure))
+            raise
         if rank == 0:
             ray.get(mailbox.finish.remote(outcome))
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 import torch.distributed as dist
+from raypipe.launch import group
 from raypipe.launch.cluster import RayLauncher
 from raypipe.training.recovery import train_to_the_end
 from tests.gpu.rig.objects import exchange_by_store
@@ -41,9 +42,18 @@ made = job(Path(tempfile.mkdtemp()), 8, 1, 2, steps=2)
 scaling = made.settings.scaling.model_copy(update={"gpus_per_worker": 1.0, "cpus_per_worker": 0.5})
 settings = made.settings.model_copy(update={"scaling": scaling})
 failures, launcher = [], RayLauncher()
+classified, classify = [], group.group_failure
+
+def of_ray(unit, error, nodes):
+    classified.append(str(error))
+    return classify(unit, error, nodes)
+
+group.group_failure = of_ray
 last, outcome = train_to_the_end(replace(made, task=Full(), settings=settings), launch, on_failure)
 launcher.close()
-print(json.dumps({"failures": failures, "steps": outcome["steps"]}))
+print(json.dumps({
+    "failures": failures, "steps": outcome["steps"], "classified": classified
+}))
 """
 
 
@@ -53,3 +63,5 @@ def test_the_group_starts_again_with_half_the_micro_batch(rig: Rig, tmp_path: Pa
     again = "again with micro-batch 4 x accumulation 2"
     assert found["failures"] == [["out_of_memory", 8, again]]
     assert found["steps"] == 2
+    # the worker said it itself: Ray's report comes six seconds later
+    assert found["classified"] == []
