@@ -187,7 +187,7 @@ class Forecasts:
             for phase, each in timed
         )
         operations = sum(
-            phase.steps * phase.samples * self._flops(card, settings, number)
+            phase.steps * phase.samples * self._flops(card, settings, number, size)
             for number, phase in enumerate(self._phases)
         )
         peak = self._workers * card.peaks[settings.training.precision]
@@ -266,10 +266,10 @@ class Forecasts:
             )
         return found
 
-    def _flops(self, card: Card, settings: TrainStageSettings, number: int) -> float:
-        """Return the model FLOPs of a sample of a phase."""
-        recording, size, _ = self._mixture(card, settings, number, 1)[0]
-        return recording.flops / size
+    def _flops(self, card: Card, settings: TrainStageSettings, number: int, size: int) -> float:
+        """Return the model FLOPs of a sample of a phase, from the recordings of a micro-batch."""
+        mixture = self._mixture(card, settings, number, size)
+        return sum(w * each.flops for each, _, w in mixture) / self._cut(number, size)[0]
 
     def _replicas(self, settings: TrainStageSettings) -> int:
         return self._workers if settings.scaling.strategy == "ddp" else 1

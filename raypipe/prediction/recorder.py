@@ -35,10 +35,11 @@ _NO_KERNEL = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "ne
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel: its model FLOPs, and the bytes that it reads, writes and exchanges with others.
+    """A kernel: its FLOPs, and the bytes that it reads, writes and exchanges with others.
 
     ``dtype`` is that of its matrix products, empty without any. ``reads`` and ``writes`` have
-    (storage, bytes). ``waits`` says that the host waits for its result.
+    (storage, bytes). ``waits`` says that the host waits for its result, ``repeats`` that it
+    recomputes what the forward pass had computed.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Kernel:
     exchanged: float = 0.0
     dtype: str = ""
     waits: bool = False
+    repeats: bool = False
 
     @property
     def bytes(self) -> int:
@@ -73,8 +75,8 @@ class Recording:
 
     @cached_property
     def flops(self) -> float:
-        """The model FLOPs of a micro-batch."""
-        return sum(kernel.flops for kernel in self.kernels["first"])
+        """The model FLOPs of a micro-batch: each operation once, without recomputation."""
+        return sum(kernel.flops for kernel in self.kernels["first"] if not kernel.repeats)
 
     def without_accumulation(self) -> Recording:
         """Return the recording of a step of one micro-batch: of the further one, what stays."""
@@ -110,13 +112,15 @@ class Recording:
 class Recorder(TorchDispatchMode):
     """Mode that records storages and kernels; inside of ``FakeTensorMode``.
 
-    ``part`` and ``section`` are those of what comes next.
+    ``part`` and ``section`` are those of what comes next; ``backward`` is whether it belongs to a
+    backward pass.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.part, self.section = "temporaries", "first"
+        self.backward = False
         self._live: dict[int, tuple[int, Any]] = {}  # by the address of a storage
         self._sizes: dict[int, int] = {}
         self._number = 0
@@ -197,7 +201,9 @@ class Recorder(TorchDispatchMode):
         if scratch := _scratch(name, inputs):
             self._begin(scratch, "temporaries")
             self._end(self._number)
-        self._add(Kernel(name, flops, reads, writes, dtype=kind))
+        # autograd's own kernels run without gradients
+        repeats = self.backward and torch.is_grad_enabled()
+        self._add(Kernel(name, flops, reads, writes, dtype=kind, repeats=repeats))
 
     def _touched(self, tensor: Tensor) -> tuple[int, int]:
         """Return a tensor's storage, and its bytes that a kernel touches: expanded ones once."""

@@ -162,8 +162,9 @@ class _Step:
             recompute = training.gradient_checkpointing
             with precision.autocast(training.precision, _DEVICE, recompute=recompute):
                 loss: Loss = self.module(self.task.loss, batch, self.context)
-            recorder.part = "temporaries"
+            recorder.part, recorder.backward = "temporaries", True
             self.update.backward(loss.total * (1 / self.context.phase.samples))
+            recorder.backward = False
         return loss
 
 
