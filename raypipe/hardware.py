@@ -15,6 +15,8 @@ from raypipe import torch_build
 
 #: the arithmetic of a training run
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+#: fraction of a GPU's memory to keep free for fragmentation and longer samples
+MEMORY_MARGIN = 0.05
 
 _VISIBLE, _ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 #: entries of CUDA_VISIBLE_DEVICES that hide what follows

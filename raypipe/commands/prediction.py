@@ -17,6 +17,7 @@ from raypipe.config.document import Document
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware, Precision
 from raypipe.pipeline.configuration import Configuration
+from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import fingerprint
 from raypipe.prediction import calibration
 from raypipe.prediction import cards as known_cards
@@ -27,7 +28,7 @@ from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import write_table
-from raypipe.sweep.trials import training_stage
+from raypipe.sweep.trials import trainings
 from raypipe.training.batching import KEYS
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ class Predictor:
 
         """
         configuration = self.resolved(card)
-        for name in _stages(configuration, stage):
-            settings = self._settings(configuration, name)
-            forecasts = self._of(configuration, name, settings)
+        for name, training in trainings(configuration, stage):
+            settings = self._settings(configuration, name, training)
+            forecasts = self._of(configuration, name, training, settings)
             measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
             for varied in _variants(settings, card, best_precision=best_precision):
@@ -136,9 +137,10 @@ class Predictor:
         request = self._request
         return resolve(self._document, request.overrides, request.profile, [node])
 
-    def _settings(self, configuration: Configuration, name: str) -> TrainStageSettings:
+    def _settings(
+        self, configuration: Configuration, name: str, training: Training
+    ) -> TrainStageSettings:
         """Return the settings of a stage with one worker per card."""
-        _, training = training_stage(configuration.stages(), name, "--stage")
         settings: TrainStageSettings = training.settings
         workers = self._workers or settings.scaling.most_workers
         effective = settings.training.effective_batch or 1
@@ -150,7 +152,11 @@ class Predictor:
         return settings.with_gpus(1).with_workers(workers)
 
     def _of(
-        self, configuration: Configuration, name: str, settings: TrainStageSettings
+        self,
+        configuration: Configuration,
+        name: str,
+        training: Training,
+        settings: TrainStageSettings,
     ) -> Forecasts:
         """Return the forecasts of a stage; those of another card if the training is the same."""
         from raypipe.prediction.forecast import Forecasts
@@ -162,7 +168,6 @@ class Predictor:
         effective = settings.training.effective_batch or 1
         key = fingerprint([name, values, effective, settings.scaling.most_workers])
         if key not in self._forecasts:
-            _, training = training_stage(configuration.stages(), name, "--stage")
             task = training.task(None)
             if not isinstance(task, TrainTask):
                 raise ConfigError(
@@ -196,10 +201,10 @@ class Predictor:
         for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
             if row.get("samples_per_s") and row.get("micro_batch"):
                 fastest[row["stage"]] = row
-        found = []
+        found, known = [], dict(trainings(configuration, None))
         for stage, row in fastest.items():
-            settings = self._settings(configuration, stage)
-            forecasts = self._of(configuration, stage, settings)
+            settings = self._settings(configuration, stage, known[stage])
+            forecasts = self._of(configuration, stage, known[stage], settings)
             found.append(_comparison(forecasts, card, settings, row, stage))
         return found
 
@@ -235,17 +240,6 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
             calibration.save(card.name, Predictor(request, None).compared(card, rows))
     except ConfigError as error:  # what was measured is not lost
         _say(f"predictions are not calibrated: {error}")
-
-
-def _stages(configuration: Configuration, stage: str | None) -> list[str]:
-    """Return the training stages, or the one that is asked for. Raises ConfigError."""
-    stages = configuration.stages()
-    names = [each.name for each in stages if each.training is not None]
-    if not names:
-        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
-    if stage is None:
-        return names
-    return [training_stage(stages, stage, "command line: --stage")[0].name]
 
 
 def _variants(

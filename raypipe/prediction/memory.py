@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from raypipe.hardware import MEMORY_MARGIN
 from raypipe.prediction.allocator import replay
 from raypipe.prediction.cards import Card
 from raypipe.prediction.recorder import Kernel, Recording
 
 #: memory that the CUDA context takes with lazily loaded kernels, and NCCL's buffers with its own
 CONTEXT_BYTES, NCCL_BYTES = 520 * 2**20, 400 * 2**20
-#: fraction of the card's memory that stays free
-MARGIN = 0.05
 #: workspaces of cuBLAS, one in the forward and one in the backward pass's thread; from Hopper on
 #: they are larger
 _WORKSPACE, _WORKSPACE_HOPPER = 2 * 8_519_680, 2 * 33_554_432
@@ -35,7 +34,7 @@ class Memory:
 
 def room(card: Card, workers: int) -> float:
     """Return the bytes of a card that torch may reserve with the margin free."""
-    return (1 - MARGIN) * card.memory_bytes - outside(workers)
+    return (1 - MEMORY_MARGIN) * card.memory_bytes - outside(workers)
 
 
 def outside(workers: int) -> int:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.config.axes import AxisSettings
-from raypipe.errors import ConfigError, UnitError
-from raypipe.hardware import Hardware, Precision, bytes_text
+from raypipe.errors import UnitError
+from raypipe.hardware import MEMORY_MARGIN, Hardware, Precision, bytes_text
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
@@ -18,13 +18,11 @@ from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
-from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training_stage
+from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training_stage, trainings
 
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
-#: fraction of the memory to keep free for fragmentation and longer samples
-MARGIN = 0.05
 #: relative difference between the largest fit and the smallest misfit that ends a search
 _RESOLUTION = 1 / 16
 _WARMUP_STEPS, _STEPS = 2, 4
@@ -196,7 +194,7 @@ class Fit:
         for outcome in search.found.values():
             used, own = outcome.get("gpu_memory_used_peak_bytes"), peak_bytes(outcome)
             others = max(others, (used or 0) - (own or 0))
-        return None if capacity is None else (1 - MARGIN) * capacity - others
+        return None if capacity is None else (1 - MEMORY_MARGIN) * capacity - others
 
     def _trial(self, search: _Search, size: int) -> Trial | None:
         own = f"{self._maker.sweep.stage}.training"
@@ -212,13 +210,8 @@ def fitting(
         ConfigError: there is no such training stage, or none at all.
 
     """
-    stages = configuration.stages()
-    names = [each.name for each in stages if each.training is not None]
-    if not names:
-        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
     makers = []
-    for name in names if stage is None else [stage]:
-        training = training_stage(stages, name, "command line: --stage")[1]
+    for name, training in trainings(configuration, stage):
         check_counts_steps(training, f"{configuration.origin}: {name}.command", "raypipe fit")
         settings = training.settings
         axis = AxisSettings(grid=get_args(Precision))

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from pydantic import PositiveInt
 
 from raypipe.config.settings import Settings
 from raypipe.pipeline.identity import fingerprint
-from raypipe.storage.run_directory import RunDirectory, cache_directory
+from raypipe.storage import shared_record
+from raypipe.storage.run_directory import cache_directory
 from raypipe.sweep.memory_model import Measurements
-
-log = logging.getLogger(__name__)
 
 
 class _Record(Settings):
@@ -36,15 +33,7 @@ def load(device: str, group: str) -> Measurements:
 
     A file that cannot be read is reported and kept until it is rewritten.
     """
-    path = _path(device, group)
-    try:
-        record = _Record.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return Measurements()
-    except (OSError, ValueError) as error:
-        log.warning("%s: ignored, since it is damaged: %s", path, error)
-        return Measurements()
-    return Measurements(record.peak_bytes, frozenset(record.ran_out))
+    return _measurements(shared_record.read(_path(device, group), _Record))
 
 
 def save(device: str, group: str, measured: Measurements, description: Mapping[str, Any]) -> None:
@@ -54,22 +43,23 @@ def save(device: str, group: str, measured: Measurements, description: Mapping[s
     is: model, precision, checkpointing. If the folder cannot be written, a warning is printed and
     later runs lack the presets.
     """
-    path = _path(device, group)
-    try:
-        with FileLock(path.with_suffix(".lock"), fallback_to_soft=False):
-            merged = load(device, group).corrected_by(measured)
-            record = _Record(
-                device=device,
-                group=group,
-                torch=version("torch"),
-                description=dict(description),
-                peak_bytes=dict(sorted(merged.peaks.items())),
-                ran_out=tuple(sorted(merged.failed)),
-            )
-            folder = RunDirectory.at(path.parent)  # writes are atomic
-            folder.write(folder.path(path.name), record.model_dump_json(indent=2).encode())
-    except OSError as error:
-        log.warning("%s: the memory measurements cannot be kept: %s", path, error)
+
+    def merged(known: _Record | None) -> _Record:
+        found = _measurements(known).corrected_by(measured)
+        return _Record(
+            device=device,
+            group=group,
+            torch=version("torch"),
+            description=dict(description),
+            peak_bytes=dict(sorted(found.peaks.items())),
+            ran_out=tuple(sorted(found.failed)),
+        )
+
+    shared_record.update(_path(device, group), _Record, merged, "memory measurements")
+
+
+def _measurements(record: _Record | None) -> Measurements:
+    return Measurements(record.peak_bytes, frozenset(record.ran_out)) if record else Measurements()
 
 
 def _path(device: str, group: str) -> Path:

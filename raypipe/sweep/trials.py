@@ -286,6 +286,22 @@ def training_stage(stages: Sequence[Stage], name: str, where: str) -> tuple[Stag
     return trained[name]
 
 
+def trainings(configuration: Configuration, stage: str | None) -> list[tuple[str, Training]]:
+    """Return the training stages of a configuration by name, or the one of ``--stage``.
+
+    Raises:
+        ConfigError: there is no such training stage, or none at all.
+
+    """
+    stages = configuration.stages()
+    if stage is not None:
+        return [(stage, training_stage(stages, stage, "command line: --stage")[1])]
+    found = [(each.name, each.training) for each in stages if each.training is not None]
+    if not found:
+        raise ConfigError(f"{configuration.origin}: no stage of this experiment trains a model")
+    return found
+
+
 def shown(point: Mapping[str, Any]) -> str:
     """Return a point as text: the last part of each key, and its value."""
     words = []
