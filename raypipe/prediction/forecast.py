@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -64,6 +65,8 @@ class Forecasts:
         say: Callable[[str], None],
     ) -> None:
         self.key = key
+        #: value of ``time.monotonic`` after which recording raises ConfigError
+        self.deadline = math.inf
         self._task, self._say = task, say
         self._effective_batch = effective_batch
         self._workers = settings.scaling.most_workers
@@ -148,18 +151,37 @@ class Forecasts:
         """
         share = -(-self._effective_batch // self._workers)
         sizes = [max(1, share // part) for part in _FRACTIONS] if accumulation > 1 else [share]
-        peaks = {
-            size: max(
-                self._memory(card, settings, number, size).reserved
-                for number in range(len(self._phases))
-            )
-            for size in sizes
-        }
+        peaks = {size: self.reserved(card, settings, size) for size in sizes}
         least, most = min(peaks), max(peaks)
         if least == most:
             return 0.0, peaks[most] / most
         slope = (peaks[most] - peaks[least]) / (most - least)
         return peaks[least] - slope * least, slope
+
+    def reserved(
+        self, card: Card, settings: TrainStageSettings, size: int, at: int | None = None
+    ) -> int:
+        """Return the bytes that torch reserves at a micro-batch, uncalibrated.
+
+        Args:
+            card: the card of each worker.
+            settings: of the training.
+            size: the micro-batch.
+            at: samples of a pass that failed; of phases with such passes the smallest need counts.
+
+        Raises:
+            ConfigError: the task cannot be recorded.
+
+        """
+        needs: list[int] = []
+        failed: list[int] = []
+        for number, phase in enumerate(self._phases):
+            needs.append(self._memory(card, settings, number, size).reserved)
+            _, runs = self._cut(number, size)
+            largest = -(-phase.samples // (self._workers * runs))
+            if at in (largest, largest - 1):  # passes of a step differ by one at most
+                failed.append(needs[-1])
+        return min(failed, default=max(needs))
 
     def speed(self, card: Card, settings: TrainStageSettings, size: int) -> float:
         """Return the samples per second at a micro-batch, uncalibrated. Raises ConfigError."""
@@ -318,7 +340,7 @@ class Forecasts:
             self._say(f"{phase.name}, {kind}: recording a step at micro-batch {size}")
             settings = settings.model_copy(update={"training": training})
             case = StepCase(settings, phase, step, size, accumulation, self._workers, flash)
-            self._recordings[key] = record(self._task, case)
+            self._recordings[key] = record(self._task, case, self.deadline)
         if sharded or runs > 1:
             return self._recordings[key]
         if (*key, "alone") not in self._recordings:

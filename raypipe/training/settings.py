@@ -255,7 +255,9 @@ class TrainStageSettings(Settings):
     )
     on_oom: Operational[tuple[OomStep, ...]] = Field(
         (),
-        description="Changes to try, in this order, when micro-batch 1 runs out of memory.",
+        description="Changes that are allowed after an out-of-memory error, beyond a smaller "
+        "micro-batch. The fastest combination that is predicted to fit is taken; where memory "
+        "cannot be predicted, they follow in this order at micro-batch 1.",
     )
     memory_trial: Operational[int] = Field(
         0,
