@@ -321,9 +321,11 @@ def _any_value(dtype: torch.dtype) -> bool | float | int:
 def _scratch(name: str, inputs: Sequence[Tensor]) -> int:
     """Return the bytes that a kernel allocates for itself, as torch's source does.
 
-    Backward passes of attention sum the gradient of the queries in single precision, and keep a
-    number per query.
+    The logarithm of a sum of exponentials needs a copy of its input. Backward passes of attention
+    sum the gradient of the queries in single precision, and keep a number per query.
     """
+    if name == "logsumexp":
+        return inputs[0].numel() * inputs[0].element_size()
     if name == "_scaled_dot_product_flash_attention_backward":
         batch, heads, length, width = inputs[1].shape
         rounded = -(-length // 128) * 128

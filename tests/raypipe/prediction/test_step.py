@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -186,3 +187,16 @@ def test_autocast_keeps_norms_in_single_precision() -> None:
     found = record(Attends(), case(precision="bf16"))
     norms = [each for each in found.kernels["first"] if each.name == "native_layer_norm"]
     assert {size for each in norms for _, size in each.writes[:1]} == {4 * 32 * WIDTH}
+
+
+def test_the_logarithm_of_a_sum_of_exponentials_needs_a_copy_of_its_input() -> None:
+    """torch's function is a single operator, which frees the copy before it returns."""
+
+    class Sums(Squares):
+        def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+            return Loss(model(batch[0]).repeat(1, 1000).logsumexp(1).sum(), len(batch[0]))
+
+    events = record(Sums(), case()).events
+    assert 4 * 32 * WIDTH * 1000 in {
+        size for (one, size), end in pairwise(events) if end == (one, 0)
+    }
