@@ -171,7 +171,8 @@ class Attention(nn.Module):
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
-            value.squeeze(2).transpose(1, 2),
+            # a view would keep the queries and keys before the rotation for the backward pass
+            value.squeeze(2).contiguous().transpose(1, 2),
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=True,
         )

@@ -6,14 +6,15 @@ tokens have 5.2 GB of them in fp32, and their gradient is as large.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
-#: logits of a chunk, which take 4 bytes each in fp32
-CHUNK = 2**26
+#: logits of a chunk, which take 4 bytes each in fp32, and 2 more in half precision
+CHUNK = 2**27
 
 
 def linear_cross_entropy(
@@ -30,7 +31,8 @@ def linear_cross_entropy(
     Value and gradient are those of ``F.cross_entropy(F.linear(hidden, weight).float(), targets,
     reduction="sum")``. Under autocast the products are in its precision, and softmax, loss and the
     sum of the weight's gradient in fp32. The gradients are computed with the loss, so nothing is
-    computed twice; they cannot be differentiated again.
+    computed twice; they cannot be differentiated again. In a compiled function, a chunk is compiled
+    by itself: in one graph, the compiler would compute the logits of several chunks ahead.
 
     Args:
         hidden: inputs of the layer, ``[N, d]``.
@@ -38,7 +40,7 @@ def linear_cross_entropy(
         targets: index of the class of each input, int64 ``[N]``.
         ignore_index: target that does not count.
         label_smoothing: share of each target's weight that is spread over all classes.
-        chunk: number of logits in memory at a time; at least one row of ``V``.
+        chunk: greatest number of logits in memory at a time; at least one row of ``V``.
 
     """
     return linear_cross_entropies(
@@ -64,28 +66,38 @@ def linear_cross_entropies(
     product = hidden.dtype
     if torch.is_autocast_enabled(hidden.device.type) and product != torch.float64:
         product = torch.get_autocast_dtype(hidden.device.type)
-    rows = max(1, chunk // len(weight))
-    arguments = (hidden, weight, targets, ignore_index, label_smoothing, rows, product)
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        total, plain = _LinearCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
-        return total, plain
-    total, plain = _forward(*arguments)
+    options = ignore_index, label_smoothing, chunk, product, torch.compiler.is_compiling()
+    total, plain = _loss(hidden, weight, targets, *options)
     return total, plain
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _loss(hidden: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    """Return the losses; a compiled caller calls this instead of compiling it with itself."""
+    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+        done: tuple[Tensor, ...] = _LinearCrossEntropy.apply(hidden, weight, *arguments)  # type: ignore[no-untyped-call]
+        return done
+    return _forward(hidden, weight, *arguments, gradients=False)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, *arguments: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         total, plain, *gradients = _forward(*arguments, gradients=True)
         ctx.save_for_backward(*gradients)
+        ctx.types = [each.dtype for each in arguments[:2]]
         ctx.mark_non_differentiable(plain)
         return total, plain
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # multiplied in single precision: the factor is the same for all weights
-        scaled = [(each.to(gradient.dtype) * gradient).to(each.dtype) for each in ctx.saved_tensors]
-        return *scaled, None, None, None, None, None
+        pairs = zip(ctx.saved_tensors, ctx.types, strict=True)
+        scaled = [
+            torch.mul(each, gradient[None], out=torch.empty_like(each, dtype=kind))
+            for each, kind in pairs
+        ]
+        return *scaled, None, None, None, None, None, None
 
 
 def _forward(
@@ -94,41 +106,78 @@ def _forward(
     targets: Tensor,
     ignore_index: int,
     smoothing: float,
-    rows: int,
+    chunk: int,
     product: torch.dtype,
+    compiled: bool,
     *,
-    gradients: bool = False,
+    gradients: bool,
 ) -> tuple[Tensor, ...]:
     """Return the loss, the one without smoothing and, if requested, the gradients of the first.
 
-    A chunk has ``rows`` inputs; matrix products are in the precision ``product``.
+    Matrix products are in the precision ``product``.
     """
     exact = torch.promote_types(product, torch.float32)
-    matrix, total = weight.to(product), hidden.new_zeros((), dtype=exact)
-    plain = total.clone()
-    of_hidden: list[Tensor] = []
-    of_weight = torch.zeros_like(weight, dtype=exact) if gradients else weight
-    parts = zip(hidden.to(product).split(rows), targets.split(rows), strict=True)
-    for part, classes in parts:
-        logits = (part @ matrix.T).to(exact)
-        counted = classes != ignore_index
-        classes, counted = classes.where(counted, 0)[:, None], counted.to(exact)[:, None]
-        scores = logits.logsumexp(1, keepdim=True)
-        losses = scores - logits.gather(1, classes)
-        plain = plain + (losses * counted).sum()
-        if smoothing:
-            mean = scores - logits.mean(1, keepdim=True)
-            losses = (1 - smoothing) * losses + smoothing * mean
-            total = total + (losses * counted).sum()
+    counted = (targets != ignore_index)[:, None]
+    classes, counted = targets[:, None].where(counted, 0), counted.to(exact)
+    # the gradient of a chunk's inputs takes their place
+    inputs, matrix = hidden.to(product, copy=gradients), weight.to(product)
+    rows = _rows(len(inputs), max(1, chunk // len(weight)))
+    parts = zip(inputs.split(rows), classes.split(rows), counted.split(rows), strict=True)
+    of_chunk = _compiled_chunk() if compiled else _chunk
+    losses, of_weight = [], None
+    for part, labels, counts in parts:
+        *found, slopes = of_chunk(part, labels, counts, matrix, smoothing, gradients)
+        losses.append(found)
         if gradients:
-            slopes = logits.sub_(scores).exp_()
-            if smoothing:
-                slopes.sub_(smoothing / len(weight))
-            slopes.scatter_add_(1, classes, torch.full_like(scores, smoothing - 1))
-            slopes = slopes.mul_(counted).to(product)
-            of_hidden.append(slopes @ matrix)
-            of_weight += slopes.T @ part
-    total = total if smoothing else plain.clone()
+            added = slopes.T @ part
+            if of_weight is None:
+                of_weight = added if len(part) == len(inputs) else added.to(exact)
+            else:
+                of_weight += added
+            torch.mm(slopes, matrix, out=part)
+        del slopes  # before the next chunk's logits
+    total, plain = (torch.cat(each).sum() for each in zip(*losses, strict=True))
+    return (total, plain) if of_weight is None else (total, plain, inputs, of_weight)
+
+
+def _chunk(
+    inputs: Tensor,
+    classes: Tensor,
+    counted: Tensor,
+    matrix: Tensor,
+    smoothing: float,
+    gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of each input, the one without smoothing, and the slope of each logit.
+
+    Without ``gradients``, the slopes are not computed.
+    """
+    logits = (inputs @ matrix.T).to(counted.dtype)
+    of_class, scores = logits.gather(1, classes), logits.amax(1, keepdim=True)
+    mean = logits.mean(1, keepdim=True) if smoothing else of_class
+    sums = logits.sub_(scores).exp_().sum(1, keepdim=True)
+    scores = scores + sums.log()
+    plain = (scores - of_class) * counted
+    total = (scores - of_class.lerp(mean, smoothing)) * counted if smoothing else plain
     if not gradients:
-        return total, plain
-    return total, plain, torch.cat(of_hidden).to(hidden.dtype), of_weight.to(weight.dtype)
+        return total, plain, logits
+    slopes = logits.mul_(counted / sums)
+    if smoothing:
+        slopes.sub_(counted * (smoothing / len(matrix)))
+    slopes.scatter_add_(1, classes, counted * (smoothing - 1))
+    return total, plain, slopes.to(matrix.dtype)
+
+
+@functools.cache
+def _compiled_chunk() -> Callable[..., tuple[Tensor, ...]]:
+    return torch.compile(_chunk)
+
+
+def _rows(number: int, most: int) -> int:
+    """Return the rows of a chunk: equal chunks, if there are less than twice as many of them.
+
+    Chunks of one shape are compiled once.
+    """
+    least = max(1, -(-number // most))
+    equal = (number // chunks for chunks in range(least, 2 * least) if number % chunks == 0)
+    return next(equal, most)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from raypipe.training import cross_entropy
 from raypipe.training.cross_entropy import linear_cross_entropies, linear_cross_entropy
 
 ROWS, WIDTH, CLASSES = 50, 8, 30
@@ -142,16 +143,21 @@ def test_an_evaluation_computes_no_gradients() -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_it_compiles_to_one_graph_for_all_numbers_of_rows(autocast: bool) -> None:
+def test_a_compiled_caller_has_one_graph_for_all_chunks(
+    monkeypatch: pytest.MonkeyPatch, autocast: bool
+) -> None:
+    """In the caller's graph, the compiler would compute the logits of several chunks ahead."""
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
+    of_chunk = torch.compile(cross_entropy._chunk, backend=graphs)
+    monkeypatch.setattr(cross_entropy, "_compiled_chunk", lambda: of_chunk)
     whole, weight, every = drawn(torch.float32)
 
     def loss(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         return linear_cross_entropy(hidden, weight, targets, ignore_index=3, chunk=20 * CLASSES)
 
-    compiled = torch.compile(loss, backend=graphs, fullgraph=True)
-    for rows in (50, 45, 48):
+    compiled = torch.compile(loss, backend="eager")
+    for rows, expected_graphs in ((48, 1), (50, 2), (47, 2), (45, 2)):  # of one size, and of any
         hidden, targets = whole[:rows], every[:rows]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             found, expected = (
@@ -159,7 +165,12 @@ def test_it_compiles_to_one_graph_for_all_numbers_of_rows(autocast: bool) -> Non
                 for each in (compiled, loss)
             )
         assert_close(found, expected, 1e-2 if autocast else 1e-6)
-    assert graphs.frame_count == 2  # of the first number, and of any
+        assert graphs.frame_count == expected_graphs
+
+
+@pytest.mark.parametrize(("number", "rows"), [(0, 0), (20, 20), (48, 16), (50, 10), (47, 20)])
+def test_chunks_are_equal_if_there_are_less_than_twice_as_many(number: int, rows: int) -> None:
+    assert cross_entropy._rows(number, 20) == rows
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
