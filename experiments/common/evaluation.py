@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
 
+from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.training import precision
 from raypipe.training.weights import read_weights
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -18,6 +21,12 @@ M = TypeVar("M", bound=torch.nn.Module)
 def task_device() -> torch.device:
     """Return the GPU of a task, or the CPU if it has none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def task_arithmetic(arithmetic: Precision) -> AbstractContextManager[object]:
+    """Return the context of a task's forward passes in the arithmetic of a training."""
+    precision.configure(arithmetic)
+    return precision.autocast(arithmetic, task_device())
 
 
 def load_trained(network: M, run_dir: RunDirectory, stage: str = "train") -> M:

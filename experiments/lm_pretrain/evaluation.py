@@ -11,10 +11,16 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Subset
 
 from experiments.common.blocks import Split, map_blocks
-from experiments.common.evaluation import load_trained, measure_rows, task_device
+from experiments.common.evaluation import (
+    load_trained,
+    measure_rows,
+    task_arithmetic,
+    task_device,
+)
 from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
+from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 
@@ -31,11 +37,12 @@ def run_evaluate(context: StageContext) -> None:
     samples = len(PackedTokens(folder, "held_out", model.context))
     predicted = samples * model.context
     rows: dict[Split, int] = {"held_out": samples}
+    arguments = (context.run_dir, model, context.settings.train.training.precision)
     parts = map_blocks(
         context,
         rows,
         max(1, _BLOCK // model.context),
-        lambda block: (held_out_loss, context.run_dir, model, range(block.start, block.end)),
+        lambda block: (held_out_loss, *arguments, range(block.start, block.end)),
         on_gpus=context.stage.on_gpu,
     )
     loss = sum(total for _, total in parts) / predicted
@@ -57,13 +64,15 @@ def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
     return load_trained(LanguageModel(settings), run_dir).to(task_device())
 
 
-def held_out_loss(run_dir: RunDirectory, settings: LmSettings, part: range) -> float:
-    """Return the summed cross-entropy of held-out samples in nats, in single precision."""
+def held_out_loss(
+    run_dir: RunDirectory, settings: LmSettings, arithmetic: Precision, part: range
+) -> float:
+    """Return the summed cross-entropy of held-out samples in nats; logarithms are in fp32."""
     model = load_model(run_dir, settings)
     device = model.embedding.weight.device
     samples = Subset(PackedTokens(run_folder(run_dir), "held_out", settings.context), part)
     total = 0.0
-    with torch.inference_mode():
+    with torch.inference_mode(), task_arithmetic(arithmetic):
         for batch in DataLoader(samples, max(1, _AT_ONCE // settings.context)):
             tokens = batch.to(device)
             logits = model(tokens[:, :-1]).flatten(0, 1)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from experiments.common.evaluation import task_arithmetic
 from experiments.lm_pretrain.dataset import model_of
 from experiments.lm_pretrain.evaluation import load_model
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 
@@ -21,13 +23,15 @@ def run_sample(context: StageContext) -> None:
     """Continue the prompt; record and show the text."""
     settings: SampleSettings = context.settings.sample
     model = model_of(run_folder(context.run_dir), context.settings.model)
-    arguments = (context.run_dir, model, settings)
+    arguments = (context.run_dir, model, settings, context.settings.train.training.precision)
     text = context.call("sample", continue_prompt, *arguments, on_gpu=context.stage.on_gpu)
     context.ledger.put("samples", {"sample": {**settings.model_dump(mode="json"), "text": text}})
     context.say(f"{settings.prompt}{text}")
 
 
-def continue_prompt(run_dir: RunDirectory, model: LmSettings, settings: SampleSettings) -> str:
+def continue_prompt(
+    run_dir: RunDirectory, model: LmSettings, settings: SampleSettings, arithmetic: Precision
+) -> str:
     """Return the model's continuation of the prompt; an empty prompt begins a document.
 
     Raises:
@@ -37,7 +41,8 @@ def continue_prompt(run_dir: RunDirectory, model: LmSettings, settings: SampleSe
     tokenizer = run_folder(run_dir).tokenizer()
     prompt = tokenizer.encode(settings.prompt).tolist() or [END_OF_TEXT]
     network = load_model(run_dir, model)
-    return tokenizer.decode(continuation(network, prompt, settings, tokenizer.vocabulary))
+    with task_arithmetic(arithmetic):
+        return tokenizer.decode(continuation(network, prompt, settings, tokenizer.vocabulary))
 
 
 @torch.inference_mode()

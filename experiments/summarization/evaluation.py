@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from experiments.common.blocks import map_blocks
-from experiments.common.evaluation import load_trained, measure_rows, task_device
+from experiments.common.evaluation import (
+    load_trained,
+    measure_rows,
+    task_arithmetic,
+    task_device,
+)
 from experiments.summarization.generation import generate
 from experiments.summarization.model import build_model
 from experiments.summarization.rouge import MEASURES, lead, score
@@ -26,7 +31,6 @@ from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.training import precision
 
 if TYPE_CHECKING:
     from transformers import T5ForConditionalGeneration
@@ -104,11 +108,10 @@ def summarize(
 ) -> list[str]:
     """Return the model's summaries of some held-out documents, on a GPU if the task has one."""
     device = task_device()
-    precision.configure(arithmetic)
     network: torch.nn.Module = load_model(run_dir, model)
     sources = read_documents(run_dir).column("source").to_pylist()[part]
     inputs, mask = pad_sources([torch.tensor(source) for source in sources])
-    with precision.autocast(arithmetic, device):
+    with task_arithmetic(arithmetic):
         ids = generate(network.to(device), inputs.to(device), mask.to(device), generation)
     return tokenizer_of(run_dir).decode(ids)
 

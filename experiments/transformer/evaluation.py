@@ -15,19 +15,28 @@ from sklearn.metrics import (
     r2_score,
     root_mean_squared_error,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from experiments.common.evaluation import load_trained, measure_rows, task_device
+from experiments.common.blocks import map_blocks
+from experiments.common.evaluation import (
+    load_trained,
+    measure_rows,
+    task_arithmetic,
+    task_device,
+)
 from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
+from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 
 _BATCH = 64
+#: rows that are worth a task
+_BLOCK = 8192
 #: most frequent classes in the confusion matrix
 _SHOWN = 12
 OTHERS = "others"
@@ -36,8 +45,16 @@ OTHERS = "others"
 def run_evaluate(data: Data, context: StageContext) -> None:
     """Record the measures of the transformer and of a baseline, and the confusion of classes."""
     model = context.settings.model.completed(data.sizes())
-    outputs = context.call("evaluate", predict, context.run_dir, model, on_gpu=context.stage.on_gpu)
     target, gold = data.target, data.held_out.target
+    arguments = (context.run_dir, model, context.settings.train.training.precision)
+    blocks = map_blocks(
+        context,
+        {"held_out": len(gold)},
+        _BLOCK,
+        lambda block: (predict, *arguments, range(block.start, block.end)),
+        on_gpus=context.stage.on_gpu,
+    )
+    outputs = np.concatenate([part for _, part in blocks])
     rows: dict[str, dict[str, Row]] = {}
     if target.kind == "classification":
         predicted = outputs.argmax(1)
@@ -52,15 +69,17 @@ def run_evaluate(data: Data, context: StageContext) -> None:
     context.finish(context.stage.name, rows)
 
 
-def predict(run_dir: RunDirectory, model: TransformerSettings) -> NDArray[np.float32]:
-    """Task: return the outputs ``[n, K]`` for the held-out rows."""
+def predict(
+    run_dir: RunDirectory, model: TransformerSettings, arithmetic: Precision, part: range
+) -> NDArray[np.float32]:
+    """Task: return the outputs ``[n, K]`` for ``n`` held-out rows."""
     device = task_device()
     network = load_trained(Transformer(model), run_dir).to(device)
     samples = StoredSamples(run_dir, "held_out")
     collate = TransformerTask(model, samples).collate()
     parts = []
-    with torch.inference_mode():
-        for *inputs, _ in DataLoader(samples, _BATCH, collate_fn=collate):
+    with torch.inference_mode(), task_arithmetic(arithmetic):
+        for *inputs, _ in DataLoader(Subset(samples, part), _BATCH, collate_fn=collate):
             outputs = network(*(tensor.to(device) for tensor in inputs))
             parts.append(outputs.float().cpu().numpy())
     return np.concatenate(parts)

@@ -43,7 +43,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             "evaluate",
             partial(run_evaluate, data),
             needs=("train",),
-            reads=("model",),
+            reads=("model", "train.training.precision"),
             workload=f"{held_out} rows",
             on_gpu=settings.train.scaling.gpus_per_worker != 0,
         ),

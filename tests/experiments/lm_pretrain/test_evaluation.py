@@ -62,10 +62,13 @@ def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
         for place in range(1, 6):
             logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
             costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
-    whole = held_out_loss(run, MODEL, range(5))
+    whole = held_out_loss(run, MODEL, "fp32", range(5))
     assert whole == pytest.approx(sum(costs), rel=1e-5)
-    parts = [held_out_loss(run, MODEL, range(2)), held_out_loss(run, MODEL, range(2, 5))]
+    parts = [held_out_loss(run, MODEL, "fp32", part) for part in (range(2), range(2, 5))]
     assert sum(parts) == pytest.approx(whole, rel=1e-6)
+    half = held_out_loss(run, MODEL, "bf16", range(5))
+    assert half != whole
+    assert half == pytest.approx(whole, rel=0.02)
 
 
 def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:
