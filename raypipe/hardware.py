@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import psutil
@@ -13,8 +14,10 @@ import pynvml
 
 from raypipe import torch_build
 
+#: the arithmetic of a forward pass
+Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]
 #: the arithmetic of a training run
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal[Arithmetic, "fp8"]
 #: fraction of a GPU's memory to keep free for fragmentation and longer samples
 MEMORY_MARGIN = 0.05
 
@@ -270,6 +273,14 @@ def supported_precisions(compute_capability: str | None) -> tuple[Precision, ...
     """Return the precisions of a GPU by its compute capability (``"9.0"``), or of the CPU."""
     if compute_capability is None:
         return ("fp32", "bf16", "fp16")
-    if int(compute_capability.partition(".")[0]) >= 8:
-        return ("fp32", "tf32", "bf16", "fp16")
-    return ("fp32", "fp16")
+    capability = float(compute_capability)
+    if capability < 8:
+        return ("fp32", "fp16")
+    return ("fp32", "tf32", "bf16", "fp16", *(("fp8",) if capability >= 8.9 else ()))
+
+
+def missing_package(precision: Precision) -> str | None:
+    """Return which package a precision needs that is not installed; None if there is none."""
+    if precision != "fp8" or find_spec("torchao") is not None:
+        return None
+    return "torchao is not installed (pip install 'raypipe-runner[fp8]')"

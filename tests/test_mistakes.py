@@ -116,7 +116,7 @@ MISTAKES = {
         "run train.yaml train.training.steps=-1", ("train.training.steps = -1", "greater than 0")
     ),
     "an unknown precision": Mistake(
-        "run train.yaml train.training.precision=fp8", ("'fp32', 'tf32', 'bf16' or 'fp16'",)
+        "run train.yaml train.training.precision=fp4", ("'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'",)
     ),
     "a value for a section": Mistake(
         "run train.yaml train=fast", ("train = 'fast'", "must be a section")

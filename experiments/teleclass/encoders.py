@@ -27,7 +27,7 @@ from experiments.common.pretrained import model_fingerprint
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.settings import EncodeSettings
 from raypipe.errors import ConfigError
-from raypipe.hardware import Precision
+from raypipe.hardware import Arithmetic
 from raypipe.pipeline.identity import fingerprint
 from raypipe.storage.run_directory import RunDirectory
 
@@ -77,7 +77,7 @@ class SentenceEncoder:
     fingerprint: str
     max_tokens: int
     batch_size: int
-    precision: Precision
+    precision: Arithmetic
 
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return vectors ``[n, d]`` of length 1; texts of similar length share a batch."""

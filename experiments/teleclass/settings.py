@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from raypipe.config.settings import Operational, Settings
-from raypipe.hardware import Precision
+from raypipe.hardware import Arithmetic
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 
@@ -101,7 +101,7 @@ class EncodeSettings(StageSettings):
     batch_size: Operational[PositiveInt] = Field(
         64, description="Texts per forward pass (sentence-transformers)."
     )
-    precision: Precision = Field(
+    precision: Arithmetic = Field(
         "fp32", description="Arithmetic of the model (sentence-transformers)."
     )
     dimensions: PositiveInt = Field(256, description="Dimensions of the vectors (LSA).")
@@ -256,7 +256,7 @@ class InferSettings(StageSettings):
         None, description="Number of most probable labels to predict, instead of a threshold."
     )
     batch_size: Operational[PositiveInt] = Field(64, description="Texts per forward pass.")
-    precision: Precision = Field("fp32", description="Arithmetic of the model.")
+    precision: Arithmetic = Field("fp32", description="Arithmetic of the model.")
     block: Operational[PositiveInt] = Field(1024, description="Documents per task.")
     scores: PositiveInt = Field(
         10, description="Most probable classes stored with their probabilities."

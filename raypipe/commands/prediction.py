@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
@@ -15,7 +15,7 @@ from raypipe.commands.report import report
 from raypipe.commands.request import Request
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
-from raypipe.hardware import Gpu, Hardware, Precision
+from raypipe.hardware import Arithmetic, Gpu, Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import fingerprint
@@ -122,6 +122,11 @@ class Predictor:
         configuration = self.resolved(card)
         for name, training in trainings(configuration, stage):
             settings = self._settings(configuration, name, training)
+            if not _is_predicted({"precision": settings.training.precision}):
+                _say(
+                    f"{name}.training.precision = {settings.training.precision}: is not predicted; "
+                    "measure it on the card (`raypipe fit` without --card)"
+                )
             forecasts = self._of(configuration, name, training, settings)
             measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
@@ -199,7 +204,7 @@ class Predictor:
         configuration = self.resolved(card)
         fastest: dict[str, Row] = {}
         for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
-            if row.get("samples_per_s") and row.get("micro_batch"):
+            if row.get("samples_per_s") and row.get("micro_batch") and _is_predicted(row):
                 fastest[row["stage"]] = row
         found, known = [], dict(trainings(configuration, None))
         for stage, row in fastest.items():
@@ -246,7 +251,7 @@ def _variants(
     settings: TrainStageSettings, card: Card, *, best_precision: bool
 ) -> list[TrainStageSettings]:
     """Return the settings with each precision that the card supports and the training accepts."""
-    order: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")
+    order: tuple[Arithmetic, ...] = ("bf16", "fp16", "tf32", "fp32")
     precisions = [p for p in order if p in card.precisions and p not in settings.unusable]
     found = []
     for precision in precisions[:1] if best_precision else precisions:
@@ -300,7 +305,13 @@ def _trials(ledger: Ledger, stage: str, card: Card, known: Sequence[Card]) -> li
         and row.get("samples_per_s")
         and known_cards.of_device(str(row.get("device")), None, known) == card
         and same.issuperset(row.get("point") or ())
+        and _is_predicted(row)
     ]
+
+
+def _is_predicted(row: Row) -> bool:
+    """Whether the precision of a training is one that predictions know: not fp8."""
+    return row.get("precision") in get_args(Arithmetic)
 
 
 def _beside(row: Row, measured: Sequence[Row]) -> Row:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.config.axes import AxisSettings
 from raypipe.errors import UnitError
-from raypipe.hardware import MEMORY_MARGIN, Hardware, Precision, bytes_text
+from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.experiment import Stage, Training
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.unit_logs import first_line
 from raypipe.storage.ledger import Row
@@ -214,7 +214,7 @@ def fitting(
     for name, training in trainings(configuration, stage):
         check_counts_steps(training, f"{configuration.origin}: {name}.command", "raypipe fit")
         settings = training.settings
-        axis = AxisSettings(grid=get_args(Precision))
+        axis = AxisSettings(grid=_precisions(training))
         sweep = SweepSettings(
             stage=name,
             axes={f"{name}.training.precision": axis},
@@ -233,11 +233,16 @@ def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     _, training = training_stage(maker.configuration.stages(), name, "--stage")
     scaling, effective = training.settings.scaling, maker.sweep.constraints.effective_batch or 1
     context = StageContext(Stage(name, _nothing, []), session)
-    fit = Fit(context, maker, get_args(Precision), -(-effective // scaling.most_workers))
+    fit = Fit(context, maker, _precisions(training), -(-effective // scaling.most_workers))
     session.launcher.trials(fit, maker.sweep, session.run_dir)
     trials = [search.trial for search in fit.searches if search.trial is not None]
     fit.memory.keep(trials, maker.configuration.experiment.name, name)
     return [{"stage": name, **row} for row in fit.rows()]
+
+
+def _precisions(training: Training) -> tuple[str, ...]:
+    """Return the precisions to fit; fp8 is among them if the training uses it."""
+    return tuple(dict.fromkeys((*get_args(Arithmetic), training.settings.training.precision)))
 
 
 def _nothing(context: StageContext) -> None:

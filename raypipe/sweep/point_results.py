@@ -14,7 +14,7 @@ from raypipe.sweep.space import point_key, seedless
 from raypipe.training.batching import KEYS
 
 #: from the most to the least exact
-_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.errors import ConfigError
+from raypipe.hardware import Arithmetic
 from raypipe.pipeline.identity import fingerprint
 from raypipe.prediction import cards
 from raypipe.storage.run_directory import RunDirectory
@@ -37,7 +38,7 @@ def predicted(
 ) -> Prior:
     """Return the predictions for trials.
 
-    There are none for a card that is not listed, a CPU, and a step that needs values.
+    There are none for a card that is not listed, a CPU, fp8, and a step that needs values.
 
     Args:
         trials: the trials.
@@ -60,7 +61,7 @@ def predicted(
     fits: dict[str, MemoryFit] = {}
     speeds: dict[str, float] = {}
     for trial in trials:
-        if trial.lacks is not None:
+        if trial.lacks is not None or trial.precision not in get_args(Arithmetic):
             continue
         settings = trial.training.settings
         try:

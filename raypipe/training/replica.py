@@ -31,7 +31,7 @@ def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
     """Return the model of a job on this worker, with the same initial weights on all workers.
 
     Raises:
-        ValueError: a setting needs blocks and the task defines none.
+        ValueError: a setting needs blocks and the task defines none, or unsuitable ones.
         ConfigError: the weights of ``training.init_from`` do not fit.
 
     """
@@ -41,6 +41,8 @@ def build(job: TrainingJob, worker: Worker, report: Report) -> Replica:
     if job.initial is not None:
         job.initial.load_into(model)
     precision.store(model, training.weights)
+    if training.precision == "fp8":
+        precision.to_float8(model, task.blocks(model))
     if warning := parallel.batch_norm_warning(model, job.plan.for_workers(worker.workers)):
         report(f"WARNING: {warning}")
     loss = task.loss

@@ -39,6 +39,8 @@ def obstacles(
         elif precision not in allowed:
             reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
+        elif reason := hardware.missing_package(precision):
+            found.append(Obstacle(key, precision, reason, "install it, or use bf16"))
     optimizer, precision = settings.training.optimizer, settings.training.precision
     if settings.training.weights == "bf16" and (optimizer, precision) != ("adafactor", "bf16"):
         reason = f"with optimizer = {optimizer} and precision = {precision}"

@@ -48,7 +48,8 @@ class TrainingSettings(OptimizerSettings):
     precision: Precision = Field(
         "fp32",
         description="Arithmetic of the forward and backward pass. tf32 and bf16 need a GPU with "
-        "compute capability 8 or higher.",
+        "compute capability 8 or higher. fp8 needs 8.9 and torchao: the linear layers of the "
+        "task's blocks multiply in fp8, and all else is bf16.",
     )
     steps: PositiveInt | None = Field(
         None, description="Length of the training in optimizer steps; alternative to `epochs`."

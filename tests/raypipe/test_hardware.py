@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from raypipe import hardware, torch_build
+from raypipe import torch_build
 from raypipe.config.profiles import pick_profile
 from raypipe.hardware import (
     Gpu,
@@ -156,6 +156,7 @@ def test_the_profile_looks_at_the_oldest_gpu_too() -> None:
 def test_precisions_by_generation() -> None:
     assert "tf32" not in supported_precisions(None)
     assert "bf16" not in supported_precisions("7.5")
-    for capability in ("8.0", "9.0", "12.0"):
+    for capability in ("8.0", "8.6"):
         assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16")
-    assert hardware.supported_precisions("10.0") == hardware.supported_precisions("8.0")
+    for capability in ("8.9", "9.0", "10.0", "12.0"):
+        assert supported_precisions(capability) == ("fp32", "tf32", "bf16", "fp16", "fp8")

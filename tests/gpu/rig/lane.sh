@@ -20,6 +20,6 @@ if ! "$python" -c 'import raypipe, torch; assert torch.version.cuda' 2>/dev/null
     skip "torch $version cannot be installed"
   "$python" -c 'import torch; assert torch.version.cuda' 2>/dev/null ||
     skip "the wheel of torch $version for this platform is not a CUDA wheel"
-  "$python" -m pip install --quiet -e '.[test]'
+  "$python" -m pip install --quiet -e '.[test,fp8]'
 fi
 RAYPIPE_GPU_RIG=$python "$python" -m pytest -m gpu_rig -rs tests/gpu "${@:2}"

@@ -67,6 +67,14 @@ def test_a_row_per_precision_that_the_card_supports() -> None:
     assert columns(predict(request(), Wanted("t4")), "precision") == ["fp16", "fp32"]
 
 
+def test_fp8_is_not_predicted_and_the_other_precisions_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = predict(request("train.training.precision=fp8"), Wanted("plain"))
+    assert columns(rows, "precision") == ["fp32"]
+    assert "train.training.precision = fp8: is not predicted; measure it" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
     file = tmp_path / "cards.yaml"
     cards = {"Full": 540, "Small": 580}

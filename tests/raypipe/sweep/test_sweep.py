@@ -302,7 +302,7 @@ def test_what_fewer_workers_found_is_taken_by_as_many_as_were_asked_for(tmp_path
     ("overrides", "message"),
     [
         (["sweep.stage=trian"], "must be a training stage of the experiment"),
-        (["sweep.axes.training.precision=[fp8]"], "sweep.axes: train.training.precision = 'fp8'"),
+        (["sweep.axes.training.precision=[fp4]"], "sweep.axes: train.training.precision = 'fp4'"),
         (["sweep.axes.training.lerning_rate=[1]"], "did you mean train.training.learning_rate"),
         (["sweep.axes.training.precision=bf16"], "must be a list of values"),
         (["sweep.axes.train.max_restarts=[1, 2]"], "are the same training of train"),

@@ -378,9 +378,11 @@ def test_fp16_that_overflows_at_every_step_ends(tmp_path: Path, steps: int) -> N
     assert not asked.run_dir.exists(asked.run_dir.model("fit"))
 
 
-def test_a_precision_the_device_lacks(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"training\.precision = tf32: this cpu device lacks it"):
-        run(job(Regression(), tmp_path, precision="tf32"))
+@pytest.mark.parametrize("precision", ["tf32", "fp8"])
+def test_a_precision_the_device_lacks(tmp_path: Path, precision: str) -> None:
+    message = rf"training\.precision = {precision}: this cpu device lacks it"
+    with pytest.raises(ValueError, match=message):
+        run(job(Regression(), tmp_path, precision=precision))
 
 
 def test_recomputing_activations_changes_no_gradient(tmp_path: Path) -> None:
