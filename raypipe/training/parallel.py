@@ -10,10 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointWrapper,
-    apply_activation_checkpointing,
-)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -21,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.training import compilation, precision
+from raypipe.training.recomputation import recompute_blocks
 
 if TYPE_CHECKING:
     from raypipe.training.batching import BatchPlan
@@ -75,9 +72,8 @@ def wrap(
     if not blocks and (recompute or "gradient_checkpointing" in settings.on_oom):
         key = "training.gradient_checkpointing = true" if recompute else "on_oom"
         raise ValueError(f"{key}: this task names no blocks to recompute (TrainTask.blocks)")
-    if recompute:  # Chen et al. 2016
-        apply_activation_checkpointing(model, check_fn=set(blocks).__contains__)
-        blocks = [module for module in model.modules() if isinstance(module, CheckpointWrapper)]
+    if recompute:
+        blocks = recompute_blocks(model, blocks, training.recompute)
     if training.compile:
         compilation.compile_blocks(blocks or [model], training.compile_mode)
     call = ModelCall(model)

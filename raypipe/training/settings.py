@@ -79,6 +79,11 @@ class TrainingSettings(OptimizerSettings):
         False,
         description="Whether to recompute activations in the backward pass, which saves memory.",
     )
+    recompute: Operational[Literal["all", "cheap"]] = Field(
+        "all",
+        description="What gradient checkpointing recomputes: all of a block, or what is cheap: not "
+        "products with weights nor fused attention, whose results are kept.",
+    )
     log_every: Operational[PositiveInt] = Field(
         10, description="Optimizer steps between rows of the table `steps`."
     )

@@ -191,6 +191,7 @@ def test_the_task_is_picklable() -> None:
     "changed",
     [
         {"gradient_checkpointing": True},
+        {"gradient_checkpointing": True, "recompute": "cheap"},
         {"precision": "bf16"},
         pytest.param({"compile": True}, marks=pytest.mark.slow),
         pytest.param({"compile": True, "gradient_checkpointing": True}, marks=pytest.mark.slow),
