@@ -171,7 +171,7 @@ def _compiled(folder: Path, rank: int) -> None:
     """Train the language model in graphs, which are not compiled further."""
     real = torch.compile
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", lambda function, mode: real(function, backend="eager"))
+        patch.setattr(torch, "compile", lambda function, **_: real(function, backend="eager"))
         for strategy in ("ddp", "fsdp"):
             task, where = Language(torch.float32), folder / f"compiled-{strategy}"
             one = job(task, where, (4, 2, 16, 2), strategy=strategy, steps=4, compile=True)
