@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
@@ -78,7 +77,6 @@ class ScriptStageSettings(TrainStageSettings):
     )
 
     restartable: ClassVar[bool] = False
-    unshardable: ClassVar[Mapping[str, str]] = {}  # the script's own optimizers
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one."""

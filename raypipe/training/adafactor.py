@@ -161,10 +161,9 @@ def _own(parameter: Tensor) -> slice:
     """Return the part of the first dimension that this worker holds."""
     if not isinstance(parameter, DTensor):
         return slice(None)
-    mesh, count = parameter.device_mesh, len(parameter)
-    each = -(-count // mesh.size())  # as torch.chunk
-    start = min(count, mesh.get_local_rank() * each)
-    return slice(start, min(count, start + each))
+    heights, rank = parallel.heights(parameter), parameter.device_mesh.get_local_rank()
+    start = sum(heights[:rank])
+    return slice(start, start + heights[rank])
 
 
 def _spread(parameter: Tensor, part: Tensor) -> Tensor:

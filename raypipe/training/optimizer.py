@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raypipe.training.adafactor import Adafactor
+from raypipe.training.muon import Groups, MuonWithAdamW
 from raypipe.training.optimizer_settings import OptimizerSettings
-
-Groups = list[dict[str, Any]]
 
 
 def build(
@@ -43,38 +41,7 @@ def build(
         )
     chosen = set(hidden)
     others = [parameter for parameter in parameters if parameter not in chosen]
-    return Muon(_groups(hidden, training), _groups(others, training), training.betas)
-
-
-class Muon(torch.optim.Optimizer):
-    """Muon for some weights and AdamW for the others, as one optimizer.
-
-    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024). Its rate is scaled so that
-    updates are as large as AdamW's (Liu et al. 2025, Muon is scalable for LLM training, section
-    2.2), which makes one learning rate serve both.
-
-    Args:
-        matrices: groups of matrices for Muon, each with its options.
-        others: groups of all other weights for AdamW.
-        betas: the decay rates of AdamW's moments.
-
-    """
-
-    def __init__(self, matrices: Groups, others: Groups, betas: tuple[float, float]) -> None:
-        muon = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
-        rest = [torch.optim.AdamW(others, betas=betas, fused=True)] if others else []
-        self._parts: Sequence[torch.optim.Optimizer] = [muon, *rest]
-        super().__init__([group for part in self._parts for group in part.param_groups], {})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take an optimizer step; ``closure`` is ignored."""
-        del closure
-        groups = iter(self.param_groups)
-        for part in self._parts:  # loading a state replaces the groups and the state
-            part.param_groups = [next(groups) for _ in part.param_groups]
-            part.state = self.state
-            part.step()
+    return MuonWithAdamW(_groups(hidden, training), _groups(others, training), training.betas)
 
 
 def _matrices(blocks: Iterable[nn.Module]) -> list[nn.Parameter]:

@@ -172,6 +172,13 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
+def heights(tensor: DTensor) -> list[int]:
+    """Return the length of each worker's part along the first dimension, as FSDP cuts it."""
+    workers = tensor.device_mesh.size()
+    each = -(-len(tensor) // workers)  # as torch.chunk
+    return [max(0, min(each, len(tensor) - worker * each)) for worker in range(workers)]
+
+
 def whole(tensor: Tensor) -> Tensor:
     """Return the full tensor, on every worker."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

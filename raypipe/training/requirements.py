@@ -46,11 +46,6 @@ def obstacles(
         reason = f"with optimizer = {optimizer} and precision = {precision}"
         advice = "such weights need adafactor and precision = bf16; use fp32"
         found.append(Obstacle(f"{stage}.training.weights", "bf16", reason, advice))
-    reason = settings.unshardable.get(optimizer)
-    if reason and "fsdp" in (scaling.strategy, *settings.on_oom):
-        reason += " (scaling.strategy or on_oom: fsdp)"
-        advice = "use ddp, or adamw, adam or adafactor"
-        found.append(Obstacle(f"{stage}.training.optimizer", optimizer, reason, advice))
     workers = scaling.fewest_workers
     if each is None and 0 < len(gpus) < workers:
         reason = f"there are only {len(gpus)} GPUs for {workers} workers"

@@ -279,10 +279,6 @@ class TrainStageSettings(Settings):
     restartable: ClassVar[bool] = True
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}
-    #: optimizers that reject sharded weights, each with the reason
-    unshardable: ClassVar[Mapping[str, str]] = {
-        "muon": "Muon needs whole matrices, which fsdp cuts"
-    }
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""

@@ -13,7 +13,6 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from raypipe.hardware import Hardware
-from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.storage import tables as results
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
@@ -132,21 +131,6 @@ def test_muon_needs_blocks() -> None:
     model = Small()
     with pytest.raises(ValueError, match="names no blocks with matrices"):
         build(model, [], TrainingSettings(optimizer="muon"))
-
-
-@pytest.mark.parametrize("place", ["strategy", "on_oom"])
-def test_muon_is_not_sharded(place: str) -> None:
-    """Refused before anything starts; a script has optimizers of its own."""
-    given: dict[str, Any] = {"training": {"optimizer": "muon"}}
-    given |= {"scaling": {"strategy": "fsdp"}} if place == "strategy" else {"on_oom": ["fsdp"]}
-    nodes = [Hardware("node", 4, 2**34, ())]
-    (found,) = obstacles("train", TrainStageSettings.model_validate(given), nodes)
-    assert (found.key, found.value) == ("train.training.optimizer", "muon")
-    assert "whole matrices" in found.reason
-    assert "fsdp" in found.reason
-    assert "adamw" in found.advice
-    script = ScriptStageSettings.model_validate({**given, "command": "train"})
-    assert not obstacles("train", script, nodes)
 
 
 class Single(Regression):

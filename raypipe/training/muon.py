@@ -1,0 +1,154 @@
+"""Muon for plain and for sharded matrices, and beside AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from raypipe.training import parallel
+
+#: groups of parameters, each with its options
+Groups = list[dict[str, Any]]
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for some weights and AdamW for the others, as one optimizer.
+
+    Muon orthogonalizes the momentum of a matrix (Jordan et al. 2024). Its rate is scaled so that
+    updates are as large as AdamW's (Liu et al. 2025, Muon is scalable for LLM training, section
+    2.2), which makes one learning rate serve both.
+
+    Args:
+        matrices: groups of matrices for Muon, each with its options.
+        others: groups of all other weights for AdamW.
+        betas: the decay rates of AdamW's moments.
+
+    """
+
+    def __init__(self, matrices: Groups, others: Groups, betas: tuple[float, float]) -> None:
+        muon = Muon(matrices, adjust_lr_fn="match_rms_adamw")
+        rest = [torch.optim.AdamW(others, betas=betas, fused=True)] if others else []
+        self._parts: Sequence[torch.optim.Optimizer] = [muon, *rest]
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take an optimizer step; ``closure`` is ignored."""
+        del closure
+        groups = iter(self.param_groups)
+        for part in self._parts:  # loading a state replaces the groups and the state
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
+            part.step()
+
+
+class Muon(torch.optim.Muon):
+    """``torch.optim.Muon`` for plain matrices, and for those whose rows are sharded, as by FSDP.
+
+    Momentum and weights are updated where they are. Each worker orthogonalizes some of the
+    matrices: it receives their updates from all workers, and returns to each the rows that it
+    holds. These two exchanges are in bf16, in which Muon computes anyway.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take an optimizer step; ``closure`` is ignored if matrices are sharded."""
+        pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if not any(isinstance(parameter, DTensor) for parameter, _ in pairs):
+            return super().step(closure)  # type: ignore[no-untyped-call]
+        matrices, groups = [p for p, _ in pairs], [group for _, group in pairs]
+        updates = list(map(self._update, matrices, groups))
+        weights = parallel.local(matrices)
+        directions = _orthogonalized(matrices, updates, groups)
+        for whole, weight, direction, group in zip(
+            matrices, weights, directions, groups, strict=True
+        ):
+            weight.mul_(1 - group["lr"] * group["weight_decay"])
+            rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], whole.shape)
+            weight.add_(direction, alpha=-rate)
+        return None
+
+    def _update(self, matrix: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return this worker's rows of the update that is to be orthogonalized, in bf16."""
+        state = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        buffer, gradient = parallel.local([state["momentum_buffer"], cast("Tensor", matrix.grad)])
+        buffer.lerp_(gradient, 1 - group["momentum"])
+        update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+        return update.bfloat16()
+
+
+def _orthogonalized(
+    matrices: Sequence[DTensor], updates: Sequence[Tensor], groups: Sequence[dict[str, Any]]
+) -> list[Tensor]:
+    """Return this worker's rows of each orthogonalized update."""
+    mesh = matrices[0].device_mesh
+    workers, rank, among = range(mesh.size()), mesh.get_local_rank(), mesh.get_group()
+    owned = _divided(matrices, len(workers))
+    nothing = updates[0].new_empty(0)
+    mine, heights = owned[rank], list(map(parallel.heights, matrices))
+    there = _exchanged(
+        [[updates[i] for i in part] for part in owned],
+        [[(heights[i][each], matrices[i].shape[1]) for i in mine] for each in workers],
+        among,
+        nothing,
+    )
+    turned = []
+    for i, parts in zip(mine, zip(*there, strict=True), strict=True):
+        how = (groups[i][key] for key in ("ns_coefficients", "ns_steps", "eps"))
+        turned.append(_zeropower_via_newtonschulz(torch.cat(parts), *how).split(heights[i]))
+    back = _exchanged(
+        [[parts[each] for parts in turned] for each in workers],
+        [[updates[i].shape for i in part] for part in owned],
+        among,
+        nothing,
+    )
+    found = {
+        i: direction
+        for part, directions in zip(owned, back, strict=True)
+        for i, direction in zip(part, directions, strict=True)
+    }
+    return [found[i] for i in range(len(matrices))]
+
+
+def _divided(matrices: Sequence[Tensor], workers: int) -> list[list[int]]:
+    """Return the matrices that each worker orthogonalizes, with about the same work for all."""
+
+    def work(number: int) -> int:
+        short, long = sorted(matrices[number].shape)
+        return short * short * long
+
+    parts: list[list[int]] = [[] for _ in range(workers)]
+    sums = [0] * workers
+    for number in sorted(range(len(matrices)), key=work, reverse=True):
+        idlest = sums.index(min(sums))
+        parts[idlest].append(number)
+        sums[idlest] += work(number)
+    return parts
+
+
+def _exchanged(
+    parts: Sequence[Sequence[Tensor]],
+    shapes: Sequence[Sequence[Sequence[int]]],
+    among: dist.ProcessGroup,
+    nothing: Tensor,
+) -> list[list[Tensor]]:
+    """Send ``parts[r]`` to each worker ``r``; return what comes from each, in these shapes.
+
+    ``nothing`` is an empty tensor of their kind.
+    """
+    sent = torch.cat([nothing, *(matrix.flatten() for part in parts for matrix in part)])
+    sizes = [list(map(prod, each)) for each in shapes]
+    received = sent.new_empty(sum(map(sum, sizes)))
+    given = [sum(matrix.numel() for matrix in part) for part in parts]
+    dist.all_to_all_single(received, sent, list(map(sum, sizes)), given, group=among)
+    flat = iter(received.split([size for each in sizes for size in each]))
+    return [[next(flat).view(shape) for shape in each] for each in shapes]

@@ -1,0 +1,93 @@
+"""Muon on sharded matrices: the steps of one worker, in two exchanges."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.multiprocessing.spawn import spawn
+
+from raypipe.training import parallel
+from raypipe.training.muon import Muon
+from raypipe.training.optimizer import build
+from raypipe.training.settings import TrainingSettings
+
+WORKERS = 3
+#: fewer matrices than workers, and rows that are fewer or no multiple
+SIZES = [[(6, 9), (9, 6)], [(6, 8), (8, 6), (6, 1), (1, 6)]]
+
+
+def model(sizes: list[tuple[int, int]]) -> nn.Sequential:
+    torch.manual_seed(2)
+    blocks = [nn.Linear(*size) for size in sizes]
+    return nn.Sequential(nn.Embedding(5, 6), *blocks, nn.LayerNorm(6))
+
+
+def optimizer(network: nn.Sequential) -> torch.optim.Optimizer:
+    training = TrainingSettings(optimizer="muon", learning_rate=0.02, weight_decay=0.1)
+    return build(network, network[1:-1], training)
+
+
+def gradients(network: nn.Module, step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return [torch.randn(p.shape, generator=generator) for p in network.parameters()]
+
+
+def _member(rank: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/met", rank=rank, world_size=WORKERS
+    )
+    mesh = init_device_mesh("cpu", (WORKERS,))
+    for number, sizes in enumerate(SIZES):
+        network = model(sizes)
+        for block in network[1:-1]:
+            fully_shard(block, mesh=mesh)
+        fully_shard(network, mesh=mesh)
+        updates = optimizer(network)
+        for step in range(3):
+            parameters = list(network.parameters())
+            for each, gradient in zip(parameters, gradients(network, step), strict=True):
+                each.grad = distribute_tensor(gradient, mesh, each.placements)  # type: ignore[attr-defined]
+            with CommDebugMode() as exchanges:
+                updates.step()
+            assert exchanges.get_total_counts() == 2
+        weights = {name: parallel.whole(value) for name, value in network.state_dict().items()}
+        momentum = parallel.whole(updates.state[network[1].weight]["momentum_buffer"])
+        if rank == 0:
+            torch.save([weights, momentum], f"{folder}/{number}")
+    dist.destroy_process_group()
+
+
+def test_sharded_matrices_take_the_steps_of_whole_ones(tmp_path: Path) -> None:
+    """Not to rounding, but exactly: each matrix is orthogonalized by one worker."""
+    spawn(_member, (str(tmp_path),), nprocs=WORKERS)
+    for number, sizes in enumerate(SIZES):
+        weights, momentum = torch.load(tmp_path / str(number))
+        network = model(sizes)
+        updates = optimizer(network)
+        for step in range(3):
+            parameters = list(network.parameters())
+            for each, gradient in zip(parameters, gradients(network, step), strict=True):
+                each.grad = gradient
+            updates.step()
+        torch.testing.assert_close(weights, dict(network.state_dict()), rtol=0, atol=0)
+        expected = updates.state[network[1].weight]["momentum_buffer"]
+        torch.testing.assert_close(momentum, expected, rtol=0, atol=0)
+
+
+def test_plain_matrices_are_torchs() -> None:
+    given: dict[str, Any] = {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}
+    found, expected = ([nn.Parameter(torch.ones(4, 3))] for _ in range(2))
+    for parameters, kind in ((found, Muon), (expected, torch.optim.Muon)):
+        parameters[0].grad = torch.arange(12.0).view(4, 3)
+        kind(parameters, **given).step()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
