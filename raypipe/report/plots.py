@@ -170,7 +170,7 @@ def finite(values: ArrayLike) -> NDArray[np.float64]:
 def needs_log(values: ArrayLike, ratio: float = 10.0) -> bool:
     """Whether values are positive and span more than ``ratio``: a linear axis hides small ones."""
     known = finite(values)
-    return bool(known.size and known.min() > 0 and known.max() / known.min() > ratio)
+    return bool(known.size and known.min() > 0 and float(known.max()) / float(known.min()) > ratio)
 
 
 def new_axes(width: float = 0.84, height: float = 0.78) -> tuple[Figure, Axes]:
@@ -218,8 +218,10 @@ def frame_y(axes: Axes, values: ArrayLike, ratio: float = 10.0) -> None:
     low, high = float(known.min()), float(known.max())
     if needs_log(known, ratio):
         set_log(axes.yaxis, low, high)
-        margin = (high / low) ** 0.05
-        axes.set_ylim(low / margin, high * margin)
+        ends = np.log10([low, high])
+        margin = 0.05 * (ends[1] - ends[0])
+        # matplotlib's ticks overflow beyond, where the perplexity of a diverged model may lie
+        axes.set_ylim(*10.0 ** np.clip([ends[0] - margin, ends[1] + margin], -150, 150))
     else:
         margin = (high - low) * 0.06 or max(abs(high) * 0.05, 1e-9)
         axes.set_ylim(low - margin, high + margin)

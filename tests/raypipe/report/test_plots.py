@@ -73,6 +73,18 @@ def test_spread_keeps_order_and_distance(positions: list[float]) -> None:
     assert placed.max() <= 1 + 1e-9
 
 
+def test_the_perplexity_of_a_diverged_model_is_drawn() -> None:
+    with style():
+        canvas = Figure(figsize=(4, 3))
+        axes = canvas.add_subplot()
+        axes.plot([1e-5, 1e305])
+        frame_y(axes, np.array([1e-5, 1e305]))
+        low, high = axes.get_ylim()
+        assert encode(Plot("perplexity", "", "", canvas))
+    assert 0 < low < 1e-5
+    assert high == pytest.approx(1e150)  # ticks beyond overflow
+
+
 def test_spread_leaves_positions_that_do_not_collide() -> None:
     positions = np.array([0.9, 0.1, 0.5])
     np.testing.assert_allclose(spread(positions, 0.1), positions)
