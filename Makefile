@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: docs check lint test test-all test-gpu-rig bench chaos fuzz audit
+.PHONY: docs check lint test test-all test-gpu-rig rehearse-gpu bench chaos fuzz audit
 
 check: lint test
 
@@ -24,6 +24,10 @@ test-all:
 # the wheel in .venv-gpu (two minutes, 5 GB).
 test-gpu-rig:
 	tests/gpu/rig/lane.sh .venv-gpu
+
+# All that waits for a GPU (benchmarks/gpu.py), as small trainings on the CPU: minutes on two cores.
+rehearse-gpu:
+	$(PYTHON) -m benchmarks.gpu --rehearse $(if $(OUT),--out $(OUT))
 
 # Chaos test: real runs, killed, corrupted or frozen at random. 50 rounds take an hour on two cores.
 chaos:

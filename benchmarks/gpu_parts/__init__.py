@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks.gpu``: everything that waits for a GPU, in order of value."""

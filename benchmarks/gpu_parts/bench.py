@@ -1,0 +1,292 @@
+"""Machine, workloads, and the trainings and predictions that the parts are made of."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+import raypipe as rp
+from raypipe.hardware import detect, supported_precisions
+from raypipe.prediction import cards
+from raypipe.provenance import git_commit, package_version
+
+Row = dict[str, Any]
+
+#: the card of a rehearsal: the small language model fills it with some hundred samples
+REHEARSAL_CARD = "Rehearsal card"
+_REHEARSAL_VALUES = {
+    "memory_mib": 680, "bandwidth": 100, "tflops": {"fp32": 1, "bf16": 2}, "power_w": 100,
+    "capability": 8.0,
+}  # fmt: skip
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Device and software of a measurement; in a rehearsal the CPU."""
+
+    device: str
+    gpus: int
+    uuid: str | None
+    memory_bytes: int | None
+    capability: str | None
+    driver: str | None
+    torch: str | None
+    commit: str | None
+    rehearsal: bool
+
+    @classmethod
+    def here(cls, *, rehearsal: bool) -> Machine:
+        """Return this machine; in a rehearsal without its GPUs."""
+        hardware = detect()
+        gpus = () if rehearsal else hardware.gpus
+        first = gpus[0] if gpus else None
+        return cls(
+            device=first.name if first else "cpu",
+            gpus=len(gpus),
+            uuid=first.uuid if first else None,
+            memory_bytes=first.memory_bytes if first else None,
+            capability=first.compute_capability if first else None,
+            driver=hardware.driver if first else None,
+            torch=package_version("torch"),
+            commit=git_commit(),
+            rehearsal=rehearsal,
+        )
+
+    @property
+    def columns(self) -> Row:
+        """The columns of every row."""
+        names = ("device", "driver", "torch", "commit", "rehearsal")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training of a shipped configuration, and its overrides; a rehearsal has the small ones.
+
+    ``precision`` is that of its GPU profile.
+    """
+
+    config: str
+    overrides: Mapping[str, Any]
+    small: Mapping[str, Any]
+    stage: str = "train"
+    precision: str = "bf16"
+
+
+_SMALL_LM = {"data.source": "random", "data.held_out": 16, "model": "tiny"}
+_SMALL_TRANSFORMER = {
+    **{"data.source": "random", "data.samples": 2000, "data.held_out": 64},
+    **{"model.numeric": 8, "model.hidden": 64, "model.layers": 1},
+}
+_PABBO = "train_small.pabbo"
+#: two precisions draw different dropout masks where their attention kernels differ
+NO_DROPOUT = ("language model without dropout", "transformer without dropout")
+WORKLOADS = {
+    "lm_pretrain": Workload(
+        "lm_pretrain", {"data.source": "random", "data.held_out": 16}, _SMALL_LM
+    ),
+    "transformer": Workload("transformer", {}, _SMALL_TRANSFORMER),
+    NO_DROPOUT[0]: Workload("lm_pretrain", {"model.dropout": 0.0}, _SMALL_LM),
+    NO_DROPOUT[1]: Workload(
+        "transformer", {"model.dropout": 0.0}, {**_SMALL_TRANSFORMER, "model.dropout": 0.0}
+    ),
+    "summarization": Workload(
+        "summarization",
+        {"model": "t5_220m", "train.memory_trial": 0},
+        {
+            "model": {
+                **{"vocabulary": 600, "width": 32, "heads": 2, "head_width": 16},
+                **{"feed_forward": 64, "layers": 1, "decoder_layers": 1},
+            },
+            **{"data.source_length": 32, "data.target_length": 8},
+        },
+    ),
+    "teleclass": Workload(
+        "teleclass",
+        {},
+        {
+            **{"encode.dimensions": 32, "train.classifier.hidden": 32},
+            **{"train.classifier.vocabulary": 600, "train.classifier.length": 16},
+        },
+        precision="fp32",
+    ),
+    "pabbo_lda": Workload(
+        "pabbo_lda",
+        {f"{_PABBO}.horizon": 8},  # recording the steps of 64 duels takes minutes
+        {
+            **{f"{_PABBO}.horizon": 3, f"{_PABBO}.policy_batch": 4},
+            f"{_PABBO}.evaluation.functions": 2,
+        },
+        "train_small",
+        "fp32",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Outcome of a training: its row of ``trials``, and its rows of the other tables.
+
+    ``error`` says why there is no result.
+    """
+
+    run_dir: str
+    trial: Row
+    steps: list[Row] = field(default_factory=list)
+    samples: list[Row] = field(default_factory=list)
+    failures: list[Row] = field(default_factory=list)
+    error: str | None = None
+
+    def columns(self, *names: str) -> Row:
+        """Return columns of the trial, and the error."""
+        return {name: self.trial.get(name) for name in names} | {"error": self.error}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The machine and the folder that a part works with."""
+
+    machine: Machine
+    folder: Path
+
+    @classmethod
+    def load(cls, text: str) -> Bench:
+        """Return the bench that ``dump`` wrote."""
+        values = json.loads(text)
+        return cls(Machine(**values["machine"]), Path(values["folder"]))
+
+    def dump(self) -> str:
+        """Return the bench as JSON."""
+        return json.dumps({"machine": asdict(self.machine), "folder": str(self.folder)})
+
+    def pick(self, real: Any, small: Any) -> Any:
+        """Return the first value, in a rehearsal the second."""
+        return small if self.machine.rehearsal else real
+
+    @property
+    def precisions(self) -> Sequence[str]:
+        """The precisions to compare, fp32 first."""
+        if self.machine.rehearsal:
+            return ("fp32", "bf16")
+        return supported_precisions(self.machine.capability)
+
+    def precision(self, name: str) -> str:
+        """Return the precision of a workload's GPU profile; fp32 if the card lacks it."""
+        wanted = WORKLOADS[name].precision
+        return wanted if wanted in self.precisions else "fp32"
+
+    @cached_property
+    def card(self) -> str | None:
+        """The name of the card in raypipe's table; None if it is not listed."""
+        if self.machine.rehearsal:
+            return REHEARSAL_CARD
+        found = cards.of_device(self.machine.device, self.machine.memory_bytes)
+        return None if found is None else found.name
+
+    def overrides(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the overrides of a workload with one worker.
+
+        Keys of ``values`` are those of the stage's section.
+        """
+        workload = WORKLOADS[name]
+        shipped = workload.small if self.machine.rehearsal else workload.overrides
+        given = {"scaling.workers": 1, **values}
+        own = {f"{workload.stage}.{key}": value for key, value in given.items()}
+        return {**shipped, **own}
+
+    def train(
+        self, name: str, label: str, values: Mapping[str, Any], *, on_ray: bool = False
+    ) -> Trained:
+        """Run a training, or continue it; failures are part of the outcome.
+
+        Args:
+            name: the workload.
+            label: the name of the run directory.
+            values: settings of the stage by key, such as ``training.steps``.
+            on_ray: whether a rehearsal needs Ray, too; otherwise it trains in this process.
+
+        """
+        workload, run_dir = WORKLOADS[name], self.folder / label
+        given = self.overrides(name, {"training.keep_state": False, **values})
+        local = self.machine.rehearsal and not on_ray
+        error = None
+        try:
+            run = rp.run(
+                workload.config, given, run_dir=run_dir, only=[workload.stage], local=local
+            )
+        except rp.ConfigError as refused:
+            return Trained(str(run_dir), {"status": "refused"}, error=message(refused))
+        except rp.RunFailedError as failed:
+            run, error = failed.run, message(failed)
+        except Exception as unexpected:  # costs a row, not the part
+            traceback.print_exc()
+            return Trained(str(run_dir), {"status": "failed"}, error=message(unexpected))
+        trials = [row for row in rows_of(run, "trials") if row["stage"] == workload.stage]
+        trial = trials[-1] if trials else {"status": "failed"}
+        steps, samples = rows_of(run, "steps"), rows_of(run, "gpu_samples")
+        failures = rows_of(run, "failures")
+        return Trained(str(run_dir), trial, steps, samples, failures, error)
+
+    def predict(
+        self, name: str, values: Mapping[str, Any], run_dir: str | None = None
+    ) -> dict[str, Row]:
+        """Return the predictions of a workload on this card by precision: ``raypipe fit --card``.
+
+        They are those without gradient checkpointing. The memory of the card is that of NVML.
+
+        Args:
+            name: the workload.
+            values: settings of the stage by key.
+            run_dir: a run whose measurements calibrate the predictions.
+
+        Raises:
+            ConfigError: the card is not listed.
+
+        """
+        if self.card is None:
+            raise rp.ConfigError(f"{self.machine.device}: is not listed in raypipe's cards.yaml")
+        file = self.folder / "cards.yaml"
+        memory = (self.machine.memory_bytes or 0) // _MIB
+        about = self.pick({"memory_mib": memory}, _REHEARSAL_VALUES)
+        file.write_text(yaml.safe_dump({"cards": {self.card: about}}))
+        found = rp.fit(
+            WORKLOADS[name].config,
+            self.overrides(name, values),
+            stage=WORKLOADS[name].stage,
+            card=self.card,
+            cards=file,
+            run_dir=run_dir,
+        )
+        rows = [row for row in plain(found) if not row["gradient_checkpointing"]]
+        return {row["precision"]: row for row in reversed(rows)}
+
+
+def rows_of(run: rp.Run, table: str) -> list[Row]:
+    """Return the rows of a table; none if there is no such table."""
+    return plain(run.table(table)) if table in run.tables else []
+
+
+def plain(frame: pd.DataFrame) -> list[Row]:
+    """Return the rows of a frame as JSON has them; what is missing is None."""
+    rows: list[Row] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return rows
+
+
+def ratio(value: float | None, other: float | None) -> float | None:
+    """Return a quotient; None if one of the two is missing or the divisor is 0."""
+    return value / other if value is not None and other else None
+
+
+def message(error: Exception) -> str:
+    """Return the first line of an error, without the run directory, at most 200 characters."""
+    line = next(iter(str(error).splitlines()), type(error).__name__)
+    return line.partition(" (run directory")[0][:200]

@@ -1,0 +1,138 @@
+"""The page of the results, from stored rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.gpu_parts.bench import Row
+from benchmarks.gpu_parts.parts import PARTS, Part
+from benchmarks.gpu_parts.training import MFU_GOAL, RESERVED_GOAL
+from benchmarks.study_page import markdown_table
+from raypipe.hardware import bytes_text
+from raypipe.report.formatting import MISSING, cell, duration, heading, number, percent
+
+_REHEARSAL = "Rehearsal on the CPU: nothing on this page is a measurement of a GPU"
+#: shares and relative differences
+_PERCENT = ("difference_max", "difference_mean", "mfu", "loader_wait_share", "parity")
+
+
+def page(outcomes: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> str:
+    """Return the page in Markdown.
+
+    Args:
+        outcomes: a row per part that was tried: ``part``, ``status``, ``note``, ``duration_s``, and
+            the columns of the machine.
+        rows: the rows of each part by its name.
+
+    """
+    by_name = {row["part"]: row for row in outcomes}
+    first = outcomes[0] if outcomes else {}
+    title = _REHEARSAL if first.get("rehearsal") else f"GPU benchmarks: {first.get('device')}"
+    known = {
+        name: ", ".join(dict.fromkeys(str(row[name]) for row in outcomes if row[name] is not None))
+        for name in ("device", "driver", "torch", "commit")
+    }
+    about = [(heading(name), text or MISSING) for name, text in known.items()]
+    table = [_outcome(part, by_name.get(part.name)) for part in PARTS]
+    blocks = [
+        f"# {title}",
+        "Made by `python -m benchmarks.gpu`; do not edit. The Parquet files next to this page have "
+        "all columns.",
+        markdown_table(["", ""], about),
+        markdown_table(["part", "status", "time", "note"], table),
+    ]
+    for part in PARTS:
+        if found := rows.get(part.name):
+            blocks += [f"## {part.title}", *_section(part, found)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _outcome(part: Part, row: Row | None) -> list[str]:
+    if row is None:
+        return [part.title, "not started", MISSING, ""]
+    seconds = row["duration_s"]
+    time = MISSING if seconds is None or seconds != seconds else duration(seconds)
+    return [part.title, row["status"], time, _plain(row["note"] or "")]
+
+
+def _section(part: Part, rows: Sequence[Row]) -> list[str]:
+    """Return the verdict of a part, and its table without columns that are empty."""
+    columns = [name for name in part.columns if any(not _empty(row.get(name)) for row in rows)]
+    cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
+    errors = [_plain(str(row["error"])) for row in rows if not _empty(row.get("error"))]
+    verdict = _VERDICTS.get(part.name)
+    return [
+        *([verdict(rows)] if verdict is not None else []),
+        markdown_table([heading(name) for name in columns], cells),
+        *(f"Not measured: {text}" for text in dict.fromkeys(errors)),
+    ]
+
+
+def _cell(name: str, value: Any) -> str:
+    if _empty(value):
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in _PERCENT:
+        return percent(value)
+    if (
+        isinstance(value, float) and value.is_integer()
+    ):  # a Parquet column with nulls has no integers
+        value = int(value)
+    return _plain(cell(name, value))
+
+
+def _empty(value: Any) -> bool:
+    return value is None or value != value  # NaN
+
+
+def _plain(text: str) -> str:
+    """Return a text for a cell of a table: one line without a pipe."""
+    return " ".join(text.replace("|", "/").split())
+
+
+def _losses(rows: Sequence[Row]) -> str:
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row["precision"] != "fp32" and not _empty(row["difference_max"]):
+            worst[row["precision"]] = max(worst.get(row["precision"], 0.0), row["difference_max"])
+    if not worst:
+        return "No precision could be compared with fp32."
+    found = ", ".join(f"{name} {percent(value)}" for name, value in worst.items())
+    return f"Largest relative difference of a logged loss to fp32: {found}."
+
+
+def _out_of_memory(rows: Sequence[Row]) -> str:
+    right = sum(bool(row["as_predicted"]) for row in rows)
+    return f"{right} of {len(rows)} trainings ended as predicted."
+
+
+def _predictions(rows: Sequence[Row]) -> str:
+    peaks = _known(rows, "peak_ratio")
+    speeds = _known(rows, "speed_ratio")
+    texts = []
+    if peaks:
+        texts.append(f"memory {number(min(peaks))} to {number(max(peaks))}")
+    if speeds:
+        texts.append(f"speed {number(min(speeds))} to {number(max(speeds))}")
+    return f"Measured over predicted: {', '.join(texts) or 'nothing was measured'}."
+
+
+def _mfu(rows: Sequence[Row]) -> str:
+    compiled = next((row for row in rows if row.get("compile")), {})
+    found = [_cell(name, compiled.get(name)) for name in ("mfu", "gpu_peak_bytes")]
+    goals = f"MFU {percent(MFU_GOAL)} on an H100, less than {bytes_text(RESERVED_GOAL)} reserved"
+    return f"Goals when compiled: {goals}. Measured: {', '.join(found)}."
+
+
+def _known(rows: Sequence[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if not _empty(row.get(name))]
+
+
+_VERDICTS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "losses": _losses,
+    "out_of_memory": _out_of_memory,
+    "predictions": _predictions,
+    "mfu": _mfu,
+}
