@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 import raypipe as rp
-from raypipe.hardware import detect, supported_precisions
+from raypipe.hardware import detect, missing_package, supported_precisions
 from raypipe.prediction import cards
 from raypipe.provenance import git_commit, package_version
 
@@ -177,7 +177,8 @@ class Bench:
         """The precisions to compare, fp32 first."""
         if self.machine.rehearsal:
             return ("fp32", "bf16")
-        return supported_precisions(self.machine.capability)
+        found = supported_precisions(self.machine.capability)
+        return [precision for precision in found if missing_package(precision) is None]
 
     def precision(self, name: str) -> str:
         """Return the precision of a workload's GPU profile; fp32 if the card lacks it."""

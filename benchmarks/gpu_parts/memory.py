@@ -19,7 +19,7 @@ def out_of_memory(bench: Bench) -> Iterator[Row]:
     """Yield a row per micro-batch of the language model at the limit of the card's memory.
 
     The largest one that is predicted to fit must train. The first one that is predicted to need
-    more than the whole card runs out of memory, and the training continues with half of it.
+    more than the whole card runs out of memory, and the training continues with less.
     """
     predicted = bench.predict(
         "lm_pretrain", {"training.effective_batch": _MANY, "training.compile": False}
@@ -42,6 +42,7 @@ def out_of_memory(bench: Bench) -> Iterator[Row]:
                 "capacity_bytes": prediction["capacity_bytes"],
                 **done.columns("status", "attempts", "gpu_peak_bytes"),
                 "micro_batch_at_end": done.trial.get("micro_batch"),
+                "checkpointing_at_end": done.trial.get("gradient_checkpointing"),
             }
 
 

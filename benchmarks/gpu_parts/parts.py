@@ -62,6 +62,7 @@ PARTS = (
         (
             *("precision", "micro_batch", "expected", "found", "as_predicted"),
             *("predicted_peak_bytes", "gpu_peak_bytes", "attempts", "micro_batch_at_end"),
+            "checkpointing_at_end",
         ),
     ),
     Part(
