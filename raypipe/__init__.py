@@ -7,8 +7,10 @@ experiments are made of (``rp.Experiment``). Names are imported on first use, so
 import itself is quick.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -88,3 +90,15 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(module), name)
     raise AttributeError(f"module 'raypipe' has no attribute {name!r}")
+
+
+class _Package(ModuleType):
+    """The package, whose ``sweep`` is the function, also once its subpackage is imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute, as imports do for every submodule."""
+        if name != "sweep" or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
