@@ -45,7 +45,8 @@ class Forecasts:
     """Forecasts of one training on cards, which share the recordings of its steps.
 
     A recording takes seconds, so there are two per phase and setting. What lies between them, or
-    beyond, is linear in the micro-batch.
+    beyond, is linear in the micro-batch. Where the two differ in more than sizes, those of the
+    smallest and of the largest micro-batch are added.
 
     Args:
         task: the training.
@@ -183,11 +184,6 @@ class Forecasts:
                 failed.append(needs[-1])
         return min(failed, default=max(needs))
 
-    def speed(self, card: Card, settings: TrainStageSettings, size: int) -> float:
-        """Return the samples per second at a micro-batch, uncalibrated. Raises ConfigError."""
-        columns = self._speed(card, settings, size, Calibration())
-        return float(columns["samples_per_s"])
-
     def _speed(
         self, card: Card, settings: TrainStageSettings, size: int, found: Calibration
     ) -> dict[str, Any]:
@@ -319,7 +315,16 @@ class Forecasts:
             self._between[key] = memories.between(one, two, weight)
         if (found := self._between[key]) is not None:
             return [(found, size, 1.0)]
-        return [(one, lower, 1 - weight), (two, upper, weight)]
+        # they differ in more than sizes, such as the number of chunks: only neighbors tell
+        if size < lower:
+            lower, upper, two = 1, lower, one
+            one = self._recording(card, settings, number, lower, runs)
+        elif size > upper:
+            lower, upper, one = upper, share, two
+            two = self._recording(card, settings, number, upper, runs)
+        weight = (size - lower) / (upper - lower)
+        mixture = [(one, lower, 1 - weight), (two, upper, weight)]
+        return [each for each in mixture if each[2]]
 
     def _recording(
         self, card: Card, settings: TrainStageSettings, number: int, size: int, runs: int

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -76,6 +77,19 @@ class Recording:
     kernels: dict[str, list[Kernel]] = field(default_factory=dict)
     span: tuple[int, int] = (0, 0)
     peaks: dict[tuple[bool, bool], Peak] = field(default_factory=dict)
+
+    def in_order(self) -> Recording:
+        """Return the recording with storages that end together in the order of their beginning.
+
+        Autocast frees its copies of weights in an order that is another one each time.
+        """
+        bounds = (0, *self.span, len(self.events))
+        events: list[tuple[int, int]] = []
+        for first, last in pairwise(bounds):
+            for begins, group in groupby(self.events[first:last], key=lambda event: event[1] > 0):
+                together = list(group)
+                events += together if begins else sorted(together)
+        return replace(self, events=events)
 
     @cached_property
     def flops(self) -> float:

@@ -128,7 +128,7 @@ def _record(
             step.run(fake, 1)  # creates the state of the optimizer
             recorder.recording.kernels.clear()
             step.run(fake, case.accumulation)
-    return recorder.recording
+    return recorder.recording.in_order()
 
 
 def _after_model(recorder: Recorder, module: nn.Module, inputs: Any, output: Any) -> None:

@@ -7,14 +7,17 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import torch
 
 from raypipe.errors import ConfigError
 from raypipe.prediction.calibration import Calibration
 from raypipe.prediction.cards import cards
 from raypipe.prediction.forecast import Forecasts
+from raypipe.prediction.memory import memory
 from raypipe.prediction.recorder import replaced
+from raypipe.prediction.step import StepCase, record
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
-from raypipe.training.task import Phase
+from raypipe.training.task import Loss, Phase, StepContext
 from tests.raypipe.prediction.test_step import Squares
 
 CARD = cards()["A100 SXM 80GB"]
@@ -39,9 +42,11 @@ def test_the_utilization_needs_no_recordings_of_its_own() -> None:
     said: list[str] = []
     sharded = settings(workers=2, strategy="fsdp")
     forecasts = Forecasts(Squares(), sharded, 64, "", said.append)
+    forecasts.reserved(CARD, sharded, forecasts.most)
+    recorded = list(said)
     row = forecasts.row(CARD, sharded, Calibration(), size=forecasts.most)
-    assert row["micro_batch"] == 32
-    assert len(said) == 2  # the two of the line
+    assert row["mfu"] > 0
+    assert said == recorded
 
 
 class Phases(Squares):
@@ -77,3 +82,26 @@ def test_other_threads_do_not_see_what_a_recording_replaces() -> None:
         found.append(math.sqrt(4))
     assert found == [2.0, "replaced"]
     assert math.sqrt(4) == 2.0
+
+
+class Chunks(Squares):
+    """A loss in chunks of 16 samples: the number of kernels depends on the micro-batch."""
+
+    def loss(self, model: Any, batch: Any, context: StepContext) -> Loss:
+        parts = [model(part).square().sum() for part in batch[0].split(16)]
+        return Loss(torch.stack(parts).sum(), len(batch[0]))
+
+
+def test_micro_batches_that_differ_in_more_than_sizes_lie_between_neighbors() -> None:
+    size = 256
+    given = settings(effective_batch=size, gradient_checkpointing=True)
+    forecasts = Forecasts(Chunks(), given, size, "", lambda _: None)
+    recorded = {}
+    for each in (1, 16, 32, size):
+        phase = Phase("train", 2, each, 1e-3)
+        found = record(Chunks(), StepCase(given, phase, 0, each, 2, 1, 8.0))
+        found = found.without_accumulation() if each == size else found
+        recorded[each] = memory(found, CARD, 1, bucketed=False).reserved
+    assert {each: forecasts.reserved(CARD, given, each) for each in recorded} == recorded
+    line = [forecasts.reserved(CARD, given, each) for each in (32, 64, 128, size)]
+    assert line == sorted(line)
