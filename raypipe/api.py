@@ -155,12 +155,31 @@ def sweep(
     profile: str = "auto",
     address: str | None = None,
     time_budget: str | None = None,
-) -> Run:
+    card: str | None = None,
+    cards_per_node: int | None = None,
+    cards: str | os.PathLike[str] | None = None,
+) -> Run | pd.DataFrame:
     """Measure the points of the section ``sweep``: ``raypipe sweep``.
 
     ``run.table("recommendations")`` has the recommended settings. Arguments and errors are those of
-    :func:`run`.
+    :func:`run`, and ``card``, ``cards_per_node``, ``cards`` and then ``run_dir`` those of
+    :func:`fit`. With ``card`` nothing is trained: a row for each point is returned, in the order in
+    which they would run, then those that would be skipped.
     """
+    if card is not None:
+        import pandas as pd
+
+        from raypipe.commands.prediction import Wanted
+        from raypipe.commands.sweep_prediction import predict_sweep
+
+        if address is not None or time_budget is not None:
+            raise ConfigError("sweep: address and time_budget are not for card; drop them")
+        request = _request("sweep", config, overrides, profile=profile, run_dir=run_dir)
+        with _messages_alone():
+            rows = predict_sweep(request, Wanted(card, cards_per_node, cards))
+        return pd.DataFrame(rows).convert_dtypes()
+    if cards_per_node is not None or cards is not None:
+        raise ConfigError("sweep: cards_per_node and cards need card")
     where = {"run_dir": run_dir, "profile": profile, "address": address}
     more = {"only": ["sweep"], "time_budget": time_budget}
     return _executed(_request("sweep", config, overrides, **where, **more))

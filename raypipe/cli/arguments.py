@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from raypipe.cli import completion
+from raypipe.errors import ConfigError
 from raypipe.redaction import printable, without_credentials
 
 Config = Annotated[
@@ -84,6 +86,25 @@ Existing = Annotated[
         autocompletion=completion.run_directories,
     ),
 ]
+
+
+CardsPerNode = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --card: number of cards. [default: scaling.workers]"),
+]
+Cards = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="With --card: further cards and prices. [default: RAYPIPE_CARDS]"
+    ),
+]
+
+
+def need_card(card: str | None, options: Mapping[str, Any]) -> None:
+    """Reject options of a prediction without its card."""
+    for name, value in options.items():
+        if card is None and value is not None:
+            raise ConfigError(f"--{name}: needs --card: the card to predict for")
 
 
 def with_matrix(overrides: list[str] | None, matrix: list[str] | None) -> list[str]:

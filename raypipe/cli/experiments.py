@@ -9,6 +9,8 @@ import typer
 
 from raypipe.cli.arguments import (
     Address,
+    Cards,
+    CardsPerNode,
     Config,
     Local,
     Matrix,
@@ -18,6 +20,7 @@ from raypipe.cli.arguments import (
     RunDir,
     TimeLimit,
     Yes,
+    need_card,
     print_frame,
     show_start,
     with_matrix,
@@ -39,6 +42,7 @@ Examples:
   raypipe sweep configs/quickstart.yaml
   raypipe sweep configs/pabbo_lda.yaml 'sweep.axes.training.micro_batch=[4,8,16]' \\
     --run-dir runs/mine --write configs/mine.yaml
+  raypipe sweep sweeps/lm_pretrain --card "RTX A6000"
 """
 
 _FIT_EXAMPLES = """\b
@@ -162,12 +166,45 @@ def sweep(
         str | None,
         typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
     ] = None,
+    card: Annotated[
+        str | None,
+        typer.Option(
+            help='Predict the sweep on this card instead, e.g. "RTX A6000", h100-80; needs no GPU. '
+            "RUN_DIR may then be a run whose table `card_predictions` receives the points."
+        ),
+    ] = None,
+    cards_per_node: CardsPerNode = None,
+    cards: Cards = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --card: print JSON.")] = False,
 ) -> None:
-    """Measure the points of the section `sweep` and recommend one for this machine."""
+    """Measure the points of the section `sweep` and recommend one for this machine.
+
+    With --card nothing is trained: the points are printed in the order in which they would run,
+    with predicted memory and speed, then those that would be skipped.
+    """
     show_start()
     from raypipe.commands import sweep as command
     from raypipe.commands.request import Request
 
+    need_card(card, {"cards-per-node": cards_per_node, "cards": cards, "json": as_json or None})
+    if card is not None:
+        for name, value in (("write", write), ("address", address), ("time-budget", time_budget)):
+            if value is not None:
+                raise ConfigError(f"--{name}: is not for --card, which measures nothing; drop it")
+        import pandas as pd
+
+        from raypipe.commands import prediction_view
+        from raypipe.commands.prediction import Wanted
+        from raypipe.commands.sweep_prediction import predict_sweep
+
+        request = Request("sweep", config, overrides or [], run_dir, profile)
+        rows = predict_sweep(request, Wanted(card, cards_per_node, cards))
+        if as_json:
+            typer.echo(json.dumps(rows, indent=1))
+        else:
+            print_frame(pd.DataFrame(prediction_view.shown_points(rows)).fillna("-"))
+            typer.echo(prediction_view.conclusion_of_points(rows))
+        raise typer.Exit
     given = overrides or [], run_dir, profile, (), address, write
     raise typer.Exit(command.sweep(Request("sweep", config, *given, time_budget=time_budget)))
 
@@ -188,16 +225,8 @@ def fit(
             "compares all cards."
         ),
     ] = None,
-    cards_per_node: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --card: number of cards. [default: scaling.workers]"),
-    ] = None,
-    cards: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="With --card: further cards and prices. [default: RAYPIPE_CARDS]"
-        ),
-    ] = None,
+    cards_per_node: CardsPerNode = None,
+    cards: Cards = None,
     run_dir: Annotated[
         str | None,
         typer.Option(
@@ -220,10 +249,8 @@ def fit(
 
     from raypipe.commands.request import Request
 
+    need_card(card, {"cards-per-node": cards_per_node, "cards": cards})
     if card is None:
-        for name, value in (("cards-per-node", cards_per_node), ("cards", cards)):
-            if value is not None:
-                raise ConfigError(f"--{name}: needs --card: the card to predict for")
         if run_dir is not None:
             raise ConfigError("--run-dir: needs --card: the measurements of a fit are not kept")
         from raypipe.commands import fit as command

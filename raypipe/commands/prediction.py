@@ -42,7 +42,7 @@ _COMPARABLE = (*KEYS, "precision", "compile", "gradient_checkpointing", "learnin
 #: columns that tell predictions apart
 _IDENTITY = (
     *("stage", "card", "precision", "strategy", "workers"),
-    *("gradient_checkpointing", "compile", "optimizer"),
+    *("gradient_checkpointing", "compile", "optimizer", "point"),
 )
 
 
@@ -72,7 +72,7 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
         request = _with_one_profile(request, wanted, chosen)
     ledger = None
     if request.run_dir is not None:
-        ledger = Ledger.to_read(_existing(request.run_dir))
+        ledger = Ledger.to_read(existing(request.run_dir))
     predictor = Predictor(request, wanted.cards_per_node, list(known.values()))
     rows: list[Row] = []
     for card in chosen:
@@ -82,7 +82,7 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
         rows.sort(key=lambda row: (row["stage"], -(row.get("samples_per_s") or 0.0)))
     _recommend(rows)
     if request.run_dir is not None:
-        _record(request, rows)
+        record(request.run_dir, rows)
     return rows
 
 
@@ -93,7 +93,7 @@ def _with_one_profile(request: Request, wanted: Wanted, cards: Sequence[Card]) -
     """
     largest = max(cards, key=lambda card: card.memory_bytes)
     profile = Predictor(request, wanted.cards_per_node).resolved(largest).profile
-    _say(f"profile: {profile} on all cards, as {largest.name} has it (another: --profile NAME)")
+    say(f"profile: {profile} on all cards, as {largest.name} has it (another: --profile NAME)")
     return replace(request, profile=profile)
 
 
@@ -123,7 +123,7 @@ class Predictor:
         for name, training in trainings(configuration, stage):
             settings = self._settings(configuration, name, training)
             if not _is_predicted({"precision": settings.training.precision}):
-                _say(
+                say(
                     f"{name}.training.precision = {settings.training.precision}: is not predicted; "
                     "measure it on the card (`raypipe fit` without --card)"
                 )
@@ -136,10 +136,7 @@ class Predictor:
 
     def resolved(self, card: Card) -> Configuration:
         """Return the configuration for a machine with the card."""
-        capability = str(card.capability)
-        gpu = Gpu(0, "", card.reports, card.memory_bytes, capability)
-        node = replace(hardware.detect(), gpus=(gpu,) * (self._workers or 1))
-        request = self._request
+        request, node = self._request, machine(card, self._workers or 1)
         return resolve(self._document, request.overrides, request.profile, [node])
 
     def _settings(
@@ -179,7 +176,7 @@ class Predictor:
                     f"{configuration.origin}: {name}: cannot be predicted, since another program "
                     "trains; measure it on the card (`raypipe fit` without --card)"
                 )
-            self._forecasts[key] = Forecasts(task, settings, effective, key, _say)
+            self._forecasts[key] = Forecasts(task, settings, effective, key, say)
         return self._forecasts[key]
 
     def _calibrated(
@@ -214,6 +211,12 @@ class Predictor:
         return found
 
 
+def machine(card: Card, number: int) -> Hardware:
+    """Return this machine as if it had a number of the cards."""
+    gpu = Gpu(0, "", card.reports, card.memory_bytes, str(card.capability))
+    return replace(hardware.detect(), gpus=(gpu,) * number)
+
+
 def _comparison(
     forecasts: Forecasts, card: Card, settings: TrainStageSettings, row: Row, stage: str
 ) -> Measured:
@@ -244,7 +247,7 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
         if card is not None:
             calibration.save(card.name, Predictor(request, None).compared(card, rows))
     except ConfigError as error:  # what was measured is not lost
-        _say(f"predictions are not calibrated: {error}")
+        say(f"predictions are not calibrated: {error}")
 
 
 def _variants(
@@ -346,7 +349,8 @@ def _recommend(rows: Sequence[Row]) -> None:
             best["recommended"] = True
 
 
-def _existing(location: str) -> RunDirectory:
+def existing(location: str) -> RunDirectory:
+    """Return the run directory that predictions go to. Raises ConfigError if it is not one."""
     run_dir = RunDirectory.at(location)
     if not run_dir.exists(run_dir.ledger):
         raise ConfigError(
@@ -356,20 +360,22 @@ def _existing(location: str) -> RunDirectory:
     return run_dir
 
 
-def _record(request: Request, rows: Sequence[Row]) -> None:
+def record(location: str, rows: Sequence[Row]) -> None:
     """Write the predictions into a run directory, and its report."""
-    run_dir = _existing(str(request.run_dir))
-    with writing(run_dir, _say) as check:
+    run_dir = existing(location)
+    with writing(run_dir, say) as check:
         stamp = {"command_id": secrets.token_hex(4)}
         ledger = Ledger(run_dir, before_writing=check, stamp=stamp)
         stages = {row["stage"] for row in rows}
         earlier = [row for row in ledger.rows(PREDICTIONS.name) if row["stage"] in stages]
         for row in (*({**each, "recommended": False} for each in earlier), *rows):
-            ledger.put(PREDICTIONS.name, {"/".join(str(row[key]) for key in _IDENTITY): row})
+            named = "/".join(str(row[key]) for key in _IDENTITY if row.get(key) is not None)
+            ledger.put(PREDICTIONS.name, {named: row})
         run_id = str((ledger.get("runs", "run") or {}).get("run_id"))
         write_table(run_dir, PREDICTIONS, ledger.rows(PREDICTIONS.name), run_id)
     report(run_dir.location)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a message where it is not part of the result."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What ``raypipe fit --card`` prints: a line per prediction, and a sentence per recommendation."""
+"""Output of ``--card``: a line per prediction, and a sentence per recommendation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from raypipe.hardware import bytes_text
 from raypipe.report.formatting import duration
 from raypipe.storage.ledger import Row
+
+_TIMES = "times are of optimizer steps at full sample length; intervals in brackets"
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
@@ -33,8 +35,51 @@ def conclusion(rows: Sequence[Row]) -> str:
                 why = f"is the cheapest: {row['cost']:.4g}"
             lines.append(f"{row['stage']}: {words} {why}; {row['note']}")
     if any(not row["measurements"] for row in rows):
-        lines.append("times are of optimizer steps at full sample length; intervals in brackets")
+        lines.append(_TIMES)
     return "\n".join(lines)
+
+
+def shown_points(rows: Sequence[Row]) -> list[Row]:
+    """Return the predictions of a sweep's points as they are printed, in their order."""
+    return [_shown_point(row, number) for number, row in enumerate(rows, start=1)]
+
+
+def conclusion_of_points(rows: Sequence[Row]) -> str:
+    """Return a sentence on a sweep's points: the recommended one, those skipped, and the time."""
+    left = [row for row in rows if not row["skipped"]]
+    lines = [f"{len(left)} of {len(rows)} points would run, {len(rows) - len(left)} are skipped"]
+    hours = [row["hours"] for row in left if row.get("hours") is not None]
+    if hours:
+        lines[0] += f"; their trainings take {duration(3600 * sum(hours))}"
+    best = next((row for row in left if row["recommended"]), None)
+    if best is not None:
+        lines.append(
+            f"predicted to be recommended: {best['point']}, {_rounded(best['samples_per_s'])} "
+            f"samples/s; {best['note']}"
+        )
+    elif left:
+        lines.append("no point is recommended: what the sweep compares has to be measured")
+    if any(not row.get("measurements") for row in left):
+        lines.append(_TIMES)
+    return "\n".join(lines)
+
+
+def _shown_point(row: Row, number: int) -> Row:
+    runs = not row["skipped"]
+    found: Row = {"order": str(number) if runs else "skipped", "point": row["point"]}
+    found["batch"] = f"{row['micro_batch']} x {row['accumulation']}"
+    known = row.get("peak_bytes") is not None
+    found["peak"] = bytes_text(row["peak_bytes"] + row["context_bytes"]) if known else "-"
+    found["of"] = bytes_text(row["capacity_bytes"])
+    found["samples/s"] = _speed(row) if runs and known else "-"
+    if row.get("hours") is not None:
+        found["time"] = duration(3600 * row["hours"]) if runs else "-"
+    return found | {"note": row["note"]}
+
+
+def _speed(row: Row) -> str:
+    speeds = (_rounded(row[f"samples_per_s{end}"]) for end in ("", "_low", "_high"))
+    return "{} [{}, {}]".format(*speeds)
 
 
 def _shown(row: Row, *, several: bool, priced: bool) -> Row:
@@ -51,8 +96,7 @@ def _shown(row: Row, *, several: bool, priced: bool) -> Row:
     }
     if not fits:
         return found | dict.fromkeys(("samples/s", "time", "kWh"), "-")
-    speeds = (_rounded(row[f"samples_per_s{end}"]) for end in ("", "_low", "_high"))
-    found["samples/s"] = "{} [{}, {}]".format(*speeds)
+    found["samples/s"] = _speed(row)
     found["time"] = duration(3600 * row["hours"])
     found["kWh"] = _rounded(row["energy_kwh"])
     if priced:

@@ -110,6 +110,8 @@ class RestartChoice:
     ) -> tuple[TrainingJob, str] | None:
         from raypipe.prediction.memory import outside, room
 
+        if (precision := job.settings.training.precision) not in card.precisions:
+            raise ConfigError(f"{precision} is not predicted")
         workers, size = job.plan.workers, job.plan.micro_batch
         forecasts, failed = self._of(job), error.limit.size if error.limit else None
         needed = forecasts.reserved(card, job.settings, size, failed)

@@ -10,14 +10,15 @@ from raypipe.report.plots import rows
 from raypipe.report.sections import Section, TableView, cells
 
 _COLUMNS = (
-    "stage", "card", "workers", "strategy", "precision", "gradient_checkpointing", "micro_batch",
+    "stage", "card", "workers", "strategy", "precision", "gradient_checkpointing", "point",
+    "micro_batch",
     "accumulation", "peak_bytes", "measured_peak_bytes", "capacity_bytes", "samples_per_s",
     "interval", "measured_samples_per_s", "hours", "energy_kwh", "cost", "note",
 )  # fmt: skip
 
 
 def predictions_section(tables: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the predictions of ``raypipe fit --card``; without any, a section without parts."""
+    """Return the predictions of ``--card``; without any, a section without parts."""
     found = rows(tables, "card_predictions", ["stage", "card", "precision"])
     if found is None or found.empty:
         return Section("Predictions", [])

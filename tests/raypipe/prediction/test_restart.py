@@ -212,6 +212,11 @@ def test_the_fixed_order_decides_where_nothing_is_predicted(
         "out of memory: on_oom is followed in its order: NVIDIA Unknown is not a listed card"
     ]
 
+    eighth = asked.settings.training.model_copy(update={"precision": "fp8"})
+    in_fp8 = replace(asked, settings=asked.settings.model_copy(update={"training": eighth}))
+    assert choose(in_fp8, full(asked)) is None
+    assert said[-1].endswith("fp8 is not predicted")
+
     def refused(job: TrainingJob) -> Any:
         raise ConfigError("it needs values")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,17 @@ from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError
-from raypipe.hardware import Gpu, detect
+from raypipe.hardware import Gpu, Hardware, detect
+from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.launcher import Trials
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from raypipe.sweep import stage
 from raypipe.sweep.memory_model import MemoryFit, MemoryModel
 from raypipe.sweep.prior import Prior, predicted
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
-from raypipe.sweep.trials import TrialMaker
+from raypipe.sweep.trials import Trial, TrialMaker
+from tests.raypipe.examples import sweeping
 
 GIB = 2**30
 SMALL = (
@@ -66,12 +72,52 @@ def test_each_group_of_trials_has_a_line_and_each_trial_a_speed(
         assert fit.trials == 0
         assert 0 < fit.predict(4) <= fit.predict(8)  # the same blocks of the allocator
     assert len(said) == 2 * len(found.fits)  # recordings
-    speeds = [found.speeds[trial.unit.key] for trial in found.ordered(trials)]
+    speeds = [found.rows[trial.unit.key]["samples_per_s"] for trial in found.ordered(trials)]
     assert speeds == sorted(speeds, reverse=True)
     assert len(speeds) == len(trials)
     assert predicted(trials, ("cpu", None), run, said.append) == Prior()
     assert predicted(trials, ("Unknown", GIB), run, said.append) == Prior()
     assert Prior().ordered(trials) == trials
+
+
+YAML = """
+experiment: example_sweep
+train: {training: {steps: 10, effective_batch: 16}}
+sweep:
+  stage: train
+  rounds: {most: 1}
+  axes: {training.micro_batch: [1, 2, 4, 8, 16]}
+"""
+
+
+def test_a_sweep_begins_with_the_fastest_point_and_starts_none_that_cannot_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
+    started: list[int] = []
+
+    def prior(trials: Sequence[Trial], *_: object) -> Prior:
+        speeds = {1: 10.0, 2: 40.0, 4: 30.0, 8: 90.0, 16: 80.0}
+        rows = {t.unit.key: {"samples_per_s": speeds[t.micro_batch]} for t in trials}
+        line = MemoryFit(1 * GIB, 2 * GIB, 0, 0.0)  # up to 4 samples of 10 GiB
+        return Prior({trial.group: line for trial in trials}, rows)
+
+    def run(launcher: InlineLauncher, trials: Trials, *_: object) -> None:
+        while (job := trials.next()) is not None:
+            started.append(job.plan.micro_batch)
+            peak = GIB + 2 * GIB * job.plan.micro_batch
+            trials.ended(job.trial_id, {"samples_per_s": 1.0, "gpu_peak_bytes": peak})
+
+    monkeypatch.setattr(stage, "predicted", prior)
+    monkeypatch.setattr(InlineLauncher, "trials", run)
+    node = Hardware("there", 8, 2**35, (Gpu(0, "GPU-1", "Card", 10 * GIB, "9.0"),))
+    sweeping.sweep(YAML, tmp_path / "run", (), node)  # the training after it needs the GPU
+    assert started == [2, 4, 1]
+    trials = read_table(RunDirectory.at(tmp_path / "run"), "trials").set_index("micro_batch")
+    trials = trials[trials["stage"] == "sweep"]
+    skipped = trials[trials["status"] == "skipped"]
+    assert set(skipped.index) == {8, 16}
+    assert all(reason.startswith("predicted ") for reason in skipped["reason"])
 
 
 def test_a_step_that_needs_values_is_not_predicted(
