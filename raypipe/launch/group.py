@@ -27,6 +27,7 @@ from raypipe.launch.job_mailbox import JobMailbox
 from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.oom import growing_segments
 
 # seconds of a request of the thread that waits for an early end
 _WATCH_S = 2.0
@@ -68,7 +69,7 @@ class WorkerGroup:
             "name": self._name,
             "storage_path": self._state,
             "storage_filesystem": None if job.run_dir.is_local else job.run_dir.fs,
-            "worker_runtime_env": fault_environment() or None,
+            "worker_runtime_env": _environment(gpus) or None,
         }
         failures: dict[str, Any] = {"max_failures": 0, "controller_failure_limit": _START_ATTEMPTS}
         if "max_preemption_failures" in signature(FailureConfig).parameters:  # added after Ray 2.55
@@ -266,6 +267,14 @@ def _watch(name: str, mailbox: Any, ending: Ending, over: threading.Event) -> No
             over.wait(_WATCH_S)
         else:
             ending.wanted = wanted
+
+
+def _environment(gpus: float) -> dict[str, Any]:
+    """Return the runtime environment of workers; Ray Train starts CUDA before their function."""
+    found = fault_environment()
+    if gpus and (variables := growing_segments()):
+        return {"env_vars": {**found.get("env_vars", {}), **variables}}
+    return found
 
 
 def _shape(job: TrainingJob) -> tuple[Any, ...]:

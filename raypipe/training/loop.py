@@ -78,7 +78,6 @@ def train(
     if isinstance(job.task, ExternalTask):
         return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
-        memory.expand_segments()
         torch.cuda.set_device(worker.device)
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Telemetry(job.trial_id, worker.device, rank=worker.rank, attempt=job.attempt) as sampler:

@@ -142,13 +142,15 @@ def unit_error(unit: str, error: BaseException) -> UnitError:
     return UnitError(unit, kind, message, limit, trace_of(error))
 
 
-def expand_segments() -> None:
-    """Let torch grow its segments of GPU memory, so that less is lost between tensors.
+def growing_segments() -> dict[str, str]:
+    """Return the variables with which torch grows its segments of GPU memory.
 
-    Call it before the first tensor is on a GPU. What the user has set stays.
+    Less is then lost between tensors. A process must have them before CUDA starts in it. There are
+    none if the user has configured the allocator.
     """
-    if not any(name in os.environ for name in _ALLOCATOR):
-        os.environ.update(dict.fromkeys(_ALLOCATOR, "expandable_segments:True"))
+    if any(name in os.environ for name in _ALLOCATOR):
+        return {}
+    return dict.fromkeys(_ALLOCATOR, "expandable_segments:True")
 
 
 def gpu_peak_bytes(device: torch.device) -> int | None:

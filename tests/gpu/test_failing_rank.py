@@ -1,4 +1,4 @@
-"""One of two workers on GPUs runs out of memory."""
+"""One of two workers on GPUs runs out of memory, then both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Full(Regression):
         return super().build_model()
 
     def loss(self, model, batch, context):
-        if dist.get_rank() == 1 and context.step == 1 and len(batch[0]) > 4:
+        one, both = len(batch[0]) > 4 and dist.get_rank() == 1, len(batch[0]) in (3, 4)
+        if context.step == 1 and (one or both):
             torch.empty(10**12, dtype=torch.uint8, device="cuda")
         return super().loss(model, batch, context)
 
@@ -57,11 +58,14 @@ print(json.dumps({
 """
 
 
-def test_the_group_starts_again_with_half_the_micro_batch(rig: Rig, tmp_path: Path) -> None:
-    """Rank 0 waits in an exchange for rank 1, which has failed."""
+def test_the_group_starts_again_with_smaller_micro_batches(rig: Rig, tmp_path: Path) -> None:
+    """At first rank 0 waits in an exchange for rank 1, which has failed."""
     found = rig.run(ONE_FULL, cards=2, env={"RIG_NCCL_MEETING": str(tmp_path)})
-    again = "again with micro-batch 4 x accumulation 2"
-    assert found["failures"] == [["out_of_memory", 8, again]]
+    again = "again with micro-batch {} x accumulation {}"
+    assert found["failures"] == [
+        ["out_of_memory", 8, again.format(4, 2)],
+        ["out_of_memory", 4, again.format(2, 4)],
+    ]
     assert found["steps"] == 2
     # the worker said it itself: Ray's report comes six seconds later
     assert found["classified"] == []

@@ -60,7 +60,11 @@ from tests.raypipe.launch.test_train import Regression, job
 
 class Devices(Regression):
     def evaluate(self, model, device, batch_size):
-        return {"cuda": float(device.type == "cuda"), "count": float(torch.cuda.device_count())}
+        parts = torch.cuda.memory_snapshot() if device.type == "cuda" else []
+        return {
+            "cuda": float(device.type == "cuda"), "count": float(torch.cuda.device_count()),
+            "grows": float(bool(parts) and all(part["is_expandable"] for part in parts)),
+        }
 
 def outcome(launcher, workers, gpus):
     made = job(Path(tempfile.mkdtemp()), 4, 4 // workers, workers, steps=2)
@@ -73,7 +77,7 @@ def outcome(launcher, workers, gpus):
         result = launcher.train(made, lambda row: None)
     except UnitError as error:
         return [error.kind, error.message]
-    return [result["workers"], result["eval_cuda"], result["eval_count"]]
+    return [result["workers"], *(result[f"eval_{name}"] for name in ("cuda", "count", "grows"))]
 """
 TRAININGS = """
 launcher = RayLauncher()
@@ -89,10 +93,10 @@ print(json.dumps(found))
 def test_trainings_run_on_the_devices_that_they_reserve(rig: Rig) -> None:
     found = rig.run(JOBS + TRAININGS, cards=2, name="A100;H100", capability="8.0;9.0")
     assert found == {
-        "1 x 0": [1, 0.0, 0.0],
-        "1 x 1": [1, 1.0, 1.0],
-        "2 x 0": [2, 0.0, 0.0],
-        "2 x 1": [2, 1.0, 2.0],  # Ray Train shows each worker the GPUs of the node's workers
+        "1 x 0": [1, 0.0, 0.0, 0.0],
+        "1 x 1": [1, 1.0, 1.0, 1.0],  # a GPU, and segments of memory that grow
+        "2 x 0": [2, 0.0, 0.0, 0.0],
+        "2 x 1": [2, 1.0, 2.0, 1.0],  # Ray Train shows each worker the GPUs of the node's workers
     }
 
 

@@ -19,12 +19,15 @@ from experiments.lm_pretrain.model import LmSettings, medium
 from experiments.lm_pretrain.training import random_task
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.batching import BatchPlan
+from raypipe.training.history import History
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
+from raypipe.training.oom import growing_segments
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
 from raypipe.training.update import Update
 from tests.gpu.rig.counters import counters
+from tests.gpu.rig.objects import exchange_by_store
 
 #: weights and activations of some 10 to 100 MB: rounding by the allocator does not matter
 SMALL = LmSettings(
@@ -57,6 +60,7 @@ def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
     (workers,) = {case.plan[3] for case in cases.values()}
     with tempfile.TemporaryDirectory() as folder:
         if workers == 1:
+            os.environ |= growing_segments()
             return _train_all(cases, Worker(0, torch.device("cuda", 0)), folder)
         spawn(_member, (folder, cases, workers), nprocs=workers)
         found: dict[str, dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
@@ -65,6 +69,8 @@ def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
 
 def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> None:
     device = torch.device("cuda", rank)
+    exchange_by_store()
+    os.environ |= {"RIG_NCCL_MEETING": folder, **growing_segments()}
     torch.cuda.set_device(device)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=workers)
@@ -79,7 +85,7 @@ def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[s
     found = {}
     for name, case in cases.items():
         settings = TrainStageSettings(
-            training=TrainingSettings(steps=_STEPS, log_every=_STEPS, **case.training),
+            training=TrainingSettings(steps=_STEPS, **{"log_every": _STEPS, **case.training}),
             scaling=ScalingSettings(workers=case.plan[3], strategy=case.strategy),
         )
         run_dir = RunDirectory.at(Path(folder, name))
@@ -89,22 +95,29 @@ def _train_all(cases: Mapping[str, Case], worker: Worker, folder: str) -> dict[s
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(worker.device)
-        found[name] = _train(job, worker)
+        found[name] = counted(job, worker)
+        weights = case.task.build_model().parameters()
+        found[name]["weights"] = sum(weight.nbytes for weight in weights)
     return found
 
 
-def _train(job: TrainingJob, worker: Worker) -> dict[str, Any]:
+def counted(job: TrainingJob, worker: Worker) -> dict[str, Any]:
+    """Train; return the peaks of memory in bytes, the outcome, and the counters of the last step.
+
+    Kernels compute nothing, so logged values have no meaning and are dropped when they arrive.
+    """
     marks: list[dict[str, int]] = []
     step = Update.step
+    History.settle = lambda *_: None  # type: ignore[method-assign]
 
-    def counted(update: Update, *arguments: Any, **named: Any) -> Any:
+    def marked(update: Update, *arguments: Any, **named: Any) -> Any:
         norm = step(update, *arguments, **named)
         marks.append(dict(counters))
         return norm
 
-    Update.step = counted  # type: ignore[method-assign]
+    Update.step = marked  # type: ignore[method-assign]
     try:
-        train(job, worker)
+        outcome = train(job, worker)
     finally:
         Update.step = step  # type: ignore[method-assign]
     before, after = marks[-2:]
@@ -112,6 +125,6 @@ def _train(job: TrainingJob, worker: Worker) -> dict[str, Any]:
         "peak": torch.cuda.max_memory_allocated(worker.device),
         "reserved": torch.cuda.max_memory_reserved(worker.device),
         "expandable": all(part["is_expandable"] for part in torch.cuda.memory_snapshot()),
-        "weights": sum(weight.nbytes for weight in job.task.build_model().parameters()),
+        "outcome": outcome,
         **{name: after[name] - before[name] for name in after},
     }

@@ -176,6 +176,12 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint
     return CUDA_SUCCESS;
 }
 
+/* Functions that NVRTC, which compiles some kernels of torch, does without. */
+CUresult cuGetExportTable(const void **table, const CUuuid *name) {
+    *table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 /* ---- virtual memory: the expandable segments of torch's allocator ---- */
 
 typedef struct {
