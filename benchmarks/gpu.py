@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ OUTCOMES = "parts"
 FINAL = ("done",)
 #: seconds that a part needs at least, and that an overdue one has to end in order
 _LEAST_S, _GRACE_S = 20, 20
+#: seconds in which killed processes disappear
+_KILLED_S = 5
 
 
 def stored(out: Path, name: str) -> list[Row]:
@@ -116,17 +119,26 @@ def collect(
     return "done", f"{len(errors)} of {len(rows)} rows have an error" if errors else "", rows
 
 
+def interrupt(number: int, frame: object) -> None:
+    """Handle a signal like Ctrl-C."""
+    del number, frame
+    raise KeyboardInterrupt
+
+
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End a process in order if it runs, and kill the others of its session, such as Ray's."""
     if child.poll() is None:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=_GRACE_S)
+    killed = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended
             if os.getsid(process.pid) == child.pid:
                 process.kill()
+                killed.append(process)
     child.wait()
+    psutil.wait_procs(killed, timeout=_KILLED_S)  # they hold memory of the card until then
 
 
 def _rows(file: Path) -> list[Row]:
@@ -157,6 +169,7 @@ def main(
 ) -> None:
     """Run the parts that are not finished, and write the page."""
     deadline = time.monotonic() + 60 * minutes
+    signal.signal(signal.SIGTERM, interrupt)  # the part's processes end, too
     if unknown := sorted(set(only or []) - {part.name for part in PARTS}):
         _refuse(f"--only {unknown[0]}: there are {', '.join(part.name for part in PARTS)}")
     machine = Machine.here(rehearsal=rehearse)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -34,6 +39,13 @@ PREDICTION = {
     "step_time_s": 0.5, "samples_per_s": 40.0, "samples_per_s_low": 20.0,
     "samples_per_s_high": 60.0, "mfu": 0.3,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def outcome(part: str, status: str, machine: Machine = H100, **more: Any) -> Row:
@@ -109,6 +121,37 @@ def test_rows_of_a_part_survive_its_process(
     seconds = 1 if status == "timed out" else 60
     found = gpu.collect([sys.executable, "-c", script], tmp_path, {}, seconds)
     assert found == (status, note, rows)
+
+
+LEAVES = """
+import subprocess, time
+from pathlib import Path
+left = subprocess.Popen(["sleep", "60"])
+Path({file!r}).write_text(str(left.pid))
+time.sleep(60)
+"""
+
+
+def test_no_process_of_a_part_outlives_the_command(
+    tmp_path: Path,
+) -> None:
+    """As after SIGTERM, which a job's time limit sends to the command alone."""
+    file = tmp_path / "pid"
+
+    def interrupt() -> None:
+        while not (file.exists() and file.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script = LEAVES.format(file=str(file))
+    thread = threading.Thread(target=interrupt)
+    signal.signal(signal.SIGTERM, gpu.interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        gpu.collect([sys.executable, "-c", script], tmp_path, {}, 50)
+    thread.join()
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(file.read_text())).status() == psutil.STATUS_ZOMBIE
 
 
 def command() -> typer.Typer:
