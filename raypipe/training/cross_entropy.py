@@ -31,8 +31,9 @@ def linear_cross_entropy(
     Value and gradient are those of ``F.cross_entropy(F.linear(hidden, weight).float(), targets,
     reduction="sum")``. Under autocast the products are in its precision, and softmax, loss and the
     sum of the weight's gradient in fp32. The gradients are computed with the loss, so nothing is
-    computed twice; they cannot be differentiated again. In a compiled function, a chunk is compiled
-    by itself: in one graph, the compiler would compute the logits of several chunks ahead.
+    computed twice; they cannot be differentiated again, and autograd rejects a second backward
+    pass. In a compiled function, a chunk is compiled by itself: in one graph, the compiler would
+    compute the logits of several chunks ahead.
 
     Args:
         hidden: inputs of the layer, ``[N, d]``.
@@ -91,10 +92,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # multiplied in single precision: the factor is the same for all weights
+        # multiplied in single precision: the factor is the same for all weights; in place, so that
+        # autograd rejects a second pass
         pairs = zip(ctx.saved_tensors, ctx.types, strict=True)
         scaled = [
-            torch.mul(each, gradient[None], out=torch.empty_like(each, dtype=kind))
+            torch.mul(
+                each,
+                gradient[None],
+                out=each if each.dtype == kind else torch.empty_like(each, dtype=kind),
+            )
             for each, kind in pairs
         ]
         return *scaled, None, None, None, None, None, None

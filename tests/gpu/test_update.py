@@ -110,7 +110,8 @@ print(json.dumps({"reserved": torch.cuda.max_memory_reserved() / 2**30,
 
 
 def test_mt5_trains_on_a_card_of_10_gb_with_half_precision_weights(rig: Rig) -> None:
-    """As the profile ``mt5_10gb``; there is little to spare: the context takes half a GiB."""
+    """As the profile ``mt5_10gb``, with 5 % of the card free next to the context."""
     card = 10 * 2**30
     found = rig.run(MT5, name="NVIDIA GeForce RTX 3080", capability="8.6", memory=card)
-    assert found["reserved"] < 9.4
+    assert found["free"] > 0.05 * card / 2**30
+    assert found["reserved"] < 8.5
