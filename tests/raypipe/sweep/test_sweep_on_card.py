@@ -68,7 +68,7 @@ def test_points_are_in_the_order_of_their_speed_and_one_is_recommended() -> None
 
 
 def test_what_cannot_fit_is_skipped_with_the_reason() -> None:
-    rows = points("model.context=4096", card="Small")
+    rows = points("model.context=8192", card="Small")
     assert column(rows, "skipped") == [False, False, True]
     assert rows[-1]["micro_batch"] == 64
     assert rows[-1]["note"].endswith("a sample (predicted from the model)")
