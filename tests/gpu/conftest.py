@@ -49,7 +49,7 @@ class Rig:
             "RIG_NAME": name,
             "RIG_CAPABILITY": capability,
             "RIG_MEMORY": str(memory),
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, *_measuring()))),
             "RAYPIPE_CACHE": str(self.cache),
             **(env or {}),
         }
@@ -74,6 +74,11 @@ class Rig:
             capture_output=True,
             text=True,
         )
+
+
+def _measuring() -> list[Path]:
+    """Return the folder with which Python measures lines, if it is wanted."""
+    return [PROJECT / "tests" / "gpu" / "measured"] if "RAYPIPE_COVERAGE" in os.environ else []
 
 
 @pytest.fixture(scope="session")
