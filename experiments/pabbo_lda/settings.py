@@ -110,7 +110,10 @@ class LdaSettings(Settings):
         ("stdlib",), min_length=1, description="Names of the corpora."
     )
     optimizers: Operational[tuple[OptimizerName, ...]] = Field(
-        ("ga", "es", "pabbo_small", "pabbo_large", "sabbo", "random", "tpe", "golden_section"),
+        (
+            *("ga", "es", "pabbo_small", "pabbo_large", "sabbo"),
+            *("random", "tpe", "golden_section", "bisect", "gp_ei"),
+        ),
         min_length=1,
         description="Optimizers to compare.",
     )

@@ -47,8 +47,12 @@ _COLORS = (
 #: smallest text, in points: a phone shows a figure at nine tenths of its size
 _SMALLEST = 10.0
 _MAX_NAME = 100  # characters of a file name
-_DASHED, _DASH_DOT = (0, (4, 1.5)), (0, (6, 1.5, 1.5, 1.5))
-_LINES = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
+_Line = str | tuple[int, tuple[float, ...]]
+_DASHED: _Line = (0, (4, 1.5))
+_DASH_DOT: _Line = (0, (6, 1.5, 1.5, 1.5))
+_LINES: tuple[_Line, ...] = ("-", "-", "-", "-", "-", _DASHED, _DASHED, _DASHED, _DASH_DOT)
+#: line styles of a second round of the colors
+_OTHER_LINES: tuple[_Line, ...] = (_DASHED, _DASHED, _DASHED, _DASHED, _DASHED, "-", "-", "-", "-")
 
 _RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -102,13 +106,14 @@ class Stroke(NamedTuple):
     """Color and line style of one name, the same in every plot."""
 
     color: str
-    line: str | tuple[int, tuple[float, ...]]
+    line: _Line
 
 
 def strokes(names: Sequence[str]) -> dict[str, Stroke]:
-    """Return a stroke for each name by its position; from the tenth on, colors repeat."""
-    count = len(_COLORS)
-    return {name: Stroke(_COLORS[i % count], _LINES[i % count]) for i, name in enumerate(names)}
+    """Return a stroke for each name by its position; the first 18 differ, the first 9 in color."""
+    rounds = (_LINES, _OTHER_LINES)
+    both = [Stroke(*each) for lines in rounds for each in zip(_COLORS, lines, strict=True)]
+    return {name: both[place % len(both)] for place, name in enumerate(names)}
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
+from experiments.pabbo_lda.optimizers.bisection import Bisection
 from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
+from experiments.pabbo_lda.optimizers.gaussian_process import ExpectedImprovement
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
@@ -26,11 +28,13 @@ OptimizerName = Literal[
     "random",
     "tpe",
     "golden_section",
+    "bisect",
+    "gp_ei",
 ]
 
 #: optimizers that search T alone; the priors are 1/T
 T_ONLY: frozenset[OptimizerName] = frozenset(
-    {"pabbo_small", "pabbo_large", "pabbo_curves", "golden_section"}
+    {"pabbo_small", "pabbo_large", "pabbo_curves", "golden_section", "bisect"}
 )
 
 __all__ = [
@@ -110,6 +114,10 @@ def make_optimizer(
             return TPE(space, seed)
         case "golden_section":
             return GoldenSection(space.topics)
+        case "bisect":
+            return Bisection(space.topics)
+        case "gp_ei":
+            return ExpectedImprovement(space, seed)
         case _:
             known = ", ".join(get_args(OptimizerName))
             raise ValueError(f"optimizer {name!r} is not known; the optimizers are {known}")
@@ -120,4 +128,5 @@ def deciding_libraries(name: OptimizerName) -> dict[str, str]:
 
     From the same seed, Optuna 4 and 5 propose different points.
     """
-    return {"optuna": str(release("optuna"))} if name == "tpe" else {}
+    libraries = {"tpe": ("optuna",), "gp_ei": ("scikit-learn", "scipy")}.get(name, ())
+    return {library: str(release(library)) for library in libraries}

@@ -49,7 +49,7 @@ def test_the_data_is_good_as_it_is(work, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code
-    assert "80 studies" in capsys.readouterr().out
+    assert "100 studies" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,10 @@ def test_the_data_is_good_as_it_is(work, capsys):
         (("lda.eta=[0.0005,1]",), "lda.eta = [0.0005, 1.0]"),
         (("lda.eta=[0.1,2]",), "<= 1"),
         (("lda.eta=0.1",), "lda.eta = 0.1"),
-        (("lda.eta=[0.1,1]",), "lda.optimizers = ['pabbo_small', 'pabbo_large', 'golden_section']"),
+        (
+            ("lda.eta=[0.1,1]",),
+            "lda.optimizers = ['pabbo_small', 'pabbo_large', 'golden_section', 'bisect']",
+        ),
         (("lda.seed=4294967296",), "lda: seed = 4294967296 with runs = 10: seeds end at"),
         (("lda.seed=4294967287",), "seed + runs must be at most 4294967296"),
         (("lda.cpus=1.5",), "whole number"),

@@ -226,8 +226,10 @@ def test_colors_are_the_same_in_all_figures_and_whatever_the_selection() -> None
         for optimizer in ("sabbo", "random"):
             lines = [_line(d[name].figure.axes[0], optimizer) for d in (few, many)]
             assert lines[0].get_color() == lines[1].get_color()
-    colors = [_line(many["best_by_evaluation-corpus"].figure.axes[0], n).get_color() for n in NAMES]
-    assert len(set(colors)) == len(NAMES)
+    axes = many["best_by_evaluation-corpus"].figure.axes[0]
+    drawn = [_line(axes, name) for name in NAMES]
+    strokes = {(line.get_color(), line.is_dashed()) for line in drawn}
+    assert len(strokes) == len(NAMES)
 
 
 def test_values_that_are_infinite_missing_or_huge_are_survived() -> None:

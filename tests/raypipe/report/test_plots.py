@@ -61,6 +61,15 @@ def test_a_name_keeps_its_stroke_when_names_are_added() -> None:
     few, many = strokes(["ga", "es"]), strokes(["ga", "es", "tpe"])
     assert {name: many[name] for name in few} == few
     assert len({stroke.color for stroke in strokes([str(i) for i in range(9)]).values()}) == 9
+    assert (
+        len(
+            {
+                (stroke.color, str(stroke.line))
+                for stroke in strokes([str(i) for i in range(18)]).values()
+            }
+        )
+        == 18
+    )
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
