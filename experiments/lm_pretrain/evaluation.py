@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: the trained model, and a unigram baseline."""
+"""Evaluation on held-out text: the trained model, and its baselines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
+from experiments.lm_pretrain.baselines import baseline_bits
 from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
@@ -31,7 +32,7 @@ _BLOCK = 2**18
 
 
 def run_evaluate(context: StageContext) -> None:
-    """Record the measures of the language model and of the baseline on the same tokens."""
+    """Record the measures of the language model and of the baselines on the same text."""
     folder = run_folder(context.run_dir)
     index, model = folder.index(), model_of(folder, context.settings.model)
     samples = len(PackedTokens(folder, "held_out", model.context))
@@ -46,8 +47,13 @@ def run_evaluate(context: StageContext) -> None:
         on_gpus=context.stage.on_gpu,
     )
     loss = sum(total for _, total in parts) / predicted
-    losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
     bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
+    bits = context.call("evaluate/baselines", baseline_bits, context.run_dir, predicted)
+    losses = {
+        "language model": loss,
+        "unigram": unigram_loss(folder, predicted, model.vocabulary),
+        **{method: value / bits_per_nat for method, value in bits.items()},
+    }
     measures = {
         method: {
             "loss": loss,

@@ -17,7 +17,11 @@ MEASURES = Table(
     "measures",
     "a method on the held-out text",
     (
-        Column("method", "text", "`language model`, or the baseline `unigram`."),
+        Column(
+            "method",
+            "text",
+            "`language model`, or a baseline: `unigram`, `kneser-ney` or `xz`.",
+        ),
         Column("tokens", "integer", "Number of held-out tokens that are predicted."),
         Column(
             "loss", "real", "Mean cross-entropy of the held-out tokens.", "nats per token", "lower"
@@ -32,7 +36,7 @@ MEASURES = Table(
         ),
     ),
     axes=("method",),
-    baselines=("unigram",),
+    baselines=("unigram", "kneser-ney", "xz"),
 )
 SAMPLES = Table(
     "samples",

@@ -1,0 +1,82 @@
+"""The n-gram model and the compressor that a language model is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.lm_pretrain.baselines import compressed_bits, kneser_ney_bits
+
+
+def by_dictionaries(train: bytes, order: int, history: bytes, byte: int) -> float:
+    """Interpolated Kneser-Ney with three discounts, written from the formulas, n-gram by n-gram."""
+
+    def counts(size: int) -> Counter[bytes]:
+        grams = Counter(train[i : i + size] for i in range(len(train) - size + 1))
+        if size == order:
+            return grams
+        longer = {train[i : i + size + 1] for i in range(len(train) - size)}
+        return Counter(gram[1:] for gram in longer)
+
+    probability = 1 / 256
+    for size in range(1, order + 1):
+        known = counts(size)
+        n = {k: max(1, sum(c == k for c in known.values())) for k in (1, 2, 3, 4)}
+        share = n[1] / (n[1] + 2 * n[2])
+        discount = {
+            k: min(max(k - (k + 1) * share * n[k + 1] / n[k], 0.05), k - 0.05) for k in (1, 2, 3)
+        }
+        context = history[len(history) - size + 1 :] if size > 1 else b""
+        following = {g: c for g, c in known.items() if g[:-1] == context}
+        if not following:
+            continue
+        total = sum(following.values())
+        cuts = {g: discount[min(c, 3)] for g, c in following.items()}
+        gram = context + bytes([byte])
+        own = (following[gram] - cuts[gram]) / total if gram in following else 0.0
+        probability = own + sum(cuts.values()) / total * probability
+    return probability
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    train=st.text("ab é", min_size=1, max_size=60),
+    test=st.text("abc ", min_size=1, max_size=12),
+    order=st.integers(1, 5),
+)
+def test_the_n_gram_model_is_the_one_of_the_formulas(train: str, test: str, order: int) -> None:
+    seen, text = train.encode(), test.encode()
+    order = min(order, len(seen))
+    costs = [
+        -math.log2(by_dictionaries(seen, order, (seen + text[:place])[-8:], byte))
+        for place, byte in enumerate(text)
+    ]
+    assert kneser_ney_bits(seen, text, order) == pytest.approx(np.mean(costs), rel=1e-9)
+
+
+def test_its_probabilities_sum_to_one() -> None:
+    train = b"the cat sat on the mat, the dog sat on the log. " * 3
+    for history in (b" the ", b"zq", b"sat on"):
+        total = sum(by_dictionaries(train, 4, history, byte) for byte in range(256))
+        assert total == pytest.approx(1, rel=1e-12)
+
+
+def test_longer_n_grams_predict_a_regular_text_better() -> None:
+    words = np.random.default_rng(0).choice(["alpha ", "beta ", "gamma ", "delta "], 4000)
+    text = "".join(words).encode()
+    train, test = text[:18000], text[18000:]
+    bits = [kneser_ney_bits(train, test, order) for order in (1, 2, 4)]
+    assert bits == sorted(bits, reverse=True)
+    least = 2 / np.mean([len(word) for word in words])  # two bits per word
+    assert least < bits[-1] < 1.1 * least
+
+
+def test_a_compressor_pays_little_for_what_it_has_seen() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, 4000, np.uint8).tobytes()
+    assert compressed_bits(noise, noise) < 0.2
+    assert compressed_bits(b"a" * 4000, noise) == pytest.approx(8, rel=0.05)
