@@ -1,4 +1,4 @@
-"""Evaluation on held-out documents: summaries of the trained model, and lead sentences."""
+"""Evaluation on held-out documents: summaries of the trained model, and extracted sentences."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
+from experiments.summarization.extractive import central, lead
 from experiments.summarization.generation import generate
 from experiments.summarization.model import build_model
-from experiments.summarization.rouge import MEASURES, lead, score
+from experiments.summarization.rouge import MEASURES, score
 from experiments.summarization.settings import GenerationSettings, ModelSettings
 from experiments.summarization.tokenize_stage import documents_path, tokenizer_of
 from experiments.summarization.training import pad_sources
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
 MODEL = "summarizer"
 LEAD = "lead sentence"
-#: number of lead sentences of each baseline
-BASELINES = {LEAD: 1, "lead three sentences": 3}
+#: number of sentences of each baseline
+LEADS = {LEAD: 1, "lead three sentences": 3}
+CENTRAL = {"central sentence": 1, "central three sentences": 3}
 #: documents per task
 _BLOCK = 64
 #: documents in the table `summaries`
@@ -53,7 +55,11 @@ def run_evaluate(context: StageContext) -> None:
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
     summaries = {
         MODEL: _summaries(context, len(texts)),
-        **{name: [lead(text, number) for text in texts] for name, number in BASELINES.items()},
+        **{name: [lead(text, number) for text in texts] for name, number in LEADS.items()},
+        **{
+            name: context.call(f"evaluate/{name}", central, texts, number)
+            for name, number in CENTRAL.items()
+        },
     }
     scores = {method: score(written, references) for method, written in summaries.items()}
     means = {

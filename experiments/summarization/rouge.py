@@ -1,4 +1,4 @@
-"""ROUGE scores, and the lead sentences of a document.
+"""ROUGE scores.
 
 The values are those of the package ``rouge-score``, with its Porter stemmer: F1 of unigrams,
 bigrams and the longest common subsequence (Lin 2004, ROUGE: a package for automatic evaluation
@@ -7,7 +7,6 @@ of summaries). With several references the best one counts, separately for each 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +16,6 @@ from rouge_score.rouge_scorer import RougeScorer
 #: columns of the tables, with their titles
 MEASURES = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "rouge_l": "ROUGE-L"}
 _TYPES = ("rouge1", "rouge2", "rougeL")
-#: a sentence ends at white space after a full stop, or at an empty line
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 
 
 def score(texts: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[np.float64]:
@@ -29,9 +26,3 @@ def score(texts: Sequence[str], references: Sequence[Sequence[str]]) -> NDArray[
         scores = scorer.score_multi(list(own), text)
         rows.append([scores[name].fmeasure for name in _TYPES])
     return np.array(rows, np.float64).reshape(-1, len(_TYPES))
-
-
-def lead(document: str, sentences: int) -> str:
-    """Return the first sentences of a document."""
-    parts = [part for part in _SENTENCE_END.split(document.strip()) if part]
-    return " ".join(parts[:sentences])

@@ -49,7 +49,10 @@ MEASURES = Table(
         ),
     ),
     axes=("method",),
-    baselines=("lead sentence", "lead three sentences"),
+    baselines=(
+        *("lead sentence", "lead three sentences"),
+        *("central sentence", "central three sentences"),
+    ),
 )
 SUMMARIES = Table(
     "summaries",

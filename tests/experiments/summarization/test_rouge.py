@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.summarization.evaluation import over_lead
-from experiments.summarization.rouge import lead, score
+from experiments.summarization.rouge import score
 
 
 def f1(overlap: int, written: int, reference: int) -> float:
@@ -33,15 +33,6 @@ def test_of_several_references_the_best_counts_for_each_measure() -> None:
     np.testing.assert_allclose(found, [[1, f1(2, 3, 3), f1(3, 4, 4)]])
     both = score(["a b", "c"], [["a b"], ["x", "c y"]])
     np.testing.assert_allclose(both[:, 0], [1, f1(1, 1, 2)])
-
-
-@pytest.mark.parametrize(
-    ("sentences", "expected"), [(1, "First one."), (2, "First one. Is it?"), (9, None)]
-)
-def test_the_lead_is_the_first_sentences(sentences, expected) -> None:
-    document = "First one.  Is it?\nYes, v1.5 of\nit\n\nA heading\n\nEnd"
-    whole = "First one. Is it? Yes, v1.5 of\nit A heading End"
-    assert lead(document, sentences) == (expected or whole)
 
 
 def test_the_gain_has_an_interval_that_holds_what_is_sure() -> None:
