@@ -1,9 +1,10 @@
-"""Train a transformer on a table or sequences, and compare it with a constant prediction."""
+"""Train a transformer on a table or sequences, and compare it with simpler models."""
 
 from __future__ import annotations
 
 from functools import partial
 
+from experiments.transformer.baselines import methods, run_baselines
 from experiments.transformer.data.load import load
 from experiments.transformer.evaluation import run_evaluate
 from experiments.transformer.figures import sections
@@ -16,7 +17,7 @@ from raypipe.pipeline.stages import hardware_stage, train_stage
 
 
 def stages(settings: TrainerSettings) -> list[Stage]:
-    """Return hardware and train; for data other than random samples also prepare and evaluate.
+    """Return hardware and train; for other data than random samples also the other stages.
 
     Raises:
         ConfigError: the data cannot be used, or the model does not suit them.
@@ -37,6 +38,14 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             ("hardware",),
             ("data", "model.length", "model.kind"),
             f"{train + held_out} rows",
+        ),
+        Stage(
+            "baselines",
+            partial(run_baselines, data),
+            [Unit("baselines", {"content": dict(data.identity)})],
+            ("hardware",),
+            ("data", "model.kind"),
+            f"{len(methods(data))} baselines",
         ),
         train_stage("train", settings.train, task, ("prepare",)),
         Stage(

@@ -1,0 +1,105 @@
+"""Baselines of the transformer: models of scikit-learn, trained on the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from sklearn.compose import make_column_transformer
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+from sklearn.svm import LinearSVC
+
+from experiments.common.evaluation import measure_rows
+from experiments.common.tokenizer import evenly_spread
+from experiments.transformer.data.splits import Data, Rows
+from experiments.transformer.data.tables import encode_rows
+from experiments.transformer.evaluation import measures
+from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
+from raypipe.pipeline.context import StageContext
+
+#: rows that a baseline is trained on at most, evenly spread, and features of its texts
+_MOST_ROWS, _MOST_FEATURES = 100_000, 200_000
+#: values of a category that gradient boosting keeps apart
+_MOST_VALUES = 255
+
+
+def run_baselines(data: Data, context: StageContext) -> None:
+    """Train the baselines, and record their measures on the held-out rows."""
+    gold = data.held_out.target
+    measured = {
+        method: measures(
+            gold, context.call(f"baselines/{method}", predict, data, method), data.target
+        )
+        for method in methods(data)
+    }
+    rows = measure_rows(context, {"rows": len(gold)}, measured)
+    context.finish(context.stage.name, {"measures": rows})
+
+
+def methods(data: Data) -> tuple[str, ...]:
+    """Return the baselines of the data: two for classes, of texts and of tables."""
+    if data.columns:
+        return BOOSTING, LINEAR
+    return (LOGISTIC, SVM) if data.target.kind == "classification" else (RIDGE,)
+
+
+def predict(data: Data, method: str) -> NDArray[Any]:
+    """Task: train a baseline; return its predictions ``[n]`` for the held-out rows.
+
+    Of texts and sequences of tokens it sees TF-IDF of words or tokens, of tables the columns as the
+    transformer has them.
+    """
+    model = _model(data, method)
+    chosen = list(evenly_spread(range(len(data.train.target)), _MOST_ROWS))
+    train = Rows(data.train.inputs.take(pa.array(chosen)), data.train.target[chosen])
+    model.fit(_inputs(data, train), train.target)
+    found: NDArray[Any] = model.predict(_inputs(data, data.held_out))
+    return found.astype(data.train.target.dtype)
+
+
+def _model(data: Data, method: str) -> Any:
+    classes = data.target.kind == "classification"
+    if method == BOOSTING:
+        boosting = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
+        numbers, sizes = _widths(data)
+        categories = [numbers + i for i, size in enumerate(sizes) if size <= _MOST_VALUES]
+        return boosting(categorical_features=categories or None, random_state=0)
+    if method == LINEAR:
+        numbers, sizes = _widths(data)
+        columns = list(range(numbers, numbers + len(sizes)))
+        encoder = OneHotEncoder(handle_unknown="ignore")
+        encoded = make_column_transformer((encoder, columns), remainder="passthrough")
+        return make_pipeline(encoded, LogisticRegression(max_iter=300) if classes else Ridge())
+    vectors = TfidfVectorizer(max_features=_MOST_FEATURES, token_pattern=r"(?u)\b\w+\b")
+    models = {LOGISTIC: LogisticRegression(C=10, max_iter=300), SVM: LinearSVC(), RIDGE: Ridge()}
+    return make_pipeline(vectors, models[method])
+
+
+def _inputs(data: Data, rows: Rows) -> Any:
+    """Return texts, tokens as texts, or a table as an array ``[n, columns]``, numbers first."""
+    if not data.columns:
+        column = rows.inputs.column(0).to_pylist()
+        return (
+            column
+            if rows.inputs.column_names == ["text"]
+            else [" ".join(map(str, ids)) for ids in column]
+        )
+    encoded = encode_rows(data.columns, rows.inputs)
+    parts = [
+        encoded[name].combine_chunks().flatten().to_numpy().reshape(len(rows.target), -1)
+        for name in ("numeric", "categories")
+        if name in encoded.column_names
+    ]
+    return np.concatenate([part.astype(np.float64) for part in parts], axis=1)
+
+
+def _widths(data: Data) -> tuple[int, list[int]]:
+    """Return the number of numeric columns, and the size of each categorical one."""
+    sizes = data.sizes()
+    return sizes["numeric"], list(sizes["categories"])

@@ -1,0 +1,82 @@
+"""The models of scikit-learn that the transformer is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pytest
+
+from experiments.transformer.baselines import methods, predict
+from experiments.transformer.data.load import load
+from experiments.transformer.data.splits import Data, Rows, Target
+from experiments.transformer.settings import DataSettings
+
+
+def texts(kind: str = "classification") -> Data:
+    """Each class has a word of its own."""
+    draws = np.random.default_rng(0)
+    labels = draws.integers(0, 3, 120)
+    words = [f"{['red', 'green', 'blue'][label]} {draws.integers(0, 9)} thing" for label in labels]
+    target = labels if kind == "classification" else labels.astype(np.float32)
+    parts = [
+        Rows(pa.table({"text": words[rows]}), target[rows])
+        for rows in (slice(0, 80), slice(80, 120))
+    ]
+    return Data(*parts, Target(kind, ("a", "b", "c") if kind == "classification" else ()), {})
+
+
+def test_texts_are_classified_by_their_words() -> None:
+    data = texts()
+    assert methods(data) == ("tfidf, logistic regression", "tfidf, linear svm")
+    for method in methods(data):
+        np.testing.assert_array_equal(predict(data, method), data.held_out.target)
+
+
+def test_a_number_is_predicted_from_texts() -> None:
+    data = texts("regression")
+    (method,) = methods(data)
+    found = predict(data, method)
+    assert found.dtype == np.float32
+    assert ((found - data.held_out.target) ** 2).mean() < 0.1 * data.held_out.target.var()
+
+
+def test_tokens_count_as_words() -> None:
+    data = texts()
+    numbers = {word: number for number, word in enumerate(["red", "green", "blue"], 1)}
+    parts = [
+        Rows(
+            pa.table(
+                {"tokens": [[numbers[t.split()[0]], 9] for t in part.inputs["text"].to_pylist()]}
+            ),
+            part.target,
+        )
+        for part in (data.train, data.held_out)
+    ]
+    tokens = Data(*parts, data.target, {}, vocabulary=10)
+    for method in methods(tokens):
+        np.testing.assert_array_equal(predict(tokens, method), tokens.held_out.target)
+
+
+@pytest.mark.parametrize("target", ["above", "size"])
+def test_tables_have_two_baselines_that_see_every_column(tmp_path: Path, target: str) -> None:
+    """Half of the target is in a number, with gaps, and half in a category."""
+    draws = np.random.default_rng(1)
+    number = draws.normal(size=600)
+    kind = draws.choice(["low", "high"], 600)
+    size = number + np.where(kind == "high", 4.0, 0.0)
+    columns = {"number": pa.array(number, mask=draws.random(600) < 0.05), "kind": kind}
+    columns[target] = np.where(size > 2, "yes", "no") if target == "above" else size
+    pcsv.write_csv(pa.table(columns), tmp_path / "t.csv")
+    data = load(DataSettings(source="table", file=tmp_path / "t.csv", target=target), None)
+    assert data is not None
+    gold = data.held_out.target
+    assert methods(data) == ("gradient boosting", "linear model")
+    for method in methods(data):
+        found = predict(data, method)
+        if target == "above":
+            assert (found == gold).mean() > 0.9
+        else:
+            assert ((found - gold) ** 2).mean() < 0.2 * gold.var()
