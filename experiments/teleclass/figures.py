@@ -17,6 +17,8 @@ METHODS = {
     "tfidf": "TF-IDF similarity",
     "pseudo_labels": "pseudo-labels",
     "classifier": "classifier",
+    "nearest_description": "nearest class description",
+    "supervised": "trained with gold labels",
 }
 MEASURES = {
     "example_f1": "example-F1",
@@ -74,7 +76,8 @@ def _measures(found: pd.DataFrame) -> Plot:
     caption = (
         "All measures over all classes; higher is better. The pseudo-labels are measured on the "
         "training documents, everything else on the documents that are predicted. The baselines "
-        "take the most similar class with its ancestors."
+        "take the most similar class with its ancestors; training with gold labels is the upper "
+        "bound."
     )
     return Plot("measures", "Measures by method", caption, canvas)
 

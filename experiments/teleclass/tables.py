@@ -10,7 +10,7 @@ TABLES = (
         "a method of a phase, over all classes or those of one level",
         (
             Column("phase", "text", "The stage that measured it."),
-            Column("method", "text", "nearest_name, tfidf, pseudo_labels or classifier."),
+            Column("method", "text", "pseudo_labels, classifier, or a baseline."),
             Column("documents_of", "text", "The documents: train or test."),
             Column("level", "text", "Level of the classes in the taxonomy, or all."),
             Column("documents", "integer", "Documents with a gold label at the level."),
@@ -36,7 +36,8 @@ TABLES = (
         ),
         axes=("method",),
         groups=("documents_of",),
-        baselines=("nearest_name", "tfidf"),
+        baselines=("nearest_name", "nearest_description", "tfidf"),
+        bounds=("supervised",),
         headline={"level": "all"},
     ),
     Table(

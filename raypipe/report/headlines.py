@@ -141,6 +141,8 @@ def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
     for name, value in table.headline.items():
         if name in rows.columns and (rows[name] == value).any():
             rows = rows[rows[name] == value]
+    if table.bounds:
+        rows = rows[~rows[list(table.axes)].isin(list(table.bounds)).any(axis=1)]
     measured = [column for column in shape.numbers if column.better]
     return [
         found

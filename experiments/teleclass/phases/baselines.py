@@ -1,4 +1,4 @@
-"""Baselines of the phases: nearest class name by embedding, and TF-IDF similarity."""
+"""Baselines of the phases: nearest classes by embedding and TF-IDF; training with gold labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
+from sklearn.svm import LinearSVC
 
+from experiments.common.tokenizer import evenly_spread
 from experiments.teleclass.artifacts import record_measures
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
@@ -23,28 +25,35 @@ from experiments.teleclass.refinement import similarities
 from raypipe.pipeline.context import StageContext
 
 _BLOCK = 4096
+#: training documents of the upper bound at most, evenly spread
+_MOST_SUPERVISED = 20_000
 
 
 def run_baselines(corpus: Corpus, context: StageContext) -> None:
-    """Measure both baselines on the documents to predict, if they have gold labels.
+    """Measure the baselines on the documents to predict, if they have gold labels.
 
-    Each takes the most similar class with its ancestors. The names' vectors are those of the
-    encoder; TF-IDF, of the training documents, sees the classes' names and keywords.
+    Each takes the most similar class with its ancestors: by the encoder's vectors of the classes'
+    names, or of their descriptions (names and keywords), or by TF-IDF of the descriptions. If the
+    training documents have gold labels, linear classifiers that learn from these are the upper
+    bound.
     """
     encoding = context.settings.encode
     documents = corpus.documents(corpus.predicted)
     if documents.gold is None:
         context.say("there are no gold labels to measure the baselines by")
         return
-    names = embeddings_of(context.run_dir, corpus, encoding, "names")
-    vectors = normalize(np.concatenate([block for _, block in names.blocks()]))
     stored = embeddings_of(context.run_dir, corpus, encoding, corpus.predicted)
-    nearest = _measured(
-        corpus, ((start, similarities(block, vectors)) for start, block in stored.blocks())
-    )
-    record_measures(context, corpus.taxonomy, "nearest_name", corpus.predicted, nearest)
+    for method, name in (("nearest_name", "names"), ("nearest_description", "classes")):
+        classes = embeddings_of(context.run_dir, corpus, encoding, name)
+        vectors = normalize(np.concatenate([block for _, block in classes.blocks()]))
+        scores = ((start, similarities(block, vectors)) for start, block in stored.blocks())
+        nearest = _measured(corpus, scores)
+        record_measures(context, corpus.taxonomy, method, corpus.predicted, nearest)
     tfidf = context.call("baselines/tfidf", _tfidf_measured, corpus)
     record_measures(context, corpus.taxonomy, "tfidf", corpus.predicted, tfidf)
+    if corpus.train.gold is not None and corpus.train.gold.nnz:
+        bound = context.call("baselines/supervised", _supervised_measured, corpus)
+        record_measures(context, corpus.taxonomy, "supervised", corpus.predicted, bound)
 
 
 def _tfidf_measured(corpus: Corpus) -> Counts:
@@ -61,18 +70,54 @@ def _tfidf_measured(corpus: Corpus) -> Counts:
     return _measured(corpus, blocks)
 
 
+def _supervised_measured(corpus: Corpus) -> Counts:
+    """Task: return the sums of the measures of linear SVMs on TF-IDF, one per class.
+
+    A document has the class of its best score, and those on the positive side.
+    """
+    gold = corpus.train.gold
+    assert gold is not None
+    chosen = list(evenly_spread(range(len(corpus.train)), _MOST_SUPERVISED))
+    train, truth = corpus.train.take(np.array(chosen)), gold[chosen]
+    vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
+    inputs = vectorizer.fit_transform(chain(*_texts(train)))
+    shares = np.asarray(truth.mean(0)).ravel()
+    varied, common = np.flatnonzero((shares > 0) & (shares < 1)), np.flatnonzero(shares == 1)
+    models = [LinearSVC().fit(inputs, truth[:, [c]].toarray().ravel()) for c in varied]
+
+    def scores(texts: list[str]) -> NDArray[np.float32]:
+        found = np.full((len(texts), truth.shape[1]), -np.inf, np.float32)
+        found[:, common] = 1.0
+        vectors = vectorizer.transform(texts)
+        for place, model in zip(varied, models, strict=True):
+            found[:, place] = model.decision_function(vectors)
+        return found
+
+    parts = _texts(corpus.documents(corpus.predicted))
+    blocks = ((start, scores(texts)) for start, texts in zip(count_from(0, _BLOCK), parts))
+    return _measured(corpus, blocks, threshold=0.0)
+
+
 def _texts(documents: Documents) -> Iterator[list[str]]:
     for start in range(0, len(documents), _BLOCK):
         yield documents.text_list(start, min(start + _BLOCK, len(documents)))
 
 
-def _measured(corpus: Corpus, blocks: Iterable[tuple[int, NDArray[np.float32]]]) -> Counts:
-    """Return the sums if each document has the class with the best score, and its ancestors."""
+def _measured(
+    corpus: Corpus,
+    blocks: Iterable[tuple[int, NDArray[np.float32]]],
+    threshold: float = np.inf,
+) -> Counts:
+    """Return the sums if each document has the class with the best score, with its ancestors.
+
+    It also has those whose score is above a threshold.
+    """
     taxonomy, gold = corpus.taxonomy, corpus.documents(corpus.predicted).gold
     counts = []
     for start, scores in blocks:
-        best = (np.arange(len(scores)), scores.argmax(1))
-        chosen = sparse.csr_matrix((np.ones(len(scores), bool), best), scores.shape)
+        has = scores > threshold
+        has[np.arange(len(scores)), scores.argmax(1)] = True
+        chosen = sparse.csr_matrix(has)
         truth = gold[start : start + len(scores)]  # type: ignore[index]
         counts.append(count(scores, taxonomy.closure(chosen), truth, taxonomy.depth))
     return reduce(add, counts)

@@ -73,7 +73,10 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(folder) == 0
     found = measures(folder)
-    assert set(found.index) == {"nearest_name", "tfidf", "pseudo_labels", "classifier"}
+    assert set(found.index) == {
+        *("nearest_name", "nearest_description", "tfidf", "supervised"),
+        *("pseudo_labels", "classifier"),
+    }
     assert (found.loc[["nearest_name", "tfidf", "classifier"], "documents_of"] == "test").all()
 
     taxonomy, _, test = builtin_documents(DOCUMENTS)
@@ -228,6 +231,7 @@ def test_files_of_two_clear_topics_are_told_apart(tmp_path):
     found = measures(tmp_path / "run")
     assert found.loc["pseudo_labels", "example_f1"] == 1
     assert found.loc["classifier", "example_f1"] == 1
+    assert found.loc["supervised", "example_f1"] == 1
     predicted = labels_by_id(tmp_path / "run")
     assert predicted == {f"test{n}": {"a", "bc"[n % 2]} for n in range(30)}
 

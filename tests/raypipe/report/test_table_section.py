@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -134,6 +136,13 @@ def test_a_headline_tells_the_distance_to_the_strongest_baseline(losses, note, t
     (best,) = headlines(METHODS, rows, shape_of(METHODS, rows))
     assert (tile(best).note, tile(best).tone) == (note, tone)
     assert best.gain == pytest.approx(min(losses[1:]) - losses[0])
+
+
+def test_an_upper_bound_is_no_contender() -> None:
+    table = replace(METHODS, bounds=("oracle",))
+    rows = pd.DataFrame({"method": ["ours", "constant", "oracle"], "loss": [1.0, 2.0, 0.1]})
+    (best,) = headlines(table, rows, shape_of(table, rows))
+    assert tile(best).note == "ours; 1 below constant (2)"
 
 
 def test_groups_have_a_best_row_each_and_headline_rows_are_selected() -> None:
