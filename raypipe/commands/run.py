@@ -52,7 +52,7 @@ from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.tables import measures, single_tables
+from raypipe.storage.tables import measures, read_tables, single_tables
 from raypipe.tracking import open_trackers
 
 #: an entry of the ledger: whether tables and report show everything that is stored
@@ -196,6 +196,9 @@ def execute(request: Request) -> Ended:
             result = status.key_result.text if status.key_result else no_number(ledger, own)
             if result:
                 display.say(f"result: {result}")
+            if ledger.rows("stages"):
+                for sentence in _beaten(run_dir, configuration):
+                    display.say(f"WARNING: {sentence}")
             printed = bool(run_dir.list(run_dir.logs))
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
@@ -218,6 +221,14 @@ def execute(request: Request) -> Ended:
         if status is not None:
             status.end("failed" if failed else "succeeded", failed or "")
         return Ended(int(bool(failed)), run_dir, failed or "")
+
+
+def _beaten(run_dir: RunDirectory, configuration: Configuration) -> list[str]:
+    """Return a sentence for each result that is not better than a baseline of the same run."""
+    from raypipe.report.about import About  # pandas and matplotlib are slow to import
+    from raypipe.report.summary import beaten
+
+    return beaten(About(read_tables(run_dir), declared=of_report(configuration.experiment)))
 
 
 def _local_text(left_out: Sequence[str]) -> str:

@@ -144,13 +144,17 @@ def came_out(about: About) -> list[Part]:
     if not shown:
         return ["No table has a number."] if about.declared.core is not None else []
     parts: list[Part] = [Tiles(shown)]
-    parts += _losing(about)
-    parts += _worse_than_baseline(about)
+    parts += beaten(about)
     if about.only_swept:
         parts += sweep_reasons(about.tables, about.sweeps)
     if has_more:
         parts.append("More numbers are in the sections below.")
     return parts
+
+
+def beaten(about: About) -> list[str]:
+    """Return a sentence for each result that is not better than a baseline of the same run."""
+    return [*_losing(about), *_worse_than_baseline(about)]
 
 
 def _losing(about: About) -> Iterator[str]:

@@ -86,6 +86,14 @@ def records() -> list[DocstringRecord]:
     ]
 
 
+def test_what_is_not_better_than_a_baseline_is_a_warning(tmp_path, capsys):
+    given = (*of_table(tmp_path), "train.training.steps=1", "train.training.epochs=null")
+    assert run(tmp_path, *given) == 0
+    assert (
+        "WARNING: transformer is not better than the baseline gradient" in capsys.readouterr().out
+    )
+
+
 def test_a_table_is_classified(tmp_path):
     assert run(tmp_path, *of_table(tmp_path), "train.training.epochs=12") == 0
     rows = found(tmp_path).set_index("method")
