@@ -1,4 +1,4 @@
-"""Muon for plain and for sharded matrices, and beside AdamW."""
+"""Muon for plain and for sharded matrices, together with AdamW."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Muon(torch.optim.Muon):
         return None
 
     def _update(self, matrix: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return this worker's rows of the update that is to be orthogonalized, in bf16."""
+        """Return this worker's rows of the update to orthogonalize, in bf16."""
         state = self.state[matrix]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
