@@ -3,44 +3,67 @@
 from __future__ import annotations
 
 import lzma
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.blocks import Split
+from experiments.common.evaluation import measure_rows
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
+from experiments.lm_pretrain.tokenizer import END_OF_TEXT
+from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 
 #: bytes of an n-gram, at most 8, which a 64-bit integer holds
 ORDER = 7
-#: bytes at the end of the training text that the baselines read
-_TRAINED_ON = 2**24
+#: bytes at the end of the training text, and at the start of the held-out text, that they read
+_TRAINED_ON, _TESTED_ON = 2**24, 2**23
+#: tokens that are decoded at a time
+_AT_ONCE = 2**18
+#: what an end of a text is to the baselines; UTF-8 never has it
+END_BYTE = b"\xff"
 _XZ = lzma.PRESET_EXTREME | 9
 
 Codes = NDArray[np.uint64]
 
 
-def baseline_bits(run_dir: RunDirectory, predicted: int) -> dict[str, float]:
-    """Task: return the bits per byte of each baseline on held-out tokens 1 to ``predicted``.
+def run_baselines(context: StageContext) -> None:
+    """Record the measures of the baselines on the bytes of the held-out text."""
+    index = run_folder(context.run_dir).index()
+    bits: dict[str, float] = context.call("baselines/bytes", baseline_bits, context.run_dir)
+    bytes_per_token = index.bytes["held_out"] / index.tokens["held_out"]
+    measures = {}
+    for method, value in bits.items():
+        loss = value * math.log(2) * bytes_per_token
+        measures[method] = {
+            "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": value
+        }  # fmt: skip
+    rows = measure_rows(context, {"tokens": index.tokens["held_out"]}, measures)
+    context.ledger.put("measures", rows)
 
-    A token at the end of a text is left out: the baselines need not predict it.
+
+def baseline_bits(run_dir: RunDirectory) -> dict[str, float]:
+    """Task: return the bits per byte of text of each baseline on the held-out text.
+
+    An end of a text is one more byte to predict, as it is one more token for the language model.
     """
     folder = run_folder(run_dir)
-    test = _text(folder, "held_out", range(1, predicted + 1))
-    # a token is a byte at least
-    tokens = folder.index().tokens["train"]
-    train = _text(folder, "train", range(max(0, tokens - _TRAINED_ON), tokens))[-_TRAINED_ON:]
-    return {
-        "kneser-ney": kneser_ney_bits(train, test),
-        "xz": compressed_bits(train, test),
-    }
+    test = _start(folder, "held_out", _TESTED_ON)
+    train = _end(folder, "train", _TRAINED_ON)
+    ends = test.count(END_BYTE)
+    share = len(test) / max(1, len(test) - ends)  # bytes to predict, per byte of text
+    bits = {"kneser-ney": kneser_ney_bits(train, test), "xz": compressed_bits(train, test)}
+    return {method: value * share for method, value in bits.items()}
 
 
 def compressed_bits(train: bytes, test: bytes) -> float:
-    """Return the bits per byte that xz needs for a text after the training text."""
+    """Return the bits per byte that xz needs for a text after the training text.
+
+    It also learns from the text itself while it compresses it.
+    """
     alone, both = (len(lzma.compress(text, preset=_XZ)) for text in (train, train + test))
     return 8 * (both - alone) / len(test)
 
@@ -51,7 +74,7 @@ def kneser_ney_bits(train: bytes, test: bytes, order: int = ORDER) -> float:
     The model is interpolated, with modified Kneser-Ney smoothing (Chen and Goodman 1999, "An
     empirical study of smoothing techniques for language modeling", section 3): three discounts per
     order, and below the highest order the number of different bytes before an n-gram instead of its
-    count. A byte that the training text lacks has the probability 1/256 of order 0.
+    count. Order 0 gives each byte 1/256.
     """
     order = min(order, len(train))
     seen = np.frombuffer(train, np.uint8)
@@ -131,14 +154,33 @@ def _codes(text: NDArray[np.uint8], size: int) -> Codes:
     return codes
 
 
-def _text(folder: TokenFolder, split: Split, tokens: range) -> bytes:
-    """Return the text of the tokens of a split in a range, without ends of texts."""
-    return folder.tokenizer().decode(chain.from_iterable(_parts(folder, split, tokens))).encode()
+def _start(folder: TokenFolder, split: Split, most: int) -> bytes:
+    """Return the first bytes of a split, at most ``most``."""
+    text = bytearray()
+    for part in _parts(folder, split, reverse=False):
+        text += part
+        if len(text) >= most:
+            break
+    return bytes(text[:most])
 
 
-def _parts(folder: TokenFolder, split: Split, tokens: range) -> Iterator[NDArray[np.int64]]:
-    """Yield the tokens of a split in a range, shard by shard."""
-    passed = 0
-    for shard in folder.maps(split):
-        yield shard[max(0, tokens.start - passed) : max(0, tokens.stop - passed)]
-        passed += len(shard)
+def _end(folder: TokenFolder, split: Split, most: int) -> bytes:
+    """Return the last bytes of a split, at most ``most``."""
+    parts: list[bytes] = []
+    for part in _parts(folder, split, reverse=True):
+        parts.append(part)
+        if sum(map(len, parts)) >= most:
+            break
+    return b"".join(reversed(parts))[-most:]
+
+
+def _parts(folder: TokenFolder, split: Split, *, reverse: bool) -> Iterator[bytes]:
+    """Yield the text of a split part by part, from its start or from its end."""
+    tokenizer, shards = folder.tokenizer(), folder.maps(split)
+    step = -1 if reverse else 1
+    for shard in shards[::step]:
+        for start in range(0, len(shard), _AT_ONCE)[::step]:
+            tokens = shard[start : start + _AT_ONCE]
+            ends = np.flatnonzero(tokens == END_OF_TEXT)
+            texts = np.split(tokens, ends)  # each but the first begins with its end of text
+            yield END_BYTE.join(tokenizer.decode(text).encode() for text in texts)

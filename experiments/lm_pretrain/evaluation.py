@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: the trained model, and its baselines."""
+"""Evaluation on held-out text: the trained model, and a unigram baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.lm_pretrain.baselines import baseline_bits
 from experiments.lm_pretrain.dataset import PackedTokens, model_of
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
@@ -32,7 +31,7 @@ _BLOCK = 2**18
 
 
 def run_evaluate(context: StageContext) -> None:
-    """Record the measures of the language model and of the baselines on the same text."""
+    """Record the measures of the language model and of the unigram model on the same tokens."""
     folder = run_folder(context.run_dir)
     index, model = folder.index(), model_of(folder, context.settings.model)
     samples = len(PackedTokens(folder, "held_out", model.context))
@@ -48,12 +47,7 @@ def run_evaluate(context: StageContext) -> None:
     )
     loss = sum(total for _, total in parts) / predicted
     bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
-    bits = context.call("evaluate/baselines", baseline_bits, context.run_dir, predicted)
-    losses = {
-        "language model": loss,
-        "unigram": unigram_loss(folder, predicted, model.vocabulary),
-        **{method: value / bits_per_nat for method, value in bits.items()},
-    }
+    losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
     measures = {
         method: {
             "loss": loss,

@@ -1,7 +1,8 @@
-"""Pretrain a language model, and compare its loss on held-out text with a unigram model's."""
+"""Pretrain a language model, and compare its loss on held-out text with n-grams and xz."""
 
 from __future__ import annotations
 
+from experiments.lm_pretrain.baselines import run_baselines
 from experiments.lm_pretrain.data import keys_read, text_content
 from experiments.lm_pretrain.evaluation import run_evaluate
 from experiments.lm_pretrain.export import run_export
@@ -15,7 +16,7 @@ from raypipe.pipeline.stages import hardware_stage, train_stage
 
 
 def stages(settings: PretrainingSettings) -> list[Stage]:
-    """Return the stages: for text tokenize, train, evaluate, sample and export; else only train.
+    """Return the stages: for text tokenize, baselines, train, evaluate, sample, export; else train.
 
     Raises:
         CorpusError: a file does not exist.
@@ -41,6 +42,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
     return [
         hardware_stage(),
         Stage("tokenize", run_tokenize, [text], ("hardware",), tuple(reads), "the whole text"),
+        Stage("baselines", run_baselines, needs=("tokenize",), reads=(), workload="held-out text"),
         train_stage(
             "train",
             settings.train,

@@ -80,7 +80,7 @@ TABLES = (
         ),
         axes=("optimizer",),
         groups=("dataset",),
-        baselines=("random",),
+        baselines=("random", "bisect", "gp_ei"),
         repeats="lda.runs",
     ),
     Table(

@@ -31,6 +31,7 @@ from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -56,21 +57,9 @@ def run_evaluate(context: StageContext) -> None:
     summaries = {
         MODEL: _summaries(context, len(texts)),
         **{name: [lead(text, number) for text in texts] for name, number in LEADS.items()},
-        **{
-            name: context.call(f"evaluate/{name}", central, texts, number)
-            for name, number in CENTRAL.items()
-        },
     }
     scores = {method: score(written, references) for method, written in summaries.items()}
-    means = {
-        method: dict(zip(MEASURES, values.mean(0).tolist(), strict=True))
-        for method, values in scores.items()
-    }
-    rows = measure_rows(context, {"documents": len(texts)}, means)
-    for method, row in rows.items():
-        row["words"] = _mean_words(summaries[method])
-        if method != LEAD:
-            row |= over_lead(scores[method] - scores[LEAD])
+    rows = _measured(context, summaries, scores)
     context.ledger.put("measures", rows)
     gains = ", ".join(_gain(rows[MODEL], name) for name in MEASURES)
     context.say(f"{MODEL} - {LEAD}: {gains} ({_CONFIDENCE:.0%} bootstrap intervals)")
@@ -86,6 +75,36 @@ def run_evaluate(context: StageContext) -> None:
         for number in range(min(_SHOWN, len(texts)))
     }
     context.ledger.put("summaries", shown)
+
+
+def run_baselines(context: StageContext) -> None:
+    """Record the measures of the central sentences, which need no trained model."""
+    documents = read_documents(context.run_dir)
+    texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
+    found = context.call("baselines/central", central, texts, tuple(CENTRAL.values()))
+    summaries = dict(zip(CENTRAL, found, strict=True))
+    scores = {method: score(written, references) for method, written in summaries.items()}
+    scores[LEAD] = score([lead(text, 1) for text in texts], references)
+    context.ledger.put("measures", _measured(context, summaries, scores))
+
+
+def _measured(
+    context: StageContext,
+    summaries: Mapping[str, Sequence[str]],
+    scores: Mapping[str, NDArray[np.float64]],
+) -> dict[str, Row]:
+    """Return the rows of methods, with their gains over the lead sentence."""
+    means = {
+        method: dict(zip(MEASURES, scores[method].mean(0).tolist(), strict=True))
+        for method in summaries
+    }
+    documents = len(scores[LEAD])
+    rows = measure_rows(context, {"documents": documents}, means)
+    for method, row in rows.items():
+        row["words"] = _mean_words(summaries[method])
+        if method != LEAD:
+            row |= over_lead(scores[method] - scores[LEAD])
+    return rows
 
 
 def read_documents(run_dir: RunDirectory) -> pa.Table:

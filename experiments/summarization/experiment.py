@@ -1,10 +1,10 @@
-"""Train a model to summarize documents, and compare its ROUGE with that of lead sentences."""
+"""Train a model to summarize documents, and compare it with the best of their own sentences."""
 
 from __future__ import annotations
 
 from experiments.common.pretrained import model_fingerprint
 from experiments.summarization.data import keys_read, load
-from experiments.summarization.evaluation import run_evaluate
+from experiments.summarization.evaluation import run_baselines, run_evaluate
 from experiments.summarization.export import run_export
 from experiments.summarization.figures import sections
 from experiments.summarization.model import require_transformers
@@ -42,6 +42,13 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
             needs=("hardware",),
             reads=(*(f"data.{key}" for key in keys_read(settings.data)), *encoding),
             workload=workload,
+        ),
+        Stage(
+            "baselines",
+            run_baselines,
+            needs=("tokenize",),
+            reads=(),
+            workload=f"{len(data.held_out)} held-out documents",
         ),
         train_stage(
             "train",

@@ -20,34 +20,42 @@ def lead(document: str, sentences: int) -> str:
     return " ".join(_sentences(document)[:sentences])
 
 
-def central(documents: Sequence[str], sentences: int) -> list[str]:
-    """Task: return the most central sentences of each document, in their order.
+def central(documents: Sequence[str], numbers: Sequence[int]) -> list[list[str]]:
+    """Task: return for each number that many of the most central sentences of each document.
 
-    Centrality is that of LexRank (Erkan and Radev 2004, "LexRank: graph-based lexical centrality as
-    salience in text summarization"): the PageRank of a sentence among those of its document, with
-    the cosine of their TF-IDF vectors as weights. A sentence has no weight to itself. Of equally
-    central ones the first are taken.
+    They keep their order. Centrality is that of LexRank (Erkan and Radev 2004, "LexRank:
+    graph-based lexical centrality as salience in text summarization"): the PageRank of a sentence
+    among those of its document, with the cosine of their TF-IDF vectors as weights. A sentence has
+    no weight to itself. Of equally central ones the first are taken.
     """
-    return [_central(document, sentences) for document in documents]
+    parts = [_sentences(document)[:_MOST_SENTENCES] for document in documents]
+    orders = [_by_centrality(sentences) for sentences in parts]
+    return [
+        [
+            " ".join(sentences[place] for place in sorted(order[:number]))
+            for sentences, order in zip(parts, orders, strict=True)
+        ]
+        for number in numbers
+    ]
 
 
-def _central(document: str, number: int) -> str:
-    parts = _sentences(document)[:_MOST_SENTENCES]
-    if len(parts) <= number:
-        return " ".join(parts)
+def _by_centrality(sentences: Sequence[str]) -> list[int]:
+    """Return the places of sentences, the most central first."""
+    total = len(sentences)
+    if total < 2:
+        return list(range(total))
     try:
-        vectors = TfidfVectorizer().fit_transform(parts)
+        vectors = TfidfVectorizer().fit_transform(sentences)
     except ValueError:  # no word in any of them
-        return " ".join(parts[:number])
+        return list(range(total))
     weights = (vectors @ vectors.T).toarray()
     np.fill_diagonal(weights, 0)
     sums = weights.sum(1, keepdims=True)
-    share = np.where(sums > 0, weights / np.where(sums > 0, sums, 1), 1 / len(parts))
-    rank = np.full(len(parts), 1 / len(parts))
+    share = np.where(sums > 0, weights / np.where(sums > 0, sums, 1), 1 / total)
+    rank = np.full(total, 1 / total)
     for _ in range(_ROUNDS):
-        rank = (1 - _DAMPING) / len(parts) + _DAMPING * rank @ share
-    best = np.argsort(-rank.round(12), kind="stable")[:number]
-    return " ".join(parts[place] for place in sorted(best))
+        rank = (1 - _DAMPING) / total + _DAMPING * rank @ share
+    return [int(place) for place in np.argsort(-rank.round(12), kind="stable")]
 
 
 def _sentences(document: str) -> list[str]:

@@ -61,7 +61,14 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
             workload=f"{encoded} documents",
             on_gpu=on_gpu,
         ),
-        Stage("baselines", partial(run_baselines, corpus), needs=("encode",), reads=("encode",)),
+        Stage(
+            "baselines",
+            partial(run_baselines, corpus),
+            [Unit("baselines/all")],
+            ("encode",),
+            ("encode",),
+            f"{len(corpus.documents(corpus.predicted))} documents",
+        ),
         Stage(
             "refine",
             partial(run_refine, corpus),

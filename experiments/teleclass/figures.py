@@ -76,8 +76,8 @@ def _measures(found: pd.DataFrame) -> Plot:
     caption = (
         "All measures over all classes; higher is better. The pseudo-labels are measured on the "
         "training documents, everything else on the documents that are predicted. The baselines "
-        "take the most similar class with its ancestors; training with gold labels is the upper "
-        "bound."
+        "take the most similar class with its ancestors; training with gold labels is a "
+        "reference."
     )
     return Plot("measures", "Measures by method", caption, canvas)
 

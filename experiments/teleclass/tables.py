@@ -10,7 +10,7 @@ TABLES = (
         "a method of a phase, over all classes or those of one level",
         (
             Column("phase", "text", "The stage that measured it."),
-            Column("method", "text", "pseudo_labels, classifier, or a baseline."),
+            Column("method", "text", "pseudo_labels, classifier, a baseline, or supervised."),
             Column("documents_of", "text", "The documents: train or test."),
             Column("level", "text", "Level of the classes in the taxonomy, or all."),
             Column("documents", "integer", "Documents with a gold label at the level."),
@@ -37,7 +37,7 @@ TABLES = (
         axes=("method",),
         groups=("documents_of",),
         baselines=("nearest_name", "nearest_description", "tfidf"),
-        bounds=("supervised",),
+        references=("supervised",),
         headline={"level": "all"},
     ),
     Table(

@@ -1,7 +1,8 @@
-"""Baselines of the transformer: models of scikit-learn, trained on the same rows."""
+"""Baselines of the transformer: models of scikit-learn, trained on rows of the same data."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from sklearn.compose import make_column_transformer
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -16,15 +18,19 @@ from sklearn.preprocessing import OneHotEncoder
 from sklearn.svm import LinearSVC
 
 from experiments.common.evaluation import measure_rows
-from experiments.common.tokenizer import evenly_spread
 from experiments.transformer.data.splits import Data, Rows
 from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.evaluation import measures
 from experiments.transformer.tables import BOOSTING, LINEAR, LOGISTIC, RIDGE, SVM
 from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.unit_logs import first_line
 
-#: rows that a baseline is trained on at most, evenly spread, and features of its texts
-_MOST_ROWS, _MOST_FEATURES = 100_000, 200_000
+#: rows that a baseline is trained on at most, drawn at random
+_MOST_ROWS = 100_000
+#: features of texts, and their product with the classes
+_MOST_FEATURES, _MOST_WEIGHTS = 200_000, 2**23
+#: classes with which boosting can hold rows of each out for its early stopping
+_MOST_STOPPED = 100
 #: values of a category that gradient boosting keeps apart
 _MOST_VALUES = 255
 
@@ -32,12 +38,13 @@ _MOST_VALUES = 255
 def run_baselines(data: Data, context: StageContext) -> None:
     """Train the baselines, and record their measures on the held-out rows."""
     gold = data.held_out.target
-    measured = {
-        method: measures(
-            gold, context.call(f"baselines/{method}", predict, data, method), data.target
-        )
-        for method in methods(data)
-    }
+    measured = {}
+    for method in methods(data):
+        predicted = context.call(f"baselines/{method}", predict, data, method)
+        if isinstance(predicted, str):
+            context.say(f"{method}: left out: {predicted}")
+        else:
+            measured[method] = measures(gold, predicted, data.target)
     rows = measure_rows(context, {"rows": len(gold)}, measured)
     context.finish(context.stage.name, {"measures": rows})
 
@@ -49,34 +56,47 @@ def methods(data: Data) -> tuple[str, ...]:
     return (LOGISTIC, SVM) if data.target.kind == "classification" else (RIDGE,)
 
 
-def predict(data: Data, method: str) -> NDArray[Any]:
+def predict(data: Data, method: str) -> NDArray[Any] | str:
     """Task: train a baseline; return its predictions ``[n]`` for the held-out rows.
 
-    Of texts and sequences of tokens it sees TF-IDF of words or tokens, of tables the columns as the
-    transformer has them.
+    Of texts and sequences of tokens it sees TF-IDF of all words or tokens, of tables the columns as
+    the transformer has them. If scikit-learn refuses the data, its reason is returned.
     """
-    model = _model(data, method)
-    chosen = list(evenly_spread(range(len(data.train.target)), _MOST_ROWS))
+    total = len(data.train.target)
+    chosen = np.arange(total)
+    if total > _MOST_ROWS:
+        chosen = np.sort(np.random.default_rng(0).choice(total, _MOST_ROWS, replace=False))
     train = Rows(data.train.inputs.take(pa.array(chosen)), data.train.target[chosen])
-    model.fit(_inputs(data, train), train.target)
-    found: NDArray[Any] = model.predict(_inputs(data, data.held_out))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model = _model(data, method, train).fit(_inputs(data, train), train.target)
+        found: NDArray[Any] = model.predict(_inputs(data, data.held_out))
+    except ValueError as error:  # no word in any text, a class without rows
+        return first_line(str(error))
     return found.astype(data.train.target.dtype)
 
 
-def _model(data: Data, method: str) -> Any:
-    classes = data.target.kind == "classification"
+def _model(data: Data, method: str, train: Rows) -> Any:
+    classes = len(data.target.classes)
     if method == BOOSTING:
-        boosting = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
         numbers, sizes = _widths(data)
         categories = [numbers + i for i, size in enumerate(sizes) if size <= _MOST_VALUES]
-        return boosting(categorical_features=categories or None, random_state=0)
+        given = {"categorical_features": categories or None, "random_state": 0}
+        if not classes:
+            return HistGradientBoostingRegressor(**given)
+        rows = np.bincount(train.target)  # of a class with one row, none can be held out
+        stopping = classes < _MOST_STOPPED and int(rows[rows > 0].min()) > 1
+        return HistGradientBoostingClassifier(**given, early_stopping="auto" if stopping else False)
     if method == LINEAR:
         numbers, sizes = _widths(data)
         columns = list(range(numbers, numbers + len(sizes)))
         encoder = OneHotEncoder(handle_unknown="ignore")
         encoded = make_column_transformer((encoder, columns), remainder="passthrough")
         return make_pipeline(encoded, LogisticRegression(max_iter=300) if classes else Ridge())
-    vectors = TfidfVectorizer(max_features=_MOST_FEATURES, token_pattern=r"(?u)\b\w+\b")
+    # a model has a number per feature and class
+    most = min(_MOST_FEATURES, _MOST_WEIGHTS // max(1, classes))
+    vectors = TfidfVectorizer(max_features=most, token_pattern=r"(?u)\b\w+\b")
     models = {LOGISTIC: LogisticRegression(C=10, max_iter=300), SVM: LinearSVC(), RIDGE: Ridge()}
     return make_pipeline(vectors, models[method])
 

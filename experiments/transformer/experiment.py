@@ -17,7 +17,7 @@ from raypipe.pipeline.stages import hardware_stage, train_stage
 
 
 def stages(settings: TrainerSettings) -> list[Stage]:
-    """Return hardware and train; for other data than random samples also the other stages.
+    """Return all stages; of random samples only hardware and train.
 
     Raises:
         ConfigError: the data cannot be used, or the model does not suit them.

@@ -57,6 +57,8 @@ from raypipe.tracking import open_trackers
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
+#: results that a baseline beats, of which the end of a run tells
+_MOST_WARNINGS = 5
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ def execute(request: Request) -> Ended:
                 display.say(f"result: {result}")
             if ledger.rows("stages"):
                 for sentence in _beaten(run_dir, configuration):
-                    display.say(f"WARNING: {sentence}")
+                    display.say(sentence)
             printed = bool(run_dir.list(run_dir.logs))
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
@@ -224,11 +226,16 @@ def execute(request: Request) -> Ended:
 
 
 def _beaten(run_dir: RunDirectory, configuration: Configuration) -> list[str]:
-    """Return a sentence for each result that is not better than a baseline of the same run."""
+    """Return a warning for each result that is not better than a baseline of the same run."""
     from raypipe.report.about import About  # pandas and matplotlib are slow to import
     from raypipe.report.summary import beaten
 
-    return beaten(About(read_tables(run_dir), declared=of_report(configuration.experiment)))
+    text = run_dir.read(run_dir.config).decode()
+    declared = of_report(configuration.experiment)
+    about = About(read_tables(run_dir), configuration=text, declared=declared)
+    first, rest = (found := beaten(about))[:_MOST_WARNINGS], len(found) - _MOST_WARNINGS
+    warnings = [f"WARNING: {sentence}" for sentence in first]
+    return [*warnings, *([f"WARNING: {rest} more are in the report"] if rest > 0 else [])]
 
 
 def _local_text(left_out: Sequence[str]) -> str:

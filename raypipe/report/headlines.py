@@ -141,8 +141,8 @@ def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
     for name, value in table.headline.items():
         if name in rows.columns and (rows[name] == value).any():
             rows = rows[rows[name] == value]
-    if table.bounds:
-        rows = rows[~rows[list(table.axes)].isin(list(table.bounds)).any(axis=1)]
+    if table.references:
+        rows = rows[~rows[list(table.axes)].isin(list(table.references)).any(axis=1)]
     measured = [column for column in shape.numbers if column.better]
     return [
         found
@@ -162,8 +162,8 @@ def _groups(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.
 
 
 def is_baseline(table: Table, points: pd.DataFrame) -> pd.Series[bool]:
-    """Whether each point is a baseline."""
-    return points.isin(list(table.baselines)).any(axis=1)
+    """Whether each point is a baseline or a reference, and not a contender."""
+    return points.isin([*table.baselines, *table.references]).any(axis=1)
 
 
 def _headline(

@@ -87,8 +87,8 @@ class Table:
         groups: columns whose values are not comparable, such as a corpus: each has its best row.
         baselines: values of an axis that are baselines, which the report compares the best row
             with.
-        bounds: values of an axis that are no contenders, such as a method that sees the answers;
-            the headline numbers leave them out.
+        references: values of an axis that are not contenders, such as a method that sees the
+            answers; the headline numbers leave them out.
         headline: values of columns that select the rows of the headline numbers, such as
             ``{"level": "all"}``; by default all rows.
         repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
@@ -106,7 +106,7 @@ class Table:
     axes: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
-    bounds: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict, hash=False)
     repeats: str = ""
     order: Callable[[Row], Any] | None = field(default=None, compare=False)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.spatial.distance import cdist
 from scipy.stats import norm, qmc
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -43,9 +44,16 @@ class ExpectedImprovement:
         if not known:
             return [candidates[len(candidates) // 2]]
         losses = stabilized(list(self._values.values()))
-        process = self._fitted(self._space.positions(known), losses)
-        mean, deviation = process.predict(self._space.positions(candidates), return_std=True)
-        return [candidates[int(expected_improvement(mean, deviation, losses.min()).argmax())]]
+        places = self._space.positions(candidates)
+        try:
+            process = self._fitted(self._space.positions(known), losses)
+        except np.linalg.LinAlgError:  # then the candidate farthest from all known points
+            gaps = cdist(places, self._space.positions(known)).min(1)
+            return [candidates[int(gaps.argmax())]]
+        mean, deviation = process.predict(places, return_std=True)
+        gain = expected_improvement(mean, deviation, losses.min())
+        # rounded, so that another processor finds the same best one
+        return [candidates[int((gain / max(gain.max(), 1e-300)).round(6).argmax())]]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """Store the values."""

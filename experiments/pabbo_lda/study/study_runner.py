@@ -36,7 +36,7 @@ from raypipe.storage.ledger import Ledger, Row
 #: open studies are added until this many evaluations wait, per CPU and at least
 _OPEN_PER_CPU, _OPEN_AT_LEAST = 16, 64
 #: packages that can change a search, as columns of the table ``environment``
-_PACKAGES = ("optuna", "numpy", "scipy", "torch")
+_PACKAGES = ("optuna", "numpy", "scipy", "scikit-learn", "torch")
 
 
 @dataclass(frozen=True)

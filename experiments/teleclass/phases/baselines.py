@@ -15,7 +15,6 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 from sklearn.svm import LinearSVC
 
-from experiments.common.tokenizer import evenly_spread
 from experiments.teleclass.artifacts import record_measures
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
@@ -25,7 +24,7 @@ from experiments.teleclass.refinement import similarities
 from raypipe.pipeline.context import StageContext
 
 _BLOCK = 4096
-#: training documents of the upper bound at most, evenly spread
+#: training documents of the reference at most, drawn at random
 _MOST_SUPERVISED = 20_000
 
 
@@ -33,9 +32,8 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
     """Measure the baselines on the documents to predict, if they have gold labels.
 
     Each takes the most similar class with its ancestors: by the encoder's vectors of the classes'
-    names, or of their descriptions (names and keywords), or by TF-IDF of the descriptions. If the
-    training documents have gold labels, linear classifiers that learn from these are the upper
-    bound.
+    names, or of their descriptions (names and keywords), or by TF-IDF of the descriptions. If other
+    documents than these have gold labels, linear classifiers that learn from them are a reference.
     """
     encoding = context.settings.encode
     documents = corpus.documents(corpus.predicted)
@@ -51,7 +49,8 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
         record_measures(context, corpus.taxonomy, method, corpus.predicted, nearest)
     tfidf = context.call("baselines/tfidf", _tfidf_measured, corpus)
     record_measures(context, corpus.taxonomy, "tfidf", corpus.predicted, tfidf)
-    if corpus.train.gold is not None and corpus.train.gold.nnz:
+    gold = corpus.train.gold
+    if corpus.predicted != "train" and gold is not None and gold.nnz:
         bound = context.call("baselines/supervised", _supervised_measured, corpus)
         record_measures(context, corpus.taxonomy, "supervised", corpus.predicted, bound)
 
@@ -77,12 +76,15 @@ def _supervised_measured(corpus: Corpus) -> Counts:
     """
     gold = corpus.train.gold
     assert gold is not None
-    chosen = list(evenly_spread(range(len(corpus.train)), _MOST_SUPERVISED))
-    train, truth = corpus.train.take(np.array(chosen)), gold[chosen]
+    labeled = np.flatnonzero(gold.getnnz(axis=1))
+    if len(labeled) > _MOST_SUPERVISED:
+        labeled = np.sort(np.random.default_rng(0).choice(labeled, _MOST_SUPERVISED, replace=False))
+    train, truth = corpus.train.take(labeled), gold[labeled]
     vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
     inputs = vectorizer.fit_transform(chain(*_texts(train)))
-    shares = np.asarray(truth.mean(0)).ravel()
-    varied, common = np.flatnonzero((shares > 0) & (shares < 1)), np.flatnonzero(shares == 1)
+    numbers = truth.getnnz(axis=0)
+    varied = np.flatnonzero((numbers > 0) & (numbers < len(labeled)))
+    common = np.flatnonzero(numbers == len(labeled))
     models = [LinearSVC().fit(inputs, truth[:, [c]].toarray().ravel()) for c in varied]
 
     def scores(texts: list[str]) -> NDArray[np.float32]:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.lm_pretrain.baselines import compressed_bits, kneser_ney_bits
+from experiments.common.blocks import SPLITS
+from experiments.lm_pretrain import baselines, shards
+from experiments.lm_pretrain.baselines import baseline_bits, compressed_bits, kneser_ney_bits
+from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
+from experiments.lm_pretrain.tokenizer import Chunk, Kind, encode_chunk, make_tokenizer
+from raypipe.storage.run_directory import RunDirectory
 
 
 def by_dictionaries(train: bytes, order: int, history: bytes, byte: int) -> float:
@@ -61,9 +67,46 @@ def test_the_n_gram_model_is_the_one_of_the_formulas(train: str, test: str, orde
 
 def test_its_probabilities_sum_to_one() -> None:
     train = b"the cat sat on the mat, the dog sat on the log. " * 3
+
+    def probability(text: bytes) -> float:
+        return 2 ** (-kneser_ney_bits(train, text, 4) * len(text))
+
     for history in (b" the ", b"zq", b"sat on"):
-        total = sum(by_dictionaries(train, 4, history, byte) for byte in range(256))
-        assert total == pytest.approx(1, rel=1e-12)
+        total = sum(probability(history + bytes([byte])) for byte in range(256))
+        assert total == pytest.approx(probability(history), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bpe"])
+def test_the_baselines_read_the_text_with_its_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """In shards and parts of a few tokens; of long texts the end, or the start."""
+    monkeypatch.setattr(shards, "SHARD", 16)
+    monkeypatch.setattr(baselines, "_AT_ONCE", 7)
+    documents = {
+        "train": ["a cat and a hat", "the end", "more cats"],
+        "held_out": ["a cat", "hats"],
+    }
+    tokenizer = make_tokenizer(kind, documents["train"], 300)
+    folder = run_folder(run := RunDirectory.at(tmp_path))
+    tokens = {}
+    for split in SPLITS:
+        writer = ShardWriter(folder, split, "<u2")
+        writer.add(encode_chunk(tokenizer, Chunk(tuple(documents[split]), True)))
+        writer.close()
+        tokens[split] = writer.tokens
+    folder.write(TOKENIZER, tokenizer.content.encode())
+    folder.write_index(Index(kind, tokenizer.vocabulary, "<u2", 16, tokens, tokens, {}))
+    texts = {split: "\xff".join(documents[split]).encode("latin-1") for split in SPLITS}
+    found = baseline_bits(run)
+    share = len(texts["held_out"]) / (len(texts["held_out"]) - 1)
+    bits = kneser_ney_bits(texts["train"], texts["held_out"])
+    assert found["kneser-ney"] == pytest.approx(bits * share)
+    assert found["xz"] == pytest.approx(compressed_bits(texts["train"], texts["held_out"]) * share)
+    monkeypatch.setattr(baselines, "_TRAINED_ON", 12)
+    monkeypatch.setattr(baselines, "_TESTED_ON", 3)
+    bits = kneser_ney_bits(texts["train"][-12:], texts["held_out"][:3])
+    assert baseline_bits(run)["kneser-ney"] == pytest.approx(bits)
 
 
 def test_longer_n_grams_predict_a_regular_text_better() -> None:

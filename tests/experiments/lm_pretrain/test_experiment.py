@@ -134,6 +134,7 @@ def test_what_decides_the_result_is_the_identity(override, tokenized, trained, s
     assert differ == {
         "hardware": False,
         "tokenize": tokenized,
+        "baselines": tokenized,
         "train": trained,
         "evaluate": trained,
         "sample": sampled,

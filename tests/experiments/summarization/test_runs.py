@@ -90,9 +90,9 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     given = [*corpus(tmp_path), "train.training.epochs=14"]
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
-    assert list(rows.index) == [
-        *("summarizer", "lead sentence", "lead three sentences"),
+    assert sorted(rows.index) == [
         *("central sentence", "central three sentences"),
+        *("lead sentence", "lead three sentences", "summarizer"),
     ]
     own, lead = rows.loc["summarizer"], rows.loc["lead sentence"]
     assert own["rouge_l"] > 0.6 > 0.2 > lead["rouge_l"]
@@ -288,10 +288,10 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
     ("override", "changed"),
     [
         ("model.layers=2", {"train", "evaluate"}),
-        ("model.vocabulary=400", {"tokenize", "train", "evaluate"}),
-        ("data.prefix=tldr", {"tokenize", "train", "evaluate"}),
-        ("data.source_length=32", {"tokenize", "train", "evaluate"}),
-        ("data.held_out_share=0.2", {"tokenize", "train", "evaluate"}),
+        ("model.vocabulary=400", {"tokenize", "baselines", "train", "evaluate"}),
+        ("data.prefix=tldr", {"tokenize", "baselines", "train", "evaluate"}),
+        ("data.source_length=32", {"tokenize", "baselines", "train", "evaluate"}),
+        ("data.held_out_share=0.2", {"tokenize", "baselines", "train", "evaluate"}),
         ("copying=false", {"train", "evaluate"}),
         ("label_smoothing=0.2", {"train", "evaluate"}),
         ("generation.beams=2", {"evaluate"}),

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pytest
 
+from experiments.transformer import baselines
 from experiments.transformer.baselines import methods, predict
 from experiments.transformer.data.load import load
 from experiments.transformer.data.splits import Data, Rows, Target
@@ -80,3 +81,41 @@ def test_tables_have_two_baselines_that_see_every_column(tmp_path: Path, target:
             assert (found == gold).mean() > 0.9
         else:
             assert ((found - gold) ** 2).mean() < 0.2 * gold.var()
+
+
+def test_a_class_with_one_row_among_many_is_no_failure(tmp_path: Path) -> None:
+    """Boosting would hold rows of each class out to decide when to stop."""
+    draws = np.random.default_rng(2)
+    number = draws.normal(size=13_000)
+    label = np.where(number > 0, "yes", "no").astype(object)
+    label[7] = "rare"
+    pcsv.write_csv(pa.table({"number": number, "label": label}), tmp_path / "t.csv")
+    data = load(DataSettings(source="table", file=tmp_path / "t.csv", target="label"), None)
+    assert data is not None
+    found = predict(data, "gradient boosting")
+    assert (found == data.held_out.target).mean() > 0.99
+
+
+def test_texts_without_words_are_left_out_with_the_reason() -> None:
+    data = texts()
+    parts = [
+        Rows(pa.table({"text": ["!?"] * len(part.target)}), part.target)
+        for part in (data.train, data.held_out)
+    ]
+    found = predict(Data(*parts, data.target, {}), "tfidf, linear svm")
+    assert isinstance(found, str)
+    assert "empty vocabulary" in found
+
+
+def test_more_rows_than_needed_are_a_random_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second row has the same class: a fixed stride would see one class."""
+    monkeypatch.setattr(baselines, "_MOST_ROWS", 40)
+    labels = np.arange(120) % 2
+    words = [f"{['red', 'green'][label]} thing" for label in labels]
+    parts = [
+        Rows(pa.table({"text": words[rows]}), labels[rows])
+        for rows in (slice(0, 80), slice(80, 120))
+    ]
+    data = Data(*parts, Target("classification", ("a", "b")), {})
+    for method in methods(data):
+        np.testing.assert_array_equal(predict(data, method), data.held_out.target)

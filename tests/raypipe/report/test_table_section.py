@@ -138,8 +138,8 @@ def test_a_headline_tells_the_distance_to_the_strongest_baseline(losses, note, t
     assert best.gain == pytest.approx(min(losses[1:]) - losses[0])
 
 
-def test_an_upper_bound_is_no_contender() -> None:
-    table = replace(METHODS, bounds=("oracle",))
+def test_a_reference_is_not_a_contender() -> None:
+    table = replace(METHODS, references=("oracle",))
     rows = pd.DataFrame({"method": ["ours", "constant", "oracle"], "loss": [1.0, 2.0, 0.1]})
     (best,) = headlines(table, rows, shape_of(table, rows))
     assert tile(best).note == "ours; 1 below constant (2)"
