@@ -84,7 +84,7 @@ def foreign(outcomes: Sequence[Row], machine: Machine) -> str | None:
 def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str, list[Row]]:
     """Run a part in its own process; return its status, a note, and its rows so far."""
     command = [sys.executable, "-m", "benchmarks.gpu_parts.child", part.name, bench.dump()]
-    environment = {"RAYPIPE_CACHE": str(bench.folder.parent / "cache")}
+    environment = {"RAYPIPE_CACHE": str(bench.cache)}
     if bench.machine.rehearsal:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return collect(command, bench.folder, environment, seconds)

@@ -28,6 +28,7 @@ from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
+from raypipe.prediction import calibration
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
 CPU = replace(H100, device="cpu", gpus=0, driver=None, capability=None, rehearsal=True)
@@ -284,6 +285,35 @@ def test_what_nvidia_smi_prints_is_read() -> None:
     assert training.summary(rows) == {
         "samples": 3, "gpu_util_mean": 97, "power_w_mean": 310.5, "memory_max_bytes": 2 * 2**30
     }  # fmt: skip
+
+
+def test_no_earlier_measurement_calibrates_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one of another part, nor one of an earlier try."""
+    found = []
+
+    def collect(
+        command: Sequence[str], folder: Path, environment: dict[str, str], seconds: float
+    ) -> tuple[str, str, list[Row]]:
+        del command, folder, seconds
+        found.append(environment["RAYPIPE_CACHE"])
+        return "done", "", []
+
+    monkeypatch.setattr(gpu, "collect", collect)
+    benches = [Bench(H100, tmp_path / part.name) for part in PARTS[:3]]
+    for part, bench in zip(PARTS, benches, strict=False):
+        gpu.run_part(part, bench, 60)
+    assert found == [str(bench.cache) for bench in benches]
+    assert len(set(found)) == 3
+
+    monkeypatch.setenv("RAYPIPE_CACHE", found[2])
+    calibration.save("Card", [calibration.Measured(key="earlier", speed=2.0)])
+    assert calibration.load("Card").number == 1
+    monkeypatch.setattr(Bench, "predict", lambda *_: {"bf16": PREDICTION})
+    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
+    next(memory.predictions(benches[2]))
+    assert calibration.load("Card").number == 0
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])

@@ -173,6 +173,11 @@ class Bench:
         return small if self.machine.rehearsal else real
 
     @property
+    def cache(self) -> Path:
+        """``RAYPIPE_CACHE`` of the part: no part calibrates the predictions of another."""
+        return self.folder / "cache"
+
+    @property
     def precisions(self) -> Sequence[str]:
         """The precisions to compare, fp32 first."""
         if self.machine.rehearsal:
