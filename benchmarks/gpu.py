@@ -45,6 +45,8 @@ WORK = PROJECT / "runs" / "gpu"
 OUTCOMES = "parts"
 #: statuses of parts that are not tried again
 FINAL = ("done",)
+#: statuses of parts that did not start
+_NOT_TRIED = ("skipped", "not started")
 #: seconds that a part needs at least, and that an overdue one has to end in order
 _LEAST_S, _GRACE_S = 20, 20
 #: seconds in which killed processes disappear
@@ -79,6 +81,21 @@ def foreign(outcomes: Sequence[Row], machine: Machine) -> str | None:
         if row["device"] != machine.device:
             return f"is of {row['device']}, and this is {machine.device}"
     return None
+
+
+def attempt(part: Part, bench: Bench, seconds: float, *, again: bool) -> tuple[str, str, list[Row]]:
+    """Run a part if it can run in the time that is left; return its status, a note, and its rows.
+
+    With ``again``, it does not continue the trainings of an earlier try.
+    """
+    if (obstacle := part.obstacle(bench.machine)) is not None:
+        return "skipped", obstacle, []
+    if seconds < _LEAST_S:
+        return "not started", "no time was left; the same command continues", []
+    if again:
+        shutil.rmtree(bench.folder, ignore_errors=True)
+    typer.echo(f"== {part.name}: {part.title} (at most {seconds:.0f} s)")
+    return run_part(part, bench, seconds)
 
 
 def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str, list[Row]]:
@@ -186,26 +203,23 @@ def main(
         _refuse(f"--out {out}: {problem}; give another folder")
     work = out / "runs" if rehearse else WORK / slug
     chosen = [part for part in PARTS if not only or part.name in only]
-    for part in to_do(chosen, stored(out, OUTCOMES), again=again):
+    earlier = stored(out, OUTCOMES)
+    tried = {row["part"] for row in earlier if row["status"] not in _NOT_TRIED}
+    statuses = {row["part"]: row["status"] for row in earlier}
+    for part in to_do(chosen, earlier, again=again):
         bench = Bench(machine, (work / part.name).resolve())
-        if again:
-            shutil.rmtree(bench.folder, ignore_errors=True)
         began, seconds = time.monotonic(), min(part.seconds, deadline - time.monotonic())
-        rows: list[Row] = []
-        if (obstacle := part.obstacle(machine)) is not None:
-            status, note = "skipped", obstacle
-        elif seconds < _LEAST_S:
-            status, note = "not started", "no time was left; the same command continues"
+        status, note, rows = attempt(part, bench, seconds, again=again)
+        statuses[part.name] = status
+        if status in _NOT_TRIED and part.name in tried:
+            note += "; its results are kept"
         else:
-            typer.echo(f"== {part.name}: {part.title} (at most {seconds:.0f} s)")
-            status, note, rows = run_part(part, bench, seconds)
-        _keep(out, part, machine, status, note, rows, time.monotonic() - began)
+            _keep(out, part, machine, status, note, rows, time.monotonic() - began)
         typer.echo(f"== {part.name}: {status}{f', {note}' if note else ''}")
         if status in FINAL:
             shutil.rmtree(bench.folder, ignore_errors=True)
     typer.echo(f"page: {write_page(out)}")
-    outcomes = {row["part"]: row["status"] for row in stored(out, OUTCOMES)}
-    if any(outcomes.get(part.name) not in (*FINAL, "skipped") for part in chosen):
+    if any(statuses.get(part.name) not in (*FINAL, "skipped") for part in chosen):
         raise typer.Exit(1)
 
 

@@ -223,9 +223,31 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {"torch", "commit", "at"} <= set(row.index)
 
     tried.clear()
-    CliRunner().invoke(command(), ["--out", str(out), "--again", "--minutes", "0"])
+    other = ["--out", str(tmp_path / "other"), "--minutes", "0"]
+    assert CliRunner().invoke(command(), other).exit_code == 1
     assert tried == []
-    assert "no time was left" in (out / "results.md").read_text()
+    assert "no time was left" in (tmp_path / "other" / "results.md").read_text()
+
+
+def test_measuring_again_without_time_keeps_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results of finished parts, and trainings of a part that continues."""
+    machine_with(monkeypatch, Gpu(0, "GPU-1", "NVIDIA H100", 85 * 10**9, "9.0"))
+    monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
+    here = Machine.here(rehearsal=False)
+    before = [outcome("mfu", "timed out", here), outcome("two_cards", "done", here)]
+    gpu.store(tmp_path, gpu.OUTCOMES, before)
+    training = tmp_path / "work" / "nvidia-h100" / "mfu"
+    training.mkdir(parents=True)
+    given = ["--out", str(tmp_path), "--again", "--minutes", "0"]
+    given += ["--only", "mfu", "--only", "two_cards"]
+    ended = CliRunner().invoke(command(), given)
+    assert ended.exit_code == 1
+    assert "== mfu: not started, no time was left" in ended.output
+    assert "this machine has 1; its results are kept" in ended.output
+    assert training.exists()
+    assert gpu.stored(tmp_path, gpu.OUTCOMES) == before
 
 
 def test_the_page_of_a_rehearsal_says_so_first() -> None:
