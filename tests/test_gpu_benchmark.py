@@ -278,6 +278,23 @@ def test_the_limit_lies_on_the_line_through_the_prediction() -> None:
     assert memory.peak_at(PREDICTION, 15) == 1800
 
 
+def test_a_precision_in_which_no_sample_fits_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = {**PREDICTION, "micro_batch": None, "note": "micro-batch 1 does not fit; predicted"}
+    monkeypatch.setattr(Bench, "predict", lambda *_: {"bf16": PREDICTION, "fp32": full})
+    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
+    rows = list(memory.out_of_memory(Bench(H100, tmp_path)))
+    assert [row.get("micro_batch") for row in rows] == [10, 16, None]
+    assert rows[2]["error"] == "fp32: micro-batch 1 does not fit; predicted"
+    gpu.store(tmp_path, "out_of_memory", rows)
+    stored = gpu.stored(tmp_path, "out_of_memory")
+    text = page([outcome("out_of_memory", "done")], {"out_of_memory": stored})
+    assert "1 of 2 trainings ended as predicted." in text
+    assert "Not measured: fp32: micro-batch 1 does not fit; predicted" in text
+    assert "0 of 0" in page([outcome("out_of_memory", "done")], {"out_of_memory": rows[2:]})
+
+
 def test_a_measurement_lies_next_to_its_prediction() -> None:
     trial = {"gpu_peak_bytes": 1430, "samples_per_s": 30.0, "status": "succeeded"}
     found = memory.compared(PREDICTION, Trained("run", trial))

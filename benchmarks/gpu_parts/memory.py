@@ -28,19 +28,27 @@ def out_of_memory(bench: Bench) -> Iterator[Row]:
     both = (bench.precision("lm_pretrain"), "fp32")
     for precision in bench.pick(both, both[:1]):
         prediction = predicted[precision]
+        about = {
+            "precision": precision,
+            "capacity_bytes": prediction["capacity_bytes"],
+        }
+        if prediction["micro_batch"] is None:
+            error = f"{precision}: {prediction['note']}"
+            peak = prediction["peak_bytes"]  # at micro-batch 1
+            yield {**about, "predicted_peak_bytes": peak, "as_predicted": None, "error": error}
+            continue
         sizes = {"fits": prediction["micro_batch"], "runs out": first_too_large(prediction)}
         for expected, size in sizes.items():
             done = _at(bench, precision, size, sizes["runs out"])
             ran_out = any(row["kind"] == "out_of_memory" for row in done.failures)
             found = "runs out" if ran_out else "fits" if done.error is None else "fails"
             yield {
-                "precision": precision,
+                **about,
                 "micro_batch": size,
                 "expected": expected,
                 "found": found,
                 "as_predicted": found == expected,
                 "predicted_peak_bytes": peak_at(prediction, size),
-                "capacity_bytes": prediction["capacity_bytes"],
                 **done.columns("status", "attempts", "gpu_peak_bytes"),
                 "micro_batch_at_end": done.trial.get("micro_batch"),
                 "checkpointing_at_end": done.trial.get("gradient_checkpointing"),

@@ -104,8 +104,8 @@ def _losses(rows: Sequence[Row]) -> str:
 
 
 def _out_of_memory(rows: Sequence[Row]) -> str:
-    right = sum(bool(row["as_predicted"]) for row in rows)
-    return f"{right} of {len(rows)} trainings ended as predicted."
+    trained = _known(rows, "as_predicted")
+    return f"{sum(trained):.0f} of {len(trained)} trainings ended as predicted."
 
 
 def _predictions(rows: Sequence[Row]) -> str:
