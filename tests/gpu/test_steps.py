@@ -40,9 +40,14 @@ from tests.gpu.trainings import Case, language_model, run
 if __name__ == "__main__":
     task, training = language_model(), {"log_every": 1}
     cases = {s: Case(task, (4, 1, 8, 2), s, training) for s in ("ddp", "fsdp")}
+    cases["muon"] = Case(task, (4, 1, 8, 2), "fsdp", {**training, "optimizer": "muon"})
     blocks = task.blocks(task.build_model())
-    inside = sum(weight.nbytes for block in blocks for weight in block.parameters())
-    print(json.dumps({**run(cases), "blocks": inside}))
+    inside = [weight for block in blocks for weight in block.parameters()]
+    print(json.dumps({
+        **run(cases),
+        "blocks": sum(weight.nbytes for weight in inside),
+        "matrices": sum(weight.numel() for weight in inside if weight.ndim == 2),
+    }))
 """
 
 
@@ -55,6 +60,13 @@ def test_workers_exchange_the_gradient_once(rig: Rig) -> None:
     # a rank gives its half of the gradient's sum, and of the weights: those of blocks twice
     assert fsdp["scatter_bytes"] == whole / 2
     assert fsdp["gather_bytes"] == (whole + blocks) / 2
-    for counted in (ddp, fsdp):
+    muon = found["muon"]
+    for name in ("scatter_bytes", "gather_bytes"):
+        assert muon[name] == fsdp[name]
+    # a rank has half of each matrix, and gives half of that to the other to orthogonalize, in bf16;
+    # of its half of the matrices, it gives back half of the rows
+    assert muon["send_bytes"] == 2 * 2 * found["matrices"] / 4
+    assert (ddp["send_bytes"], fsdp["send_bytes"]) == (0, 0)
+    for counted in (ddp, fsdp, muon):
         assert counted["syncs"] == 0
         assert counted["expandable"]

@@ -25,6 +25,7 @@ NAMES = (
     "gather_bytes",
     "scatter_bytes",
     "reduce_bytes",
+    "send_bytes",
 )
 
 

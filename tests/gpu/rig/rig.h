@@ -8,7 +8,8 @@
 /* counters.py lists the same names in the same order */
 typedef struct {
     long launches, gemms, syncs, event_syncs, h2d, d2h, d2d, h2d_bytes, d2h_bytes, mallocs, frees,
-        ooms, collectives, memsets, gather_bytes, scatter_bytes, reduce_bytes;
+        ooms, collectives, memsets, gather_bytes, scatter_bytes, reduce_bytes,
+        send_bytes;
 } Counters;
 
 extern Counters rig_counters;
