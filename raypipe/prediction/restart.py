@@ -6,6 +6,7 @@ combination of settings, which takes a second or two each. On a CPU nothing is p
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +14,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from raypipe import faults
-from raypipe.errors import ConfigError, UnitError
+from raypipe.errors import ConfigError, UnitError, message_of
 from raypipe.hardware import Gpu, bytes_text
 from raypipe.prediction import calibration
 from raypipe.prediction.calibration import Calibration
 from raypipe.prediction.cards import Card, cards, of_device
+from raypipe.redaction import shown_traceback
 from raypipe.training.job import TrainingJob
 from raypipe.training.recovery import changed
 from raypipe.training.task import TrainTask
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
     from raypipe.prediction.forecast import Forecasts
     from raypipe.training.settings import OomStep
 
-#: time after which recording ends: a step with a long loop of small kernels takes minutes
+log = logging.getLogger(__name__)
+
+#: time for all recordings of a choice: a step with a long loop of small kernels takes minutes
 _MOST_SECONDS = 60
 #: steps that keep the loss curve, in any combination
 _EXACT: tuple[OomStep, ...] = ("gradient_checkpointing", "fsdp")
@@ -37,10 +41,14 @@ Changed = tuple[TrainingJob, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A job that may follow, what it changes in words, and the row of its prediction."""
+    """A job that may follow, what it changes in words, and its prediction.
+
+    ``reserved`` are the bytes that torch reserves, uncalibrated: integers that compare exactly.
+    """
 
     job: TrainingJob
     words: tuple[str, ...]
+    reserved: int
     row: dict[str, Any]
     fits: bool
 
@@ -73,28 +81,38 @@ class RestartChoice:
     ) -> None:
         self._gpus, self._say, self._make = gpus, say, forecasts or _forecasts
         self._made: list[tuple[object, Forecasts]] = []
-        self._deadline = 0.0
+        self._deadline, self._failed = 0.0, False
 
     def __call__(self, job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:
         """Return the job and a description; None if the fixed order of steps has to decide.
 
-        It does for a CPU, an unlisted card, a script, a step that cannot be predicted, injected
-        faults, and if nothing that ``on_oom`` allows is predicted to need less. Micro-batches only
-        shrink and steps of ``on_oom`` stay, so that the attempts come to an end.
+        Return None for a CPU, an unlisted card, a script, an elastic number of workers, a step that
+        cannot be predicted, injected faults, and if nothing that ``on_oom`` allows is predicted to
+        need less. After a prediction failed, none is tried again. Micro-batches only shrink and
+        steps of ``on_oom`` stay, so that the attempts come to an end.
         """
         injected = faults.from_environment().oom_above is not None
         each = job.settings.scaling.gpus_per_worker
         if not (self._gpus and each and job.settings.on_oom) or injected:
             return None
-        if not isinstance(job.task, TrainTask):
+        if self._failed or not isinstance(job.task, TrainTask):
             return None
+        from raypipe.prediction.step import RECORDING
+
         try:
+            _check_workers(job)
             card = self._card(each)
             self._say("out of memory: predicting which settings fit")
-            self._deadline = time.monotonic() + _MOST_SECONDS
-            return self._chosen(job, error, card)
-        except ConfigError as reason:
-            self._say(f"out of memory: on_oom is followed in its order: {reason}")
+            with RECORDING:  # waiting for another stage's recordings is not part of the limit
+                self._deadline = time.monotonic() + _MOST_SECONDS
+                return self._chosen(job, error, card)
+        except Exception as reason:  # a user's task may raise anything; the training goes on
+            self._failed = True
+            text = str(reason)
+            if not isinstance(reason, ConfigError):
+                text = f"the prediction failed ({message_of(reason)})"
+                log.error("the settings after out of memory:\n%s", shown_traceback())  # noqa: TRY400
+            self._say(f"out of memory: on_oom is followed in its order: {text}")
             return None
 
     def _card(self, share: float) -> Card:
@@ -122,16 +140,17 @@ class RestartChoice:
         speed = forecasts.row(card, job.settings, found, size)["samples_per_s"]
         most = room(card, workers) / found.memory
         unfit: list[_Candidate] = []
-        for tier in _tiers(job):
+        for tier in _tiers(job, card):
             sized = [self._sized(*each, card, found, most) for each in tier]
+            sized = [each for each in sized if not _same(each.job, job)]
             if fitting := [each for each in sized if each.fits]:
                 best = max(fitting, key=lambda each: each.row["samples_per_s"])
                 return best.job, best.text(speed)
             unfit += sized
-        least_of_all = min(unfit, key=lambda each: each.row["peak_bytes"])
-        if least_of_all.row["peak_bytes"] >= needed * found.memory:
+        smallest = min(unfit, key=lambda each: each.reserved, default=None)
+        if smallest is None or smallest.reserved >= needed:
             return None
-        return least_of_all.job, f"{least_of_all.text(speed)}; nothing allowed needs less"
+        return smallest.job, f"{smallest.text(speed)}; nothing allowed needs less"
 
     def _sized(
         self,
@@ -152,8 +171,9 @@ class RestartChoice:
         size = next(filter(fits, sizes), None)
         micro = size or 1
         cut = replace(plan, micro_batch=micro, accumulation=-(-plan.largest_share // micro))
+        reserved = forecasts.reserved(card, job.settings, micro)
         row = forecasts.row(card, job.settings, found, micro)
-        return _Candidate(replace(job, plan=cut), words, row, size is not None)
+        return _Candidate(replace(job, plan=cut), words, reserved, row, size is not None)
 
     def _of(self, job: TrainingJob) -> Forecasts:
         """Return the forecasts of a job's task, with the recordings of earlier attempts."""
@@ -165,7 +185,20 @@ class RestartChoice:
         return made
 
 
-def _tiers(job: TrainingJob) -> Iterator[list[Changed]]:
+def _check_workers(job: TrainingJob) -> None:
+    """Raise ConfigError if the number of workers is elastic: each number has other needs."""
+    scaling = job.settings.scaling
+    if scaling.fewest_workers != scaling.most_workers:
+        raise ConfigError(f"scaling.workers = {scaling.workers} is elastic, which is not predicted")
+
+
+def _same(one: TrainingJob, other: TrainingJob) -> bool:
+    """Whether two jobs take the same step."""
+    same_task = one.task is other.task and one.settings == other.settings
+    return same_task and one.plan.micro_batch == other.plan.micro_batch
+
+
+def _tiers(job: TrainingJob, card: Card) -> Iterator[list[Changed]]:
     """Yield what may follow: with the same results, else in bf16, else with shorter samples."""
     allowed = job.settings.on_oom
     exact = [step for step in _EXACT if step in allowed]
@@ -174,7 +207,9 @@ def _tiers(job: TrainingJob) -> Iterator[list[Changed]]:
     words: tuple[str, ...] = ()
     while True:
         yield list(_combinations(job, words, exact))
-        if "bf16" in allowed and (half := changed(job, "bf16")) is not None:
+        in_bf16 = "bf16" in allowed and "bf16" in card.precisions
+        half = changed(job, "bf16") if in_bf16 else None
+        if half is not None:
             yield list(_combinations(half[0], (*words, "bf16"), exact))
         shorter = job.task.shortened() if "shorten" in allowed else None
         if shorter is None:

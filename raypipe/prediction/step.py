@@ -34,8 +34,9 @@ from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 from raypipe.training.update import Update
 
 _DEVICE = torch.device("cpu")
-#: held while functions of torch are replaced, and a process group is pretended
-_ALONE = threading.Lock()
+#: held while functions of torch are replaced, and a process group is pretended; a thread may hold
+#: it for several recordings
+RECORDING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def record(task: TrainTask, case: StepCase, deadline: float = math.inf) -> Recor
             the recording takes too long.
 
     """
-    with _ALONE, _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
+    with RECORDING, _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
         return _record(task, case, _batch(task, case.micro_batch), mesh, deadline)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from example_tasks import Regression, job
 
 from raypipe.errors import BatchLimit, ConfigError, UnitError
 from raypipe.hardware import Gpu
-from raypipe.prediction.calibration import Calibration
+from raypipe.prediction import calibration, step
+from raypipe.prediction.calibration import Calibration, Measured
 from raypipe.prediction.cards import Card
 from raypipe.prediction.memory import outside
 from raypipe.prediction.restart import RestartChoice
@@ -57,10 +60,20 @@ class Written:
         speed *= 2 if training.precision == "bf16" else 1
         return {
             "samples_per_s": speed,
-            "peak_bytes": self.reserved(card, settings, size) * found.memory,
+            "peak_bytes": round(self.reserved(card, settings, size) * found.memory),
             "context_bytes": outside(settings.scaling.most_workers),
             "capacity_bytes": card.memory_bytes,
         }
+
+
+class Shrinking(Written):
+    """Forecasts that differ with each question, as where a phase of several failed."""
+
+    def reserved(
+        self, card: Card, settings: TrainStageSettings, size: int, at: int | None = None
+    ) -> int:
+        self.fixed -= 0.1
+        return super().reserved(card, settings, size, at)
 
 
 class Long(Regression):
@@ -181,6 +194,27 @@ def test_each_attempt_needs_less_so_that_they_end() -> None:
     assert told[-2] == "again with bf16"
 
 
+@pytest.mark.parametrize("calibrated", [1.0, 1.1])
+def test_settings_that_failed_are_not_chosen_again(calibrated: float) -> None:
+    """The row's calibrated peak is rounded, here down: it is not compared with the failed one."""
+    calibration.save("L4", [Measured(key="a", speed=1.0, memory=calibrated)])
+    choose = choice(Written(4, 29))  # 33 GiB for one sample
+    found = choose(asked := failed("fsdp"), full(asked))
+    assert found is not None
+    assert state(found[0]) == (1, [])
+    assert choose(found[0], full(found[0])) is None
+    one = replace(asked, plan=replace(asked.plan, micro_batch=1, accumulation=32))
+    assert choice(Shrinking(4, 29))(one, full(one)) is None
+
+
+def test_bf16_is_left_out_on_a_card_that_lacks_it() -> None:
+    old = replace(GPU, name="Tesla T4", memory_bytes=16 * GIB, compute_capability="7.5")
+    asked = failed("bf16")
+    found = choice(Written(sample=20), gpus=(old,))(asked, full(asked))
+    assert found is not None
+    assert state(found[0]) == (1, [])
+
+
 def test_samples_are_shortened_where_nothing_else_fits() -> None:
     asked = failed("shorten", "bf16", task=Long())
     halves = {64: Written(sample=60), 32: Written(sample=15)}
@@ -222,6 +256,52 @@ def test_the_fixed_order_decides_where_nothing_is_predicted(
 
     assert RestartChoice([GPU], said.append, refused)(asked, full(asked)) is None
     assert said[-1].endswith("it needs values")
+
+    ranged = asked.settings.scaling.model_copy(update={"workers": (1, 4)})
+    elastic = replace(asked, settings=asked.settings.model_copy(update={"scaling": ranged}))
+    assert choice(Written(), said)(elastic, full(asked)) is None
+    assert said[-1].endswith("scaling.workers = (1, 4) is elastic, which is not predicted")
+
+
+def test_a_prediction_that_failed_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    asked, said, asked_for = failed("gradient_checkpointing"), list[str](), list[TrainingJob]()
+
+    def broken(job: TrainingJob) -> Any:
+        asked_for.append(job)
+        raise KeyError("bf16")
+
+    choose = RestartChoice([GPU], said.append, broken)
+    assert choose(asked, full(asked)) is None
+    order = (
+        "out of memory: on_oom is followed in its order: the prediction failed (KeyError: 'bf16')"
+    )
+    assert said == ["out of memory: predicting which settings fit", order]
+    assert "in broken" in caplog.text
+    assert choose(asked, full(asked)) is None
+    assert len(asked_for) == 1
+    assert len(said) == 2
+
+
+def test_the_time_limit_starts_when_no_other_recording_runs() -> None:
+    written, ended = Written(), threading.Event()
+    limits: list[float] = []
+
+    def other() -> None:
+        with step.RECORDING:
+            held.set()
+            ended.wait(10)
+            time.sleep(0.02)
+            limits.append(time.monotonic())
+
+    held = threading.Event()
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait(10)
+    asked = failed("gradient_checkpointing")
+    choose = RestartChoice([GPU], lambda text: ended.set(), lambda job: written)  # type: ignore[arg-type, return-value]
+    assert choose(asked, full(asked)) is not None
+    thread.join()
+    assert written.deadline >= limits[0] + 60
 
 
 def test_workers_that_share_a_card_have_a_part_of_its_memory() -> None:
