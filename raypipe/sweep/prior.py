@@ -98,14 +98,15 @@ def _forecasts(
     known: dict[str, Forecasts],
     say: Callable[[str], None],
 ) -> Forecasts:
-    """Return the forecasts of a trial's training; those of another one with the same task."""
+    """Return the forecasts of a trial's training; those of another one with the same phases."""
     from raypipe.prediction.forecast import Forecasts
     from raypipe.training.task import TrainTask
 
     settings = trial.training.settings
-    effective = settings.training.effective_batch or 1
+    training, effective = settings.training, settings.training.effective_batch or 1
     rest = {key: value for key, value in trial.point.items() if ".training." not in key}
-    key = fingerprint([rest, effective, settings.scaling.most_workers])
+    phases = [training.steps, training.epochs, training.restarts]
+    key = fingerprint([rest, effective, phases, settings.scaling.most_workers])
     if key not in known:
         task = trial.training.task(run_dir)
         if not isinstance(task, TrainTask):

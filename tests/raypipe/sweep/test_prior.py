@@ -15,13 +15,16 @@ from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware, detect
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.launcher import Trials
+from raypipe.prediction import forecast
+from raypipe.prediction.cards import cards
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.sweep import stage
 from raypipe.sweep.memory_model import MemoryFit, MemoryModel
-from raypipe.sweep.prior import Prior, predicted
+from raypipe.sweep.prior import Prior, on_card, predicted
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import Trial, TrialMaker
+from raypipe.training.settings import TrainStageSettings
 from tests.raypipe.examples import sweeping
 
 GIB = 2**30
@@ -80,6 +83,37 @@ def test_each_group_of_trials_has_a_line_and_each_trial_a_speed(
     assert Prior().ordered(trials) == trials
 
 
+def test_trainings_of_different_length_have_forecasts_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their phases differ, and with them hours and energy."""
+    steps = list[int | None]()
+
+    class Forecasts:
+        def __init__(self, _: object, settings: TrainStageSettings, *__: object) -> None:
+            self.length = settings.training.steps
+            steps.append(self.length)
+
+        def line(self, *_: object) -> tuple[float, float]:
+            return 0.0, 1.0
+
+        def row(self, _: object, settings: TrainStageSettings, *__: object) -> dict[str, int]:
+            assert settings.training.steps == self.length
+            return {}
+
+    monkeypatch.setattr(forecast, "Forecasts", Forecasts)
+    node = replace(detect(), gpus=(Gpu(0, "", "NVIDIA L4", 23034 * 2**20, "8.9"),))
+    key = "train.training"
+    axes = {
+        f"{key}.steps": AxisSettings(grid=(10, 20)),
+        f"{key}.micro_batch": AxisSettings(grid=(4, 8)),
+    }
+    sweep = SweepSettings(stage="train", kind="quality", metric="loss", axes=axes)
+    maker = TrialMaker(resolve(read("lm_pretrain"), SMALL, "auto", [node]), sweep, [node])
+    on_card(maker.trials(), cards()["L4"], None, str)
+    assert sorted(steps) == [10, 20]
+
+
 YAML = """
 experiment: example_sweep
 train: {training: {steps: 10, effective_batch: 16}}
@@ -123,8 +157,6 @@ def test_a_sweep_begins_with_the_fastest_point_and_starts_none_that_cannot_fit(
 def test_a_step_that_needs_values_is_not_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from raypipe.prediction import forecast
-
     def failing(*_: object) -> None:
         raise ConfigError("it needs values")
 
