@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
@@ -122,7 +122,7 @@ class Predictor:
         configuration = self.resolved(card)
         for name, training in trainings(configuration, stage):
             settings = self._settings(configuration, name, training)
-            if not _is_predicted({"precision": settings.training.precision}):
+            if not known_cards.is_predicted(settings.training.precision):
                 say(
                     f"{name}.training.precision = {settings.training.precision}: is not predicted; "
                     "measure it on the card (`raypipe fit` without --card)"
@@ -201,7 +201,8 @@ class Predictor:
         configuration = self.resolved(card)
         fastest: dict[str, Row] = {}
         for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
-            if row.get("samples_per_s") and row.get("micro_batch") and _is_predicted(row):
+            sized = row.get("samples_per_s") and row.get("micro_batch")
+            if sized and known_cards.is_predicted(row.get("precision")):
                 fastest[row["stage"]] = row
         found, known = [], dict(trainings(configuration, None))
         for stage, row in fastest.items():
@@ -308,13 +309,8 @@ def _trials(ledger: Ledger, stage: str, card: Card, known: Sequence[Card]) -> li
         and row.get("samples_per_s")
         and known_cards.of_device(str(row.get("device")), None, known) == card
         and same.issuperset(row.get("point") or ())
-        and _is_predicted(row)
+        and known_cards.is_predicted(row.get("precision"))
     ]
-
-
-def _is_predicted(row: Row) -> bool:
-    """Whether the precision of a training is one that predictions know: not fp8."""
-    return row.get("precision") in get_args(Arithmetic)
 
 
 def _beside(row: Row, measured: Sequence[Row]) -> Row:

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from raypipe.config.settings import Settings
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.hardware import Precision, supported_precisions
+from raypipe.hardware import Arithmetic, Precision, supported_precisions
 
 #: environment variable with a file of further cards and prices
 CARDS = "RAYPIPE_CARDS"
@@ -68,8 +68,14 @@ class Card:
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
-        """The precisions that the card supports."""
-        return tuple(p for p in supported_precisions(str(self.capability)) if p in self.peaks)
+        """The precisions that the card supports and that predictions know."""
+        supported = supported_precisions(str(self.capability))
+        return tuple(p for p in supported if p in self.peaks and is_predicted(p))
+
+
+def is_predicted(precision: str | None) -> bool:
+    """Whether predictions know a precision: they do not know fp8."""
+    return precision in get_args(Arithmetic)
 
 
 def cards(file: str | os.PathLike[str] | None = None) -> dict[str, Card]:

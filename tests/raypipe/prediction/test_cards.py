@@ -95,6 +95,14 @@ def test_a_file_adds_cards_and_prices(tmp_path: Path, monkeypatch: pytest.Monkey
         assert found["Mine"].precisions == ("fp32",)
 
 
+def test_a_peak_in_fp8_makes_no_predicted_precision(tmp_path: Path) -> None:
+    file = tmp_path / "cards.yaml"
+    file.write_text("cards: {L4: {tflops: {fp32: 30, bf16: 121, fp8: 242}}}")
+    card = cards(file)["L4"]
+    assert card.peaks["fp8"] == 242e12  # of the MFU of a measured training
+    assert card.precisions == ("fp32", "bf16")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
