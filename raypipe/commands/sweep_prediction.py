@@ -1,6 +1,8 @@
-"""``raypipe sweep --card``: the points of a sweep on a card, in the order in which they would run.
+"""``raypipe sweep --card``: the points of a sweep on a card, in the order of their start.
 
-Nothing is trained. Points are ordered and skipped as in a sweep on that card.
+Nothing is trained. Order and skipped points are those with which a sweep on that card begins that
+has no measurements yet. There, measurements correct the memory model, skipped points are postponed
+first, and the sweep's scheduler may end or repeat trials.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def _maker(request: Request, card: Card, number: int | None) -> TrialMaker:
         values = {f"{stage}.scaling.workers": cards}
         configuration = configuration.with_values(values, "--cards-per-node")
     sweep = _finite(with_metric(configuration, training), configuration.origin)
-    return TrialMaker(configuration, sweep, [machine(card, cards)])
+    return TrialMaker(configuration, sweep, [machine(card, cards)], planned=True)
 
 
 def _finite(sweep: SweepSettings, origin: str) -> SweepSettings:

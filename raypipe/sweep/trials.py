@@ -19,6 +19,7 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.space import Point, points
 from raypipe.training.batching import BatchConflict
 from raypipe.training.requirements import obstacles
+from raypipe.training.settings import TrainStageSettings
 
 #: training settings that do not change the memory of a step on one micro-batch
 _SAME_MEMORY = {
@@ -87,13 +88,15 @@ class Trial:
 class TrialMaker:
     """Makes trials from points, for one stage of a configuration.
 
-    ``exact`` rules out a script's batch sizes whose product is not the constraint's.
+    ``exact`` rules out a script's batch sizes whose product is not the constraint's. ``planned``
+    says that the trials do not run here: the packages of this machine do not matter.
     """
 
     configuration: Configuration
     sweep: SweepSettings
     nodes: Sequence[Hardware]
     exact: bool = True
+    planned: bool = False
 
     def trials(self) -> list[Trial]:
         """Return the trials of all points that the constraints allow, small micro-batches first.
@@ -166,7 +169,7 @@ class TrialMaker:
             group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
             larger_group=fingerprint([*same, True]),
             parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
-            lacks=next((o.reason for o in obstacles(stage, settings, self.nodes)), None),
+            lacks=self._lacks(settings),
         )
 
     @property
@@ -178,6 +181,10 @@ class TrialMaker:
             return "cpu", None
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         return smallest.name, smallest.memory_bytes
+
+    def _lacks(self, settings: TrainStageSettings) -> str | None:
+        found = obstacles(self.sweep.stage, settings, self.nodes, packages=not self.planned)
+        return next((obstacle.reason for obstacle in found), None)
 
     def key(self, name: str) -> str:
         """Return the full key of an axis, which may be relative to the swept stage."""

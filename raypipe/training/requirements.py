@@ -22,9 +22,12 @@ class Obstacle:
 
 
 def obstacles(
-    stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware]
+    stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware], *, packages: bool = True
 ) -> list[Obstacle]:
-    """Return the settings of a training stage that these nodes cannot run, with full keys."""
+    """Return the settings of a training stage that these nodes cannot run, with full keys.
+
+    ``packages`` is whether a package that is not installed here counts.
+    """
     gpus = [gpu for node in nodes for gpu in node.gpus]
     scaling, each = settings.scaling, settings.scaling.gpus_per_worker
     on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
@@ -39,7 +42,7 @@ def obstacles(
         elif precision not in allowed:
             reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
-        elif reason := hardware.missing_package(precision):
+        elif packages and (reason := hardware.missing_package(precision)):
             found.append(Obstacle(key, precision, reason, "install it, or use bf16"))
     optimizer, precision = settings.training.optimizer, settings.training.precision
     if settings.training.weights == "bf16" and (optimizer, precision) != ("adafactor", "bf16"):

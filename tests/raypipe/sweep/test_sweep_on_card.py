@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import raypipe as rp
+from raypipe import hardware
 from raypipe.cli import app
 from raypipe.commands import prediction
 from raypipe.commands.prediction import Wanted
@@ -28,6 +29,7 @@ SMALL = (
     "sweep.axes.training.precision=[fp32]", "sweep.axes.training.gradient_checkpointing=null",
     "sweep.axes.training.micro_batch=[2,8,64]", "sweep.constraints.effective_batch=64",
 )  # fmt: skip
+MICRO_BATCH = "sweep.axes.training.micro_batch=[2]"
 CARD = "{memory_mib: %d, bandwidth: 100, tflops: {fp32: 1}, power_w: 50, capability: 6.1}"
 
 
@@ -78,6 +80,14 @@ def test_what_cannot_fit_is_skipped_with_the_reason() -> None:
     assert {(row["precision"], row["note"]) for row in lacking if row["skipped"]} == {
         ("bf16", "this GPU lacks bf16")
     }
+
+
+def test_packages_of_this_machine_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "missing_package", lambda precision: "torchao is not installed")
+    rows = points("sweep.axes.training.precision=[fp8]", MICRO_BATCH, card="L4")
+    assert [(row["skipped"], row["note"]) for row in rows if row["precision"] == "fp8"] == [
+        (False, "fp8 is not predicted; the sweep measures it")
+    ]
 
 
 def test_what_has_to_be_measured_is_not_recommended() -> None:
