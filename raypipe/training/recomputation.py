@@ -16,12 +16,14 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 _ATEN = torch.ops.aten
-#: operations whose results are kept: products with weights, and fused attention. Batched products
-#: are not among them: in attention that is not fused, their results are the largest tensors.
-_DEAR = (
+#: operations whose results are kept: products with weights, convolutions and fused attention.
+#: Batched products are not among them: in attention that is not fused, their results are the
+#: largest tensors.
+_KEPT_OPERATIONS = (
     _ATEN.mm.default,
     _ATEN.addmm.default,
     _ATEN._scaled_mm.default,
+    _ATEN.convolution.default,
     _ATEN._scaled_dot_product_flash_attention.default,
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
     _ATEN._scaled_dot_product_efficient_attention.default,
@@ -34,11 +36,15 @@ def recompute_blocks(
 ) -> list[nn.Module]:
     """Replace the blocks of a model by ones that recompute; return these (Chen et al. 2016).
 
-    ``cheap`` keeps the results of the operations that take most of the time.
+    ``cheap`` is selective activation checkpointing: the results of the operations that take most of
+    the time are kept. Torch raises RuntimeError in the backward pass if the model changes such a
+    result in place.
     """
     options: dict[str, Any] = {}
     if what == "cheap":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, list(_DEAR))
+        options["context_fn"] = partial(
+            create_selective_checkpoint_contexts, list(_KEPT_OPERATIONS)
+        )
     apply_activation_checkpointing(
         model,
         checkpoint_wrapper_fn=partial(checkpoint_wrapper, **options),

@@ -81,8 +81,9 @@ class TrainingSettings(OptimizerSettings):
     )
     recompute: Operational[Literal["all", "cheap"]] = Field(
         "all",
-        description="What gradient checkpointing recomputes: all of a block, or what is cheap: not "
-        "products with weights nor fused attention, whose results are kept.",
+        description="What gradient checkpointing recomputes: all of a block, or what is cheap "
+        "(selective activation checkpointing): not products with weights, convolutions and fused "
+        "attention, whose results are kept.",
     )
     log_every: Operational[PositiveInt] = Field(
         10, description="Optimizer steps between rows of the table `steps`."
@@ -262,8 +263,9 @@ class TrainStageSettings(Settings):
     on_oom: Operational[tuple[OomStep, ...]] = Field(
         (),
         description="Changes that are allowed after an out-of-memory error, beyond a smaller "
-        "micro-batch. The fastest combination that is predicted to fit is taken; where memory "
-        "cannot be predicted, they follow in this order at micro-batch 1.",
+        "micro-batch. The fastest combination that is predicted to fit is taken, with bf16 and "
+        "shorten only if nothing fits without; where memory cannot be predicted, they follow in "
+        "this order at micro-batch 1.",
     )
     memory_trial: Operational[int] = Field(
         0,

@@ -57,6 +57,25 @@ def step(
     return gradients, counted.calls
 
 
+def small_step(block: nn.Sequential, *shape: int) -> Counter[str]:
+    model = nn.Sequential(block)
+    recompute_blocks(model, [block], "cheap")
+    with Counted() as counted:
+        model(torch.randn(*shape, requires_grad=True)).sum().backward()
+    return counted.calls
+
+
+def test_convolutions_are_computed_once() -> None:
+    calls = small_step(nn.Sequential(nn.Conv1d(2, 2, 3), nn.SiLU(), nn.Conv1d(2, 2, 3)), 1, 2, 8)
+    assert (calls["convolution"], calls["silu"]) == (2, 2)
+
+
+def test_torch_refuses_an_activation_in_place_after_a_kept_product() -> None:
+    with pytest.raises(RuntimeError, match="selective activation checkpoint has been mutated"):
+        small_step(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)), 3, 2)
+    assert small_step(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), 3, 2)["relu"] == 2
+
+
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_products_and_attention_are_computed_once_and_the_gradient_is_the_same(
     kind: torch.dtype,
