@@ -13,9 +13,10 @@ gc.set_threshold(50_000, 20, 100)
 ZERO_GPUS = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 
 # Ray reads these variables on import. A worker group polls and stops in tenths of a second, not
-# seconds, and recounts the nodes after waiting ten seconds for its placement group. If one worker
-# has failed, the others may wait for it in an exchange: they have a second to end, not thirty, and
-# five more that cannot be set. A caller notices a node that vanished silently after 85 seconds, not
+# seconds, and recounts the nodes after waiting ten seconds for its placement group. A worker
+# reports errors of its own (failures.CAUSES) to raypipe, which ends the group at once. After any
+# other failure Ray ends it: workers that wait in an exchange have a second, not thirty, and five
+# more that cannot be set. A caller notices a node that vanished silently after 85 seconds, not
 # seven minutes (Ray's servers allow one ping per minute). raypipe watches for announced losses of
 # nodes itself. Ray's messages address its developers; users read raypipe's progress and
 # RUN_DIR/logs.

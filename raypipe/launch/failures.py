@@ -46,7 +46,9 @@ _MOST_TELLING: tuple[FailureKind, ...] = (
     "worker_died",
 )
 #: kinds that are never a consequence of another worker's failure
-CAUSES = frozenset(_MOST_TELLING[:4])
+CAUSES: frozenset[FailureKind] = frozenset(
+    {"out_of_memory", "host_out_of_memory", "invalid_value", "compile_error"}
+)
 
 
 def worker_failure(unit: str, error: BaseException) -> UnitError:
