@@ -31,9 +31,10 @@ def linear_cross_entropy(
     Value and gradient are those of ``F.cross_entropy(F.linear(hidden, weight).float(), targets,
     reduction="sum")``. Under autocast the products are in its precision, and softmax, loss and the
     sum of the weight's gradient in fp32. The gradients are computed with the loss, so nothing is
-    computed twice; they cannot be differentiated again, and autograd rejects a second backward
-    pass. In a compiled function, a chunk is compiled by itself: in one graph, the compiler would
-    compute the logits of several chunks ahead.
+    computed twice. They cannot be differentiated again. The backward pass scales each gradient that
+    has the type of its input in place; a second pass then raises RuntimeError. In a compiled
+    function, a chunk is compiled by itself: in one graph, the compiler would compute the logits of
+    several chunks ahead.
 
     Args:
         hidden: inputs of the layer, ``[N, d]``.
@@ -92,8 +93,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # multiplied in single precision: the factor is the same for all weights; in place, so that
-        # autograd rejects a second pass
+        # multiplied in single precision: the factor is the same for all weights; in place where the
+        # types are equal: a second pass finds a saved tensor modified and raises RuntimeError
         pairs = zip(ctx.saved_tensors, ctx.types, strict=True)
         scaled = [
             torch.mul(
