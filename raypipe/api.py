@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from raypipe.commands.results import existing
 from raypipe.errors import ConfigError
@@ -147,6 +147,28 @@ def run(
     return _executed(_request("run", config, given, **where, **more))
 
 
+@overload
+def sweep(
+    config: Config,
+    overrides: Mapping[str, Any] | None = ...,
+    *,
+    run_dir: str | os.PathLike[str] | None = ...,
+    profile: str = ...,
+    address: str | None = ...,
+    time_budget: str | None = ...,
+    card: None = ...,
+) -> Run: ...
+@overload
+def sweep(
+    config: Config,
+    overrides: Mapping[str, Any] | None = ...,
+    *,
+    run_dir: str | os.PathLike[str] | None = ...,
+    profile: str = ...,
+    card: str,
+    cards_per_node: int | None = ...,
+    cards: str | os.PathLike[str] | None = ...,
+) -> pd.DataFrame: ...
 def sweep(
     config: Config,
     overrides: Mapping[str, Any] | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 from typer.testing import CliRunner
@@ -82,6 +82,14 @@ def test_what_cannot_fit_is_skipped_with_the_reason() -> None:
     }
 
 
+def test_type_checkers_know_what_a_sweep_returns() -> None:
+    found = [
+        (each.__annotations__.get("card"), each.__annotations__["return"])
+        for each in get_overloads(rp.sweep)
+    ]
+    assert found == [("None", "Run"), ("str", "pd.DataFrame")]
+
+
 def test_packages_of_this_machine_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "missing_package", lambda precision: "torchao is not installed")
     rows = points("sweep.axes.training.precision=[fp8]", MICRO_BATCH, card="L4")
@@ -151,7 +159,7 @@ def test_mistakes_are_refused_before_anything_is_recorded(
     with pytest.raises(ConfigError, match=r"script.yaml: train: another program trains"):
         predict_sweep(Request("sweep", "script.yaml"), Wanted("Large"))
     with pytest.raises(ConfigError, match="cards_per_node and cards need card"):
-        rp.sweep("lm_pretrain", cards_per_node=2)
+        rp.sweep("lm_pretrain", cards_per_node=2)  # type: ignore[call-overload]
     for options in (["--cards", "x"], ["--json"], ["--card", "L4", "--write", "x.yaml"]):
         found = CliRunner().invoke(app, ["sweep", "sweeps/lm_pretrain", *options])
         assert isinstance(found.exception, ConfigError), options
