@@ -27,7 +27,7 @@ from raypipe.launch.job_mailbox import JobMailbox
 from raypipe.launch.worker import compute_with, logged
 from raypipe.training.ending import Ending
 from raypipe.training.job import TrainingJob, Worker
-from raypipe.training.oom import growing_segments
+from raypipe.training.oom import expandable_segments
 
 # seconds of a request of the thread that waits for an early end
 _WATCH_S = 2.0
@@ -272,7 +272,7 @@ def _watch(name: str, mailbox: Any, ending: Ending, over: threading.Event) -> No
 def _environment(gpus: float) -> dict[str, Any]:
     """Return the runtime environment of workers; Ray Train starts CUDA before their function."""
     found = fault_environment()
-    if gpus and (variables := growing_segments()):
+    if gpus and (variables := expandable_segments()):
         return {"env_vars": {**found.get("env_vars", {}), **variables}}
     return found
 

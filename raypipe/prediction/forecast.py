@@ -315,7 +315,8 @@ class Forecasts:
             self._between[key] = memories.between(one, two, weight)
         if (found := self._between[key]) is not None:
             return [(found, size, 1.0)]
-        # they differ in more than sizes, such as the number of chunks: only neighbors tell
+        # the two have different operations, as with another number of chunks: add weighted results
+        # of the recordings on both sides of the micro-batch
         if size < lower:
             lower, upper, two = 1, lower, one
             one = self._recording(card, settings, number, lower, runs)

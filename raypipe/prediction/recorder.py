@@ -81,7 +81,7 @@ class Recording:
     def in_order(self) -> Recording:
         """Return the recording with storages that end together in the order of their beginning.
 
-        Autocast frees its copies of weights in an order that is another one each time.
+        Autocast frees its copies of weights in no fixed order.
         """
         bounds = (0, *self.span, len(self.events))
         events: list[tuple[int, int]] = []

@@ -21,7 +21,7 @@ from raypipe.prediction.calibration import Calibration
 from raypipe.prediction.cards import Card, cards, of_device
 from raypipe.redaction import shown_traceback
 from raypipe.training.job import TrainingJob
-from raypipe.training.recovery import changed
+from raypipe.training.recovery import with_oom_step
 from raypipe.training.task import TrainTask
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _tiers(job: TrainingJob, card: Card) -> Iterator[list[Changed]]:
     while True:
         yield list(_combinations(job, words, exact))
         in_bf16 = "bf16" in allowed and "bf16" in card.precisions
-        half = changed(job, "bf16") if in_bf16 else None
+        half = with_oom_step(job, "bf16") if in_bf16 else None
         if half is not None:
             yield list(_combinations(half[0], (*words, "bf16"), exact))
         shorter = job.task.shortened() if "shorten" in allowed else None
@@ -221,12 +221,12 @@ def _combinations(
     job: TrainingJob, words: tuple[str, ...], steps: Sequence[OomStep]
 ) -> Iterator[Changed]:
     """Yield a job with every combination of those steps that change it."""
-    effective = [step for step in steps if changed(job, step) is not None]
+    effective = [step for step in steps if with_oom_step(job, step) is not None]
     for number in range(len(effective) + 1):
         for chosen in combinations(effective, number):
             varied = job
             for step in chosen:
-                varied = (changed(varied, step) or (varied, ""))[0]
+                varied = (with_oom_step(varied, step) or (varied, ""))[0]
             yield varied, (*(step.replace("_", " ") for step in chosen), *words)
 
 

@@ -161,9 +161,9 @@ def _own(parameter: Tensor) -> slice:
     """Return the part of the first dimension that this worker holds."""
     if not isinstance(parameter, DTensor):
         return slice(None)
-    heights, rank = parallel.heights(parameter), parameter.device_mesh.get_local_rank()
-    start = sum(heights[:rank])
-    return slice(start, start + heights[rank])
+    rows, rank = parallel.shard_rows(parameter), parameter.device_mesh.get_local_rank()
+    start = sum(rows[:rank])
+    return slice(start, start + rows[rank])
 
 
 def _spread(parameter: Tensor, part: Tensor) -> Tensor:

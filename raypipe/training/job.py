@@ -15,7 +15,7 @@ from raypipe.storage.tables import Table
 from raypipe.training import schedule
 from raypipe.training.batching import BatchPlan
 from raypipe.training.initial_weights import InitialWeights
-from raypipe.training.oom import growing_segments
+from raypipe.training.oom import expandable_segments
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.tables import STEPS
 from raypipe.training.task import JobTask
@@ -87,7 +87,7 @@ class TrainingJob:
         """
         if not self.settings.scaling.gpus_per_worker:
             return Worker(0, torch.device("cpu"), workers_on_node=self.workers_on_node)
-        os.environ.update(growing_segments())
+        os.environ.update(expandable_segments())
         try:
             torch.cuda.init()
         except (AssertionError, RuntimeError) as error:

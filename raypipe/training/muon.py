@@ -91,29 +91,29 @@ def _orthogonalized(
 ) -> list[Tensor]:
     """Return this worker's rows of each orthogonalized update."""
     mesh = matrices[0].device_mesh
-    workers, rank, among = range(mesh.size()), mesh.get_local_rank(), mesh.get_group()
-    owned = _divided(matrices, len(workers))
-    nothing = updates[0].new_empty(0)
-    mine, heights = owned[rank], list(map(parallel.heights, matrices))
-    there = _exchanged(
-        [[updates[i] for i in part] for part in owned],
-        [[(heights[i][each], matrices[i].shape[1]) for i in mine] for each in workers],
-        among,
-        nothing,
+    workers, rank, group = range(mesh.size()), mesh.get_local_rank(), mesh.get_group()
+    shares = _divided(matrices, len(workers))
+    empty = updates[0].new_empty(0)
+    owned, rows = shares[rank], list(map(parallel.shard_rows, matrices))
+    received = _exchanged(
+        [[updates[i] for i in part] for part in shares],
+        [[(rows[i][each], matrices[i].shape[1]) for i in owned] for each in workers],
+        group,
+        empty,
     )
-    turned = []
-    for i, parts in zip(mine, zip(*there, strict=True), strict=True):
+    orthogonalized = []
+    for i, parts in zip(owned, zip(*received, strict=True), strict=True):
         how = (groups[i][key] for key in ("ns_coefficients", "ns_steps", "eps"))
-        turned.append(_zeropower_via_newtonschulz(torch.cat(parts), *how).split(heights[i]))
-    back = _exchanged(
-        [[parts[each] for parts in turned] for each in workers],
-        [[updates[i].shape for i in part] for part in owned],
-        among,
-        nothing,
+        orthogonalized.append(_zeropower_via_newtonschulz(torch.cat(parts), *how).split(rows[i]))
+    returned = _exchanged(
+        [[parts[each] for parts in orthogonalized] for each in workers],
+        [[updates[i].shape for i in part] for part in shares],
+        group,
+        empty,
     )
     found = {
         i: direction
-        for part, directions in zip(owned, back, strict=True)
+        for part, directions in zip(shares, returned, strict=True)
         for i, direction in zip(part, directions, strict=True)
     }
     return [found[i] for i in range(len(matrices))]
@@ -138,17 +138,17 @@ def _divided(matrices: Sequence[Tensor], workers: int) -> list[list[int]]:
 def _exchanged(
     parts: Sequence[Sequence[Tensor]],
     shapes: Sequence[Sequence[Sequence[int]]],
-    among: dist.ProcessGroup,
-    nothing: Tensor,
+    group: dist.ProcessGroup,
+    empty: Tensor,
 ) -> list[list[Tensor]]:
     """Send ``parts[r]`` to each worker ``r``; return what comes from each, in these shapes.
 
-    ``nothing`` is an empty tensor of their kind.
+    ``empty`` is an empty tensor of their kind.
     """
-    sent = torch.cat([nothing, *(matrix.flatten() for part in parts for matrix in part)])
+    sent = torch.cat([empty, *(matrix.flatten() for part in parts for matrix in part)])
     sizes = [list(map(prod, each)) for each in shapes]
     received = sent.new_empty(sum(map(sum, sizes)))
     given = [sum(matrix.numel() for matrix in part) for part in parts]
-    dist.all_to_all_single(received, sent, list(map(sum, sizes)), given, group=among)
+    dist.all_to_all_single(received, sent, list(map(sum, sizes)), given, group=group)
     flat = iter(received.split([size for each in sizes for size in each]))
     return [[next(flat).view(shape) for shape in each] for each in shapes]

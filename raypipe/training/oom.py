@@ -142,7 +142,7 @@ def unit_error(unit: str, error: BaseException) -> UnitError:
     return UnitError(unit, kind, message, limit, trace_of(error))
 
 
-def growing_segments() -> dict[str, str]:
+def expandable_segments() -> dict[str, str]:
     """Return the variables with which torch grows its segments of GPU memory.
 
     Less is then lost between tensors. A process must have them before CUDA starts in it. There are

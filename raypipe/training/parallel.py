@@ -172,7 +172,7 @@ def local(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
-def heights(tensor: DTensor) -> list[int]:
+def shard_rows(tensor: DTensor) -> list[int]:
     """Return the length of each worker's part along the first dimension, as FSDP cuts it."""
     workers = tensor.device_mesh.size()
     each = -(-len(tensor) // workers)  # as torch.chunk

@@ -44,9 +44,9 @@ def autocast(
 ) -> AbstractContextManager[object]:
     """Return the autocast context of the forward pass.
 
-    Of fp8 it is that of all operations but the products of :func:`to_float8`, which is bf16.
-    By default autocast keeps a 16-bit copy of each weight until the context ends. With
-    ``recompute`` (gradient checkpointing), a block's copies are freed with its activations.
+    With fp8, operations other than float8 products run in bf16. By default autocast keeps a 16-bit
+    copy of each weight until the context ends. With ``recompute`` (gradient checkpointing), a
+    block's copies are freed with its activations.
     """
     kinds = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp16": torch.float16}
     if precision not in kinds:
@@ -87,7 +87,7 @@ def to_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
 
     """
     layers = {layer for block in blocks for layer in block.modules() if _has_float8(layer)}
-    layers.discard(model)
+    layers.discard(model)  # torchao does not change a layer itself, only its parent
     if not layers:
         raise ValueError(
             "training.precision = fp8: the task's blocks (TrainTask.blocks) have no nn.Linear with "
@@ -95,7 +95,8 @@ def to_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         )
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    # in the gradient of a weight, the inner side is the number of tokens
+    # in the gradient of a weight, the inner side is the number of tokens: it may need padding to a
+    # multiple of 16, without which torch raises an error
     config = Float8LinearConfig(pad_inner_dim=True)
     convert_to_float8_training(
         model, module_filter_fn=lambda layer, _: layer in layers, config=config

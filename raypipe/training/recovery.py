@@ -82,7 +82,7 @@ def lost_state(job: TrainingJob) -> str:
     )
 
 
-def changed(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
+def with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
     """Return the job after a step of ``on_oom`` and a description; None without effect."""
     if step == "shorten":
         shorter = job.task.shortened()
@@ -120,7 +120,7 @@ def _smaller(
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
     steps = [step for step in job.settings.on_oom if step != "bf16" or _bf16_helps(error)]
-    return next(filter(None, (changed(job, step) for step in steps)), None)
+    return next(filter(None, (with_oom_step(job, step) for step in steps)), None)
 
 
 def _uncompiled(job: TrainingJob) -> tuple[TrainingJob, str] | None:

@@ -48,9 +48,9 @@ def cases() -> list[tuple[str, str, list[str], int]]:
 SCRIPT = """
 import json, os, traceback
 import torch
-from raypipe.training.oom import growing_segments
+from raypipe.training.oom import expandable_segments
 from tests.gpu.profiles import stages, train
-os.environ |= growing_segments()
+os.environ |= expandable_segments()
 found = {}
 for config, profile, overrides, memory in json.loads(os.environ["CASES"]):
     os.environ["RIG_MEMORY"] = str(memory)

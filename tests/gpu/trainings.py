@@ -22,7 +22,7 @@ from raypipe.training.batching import BatchPlan
 from raypipe.training.history import History
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.oom import growing_segments
+from raypipe.training.oom import expandable_segments
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import TrainTask
 from raypipe.training.update import Update
@@ -60,7 +60,7 @@ def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
     (workers,) = {case.plan[3] for case in cases.values()}
     with tempfile.TemporaryDirectory() as folder:
         if workers == 1:
-            os.environ |= growing_segments()
+            os.environ |= expandable_segments()
             return _train_all(cases, Worker(0, torch.device("cuda", 0)), folder)
         spawn(_member, (folder, cases, workers), nprocs=workers)
         found: dict[str, dict[str, Any]] = json.loads(Path(folder, "found.json").read_text())
@@ -70,7 +70,7 @@ def run(cases: Mapping[str, Case]) -> dict[str, dict[str, Any]]:
 def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> None:
     device = torch.device("cuda", rank)
     exchange_by_store()
-    os.environ |= {"RIG_NCCL_MEETING": folder, **growing_segments()}
+    os.environ |= {"RIG_NCCL_MEETING": folder, **expandable_segments()}
     torch.cuda.set_device(device)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=workers)

@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import spawn
 
 from raypipe.training import replica
 from raypipe.training.job import Worker
-from raypipe.training.oom import growing_segments
+from raypipe.training.oom import expandable_segments
 from raypipe.training.undrawn import Undrawn
 
 
@@ -92,6 +92,6 @@ def test_segments_expand_unless_the_user_has_configured_the_allocator(
     for each in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(each, "")  # restored after the test
         monkeypatch.delenv(each)
-    assert growing_segments()[name] == "expandable_segments:True"
+    assert expandable_segments()[name] == "expandable_segments:True"
     monkeypatch.setenv(name, "max_split_size_mb:128")
-    assert growing_segments() == {}
+    assert expandable_segments() == {}
