@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from raypipe.commands.results import existing
+from raypipe.config.plain_values import plain
 from raypipe.errors import ConfigError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
@@ -186,7 +187,7 @@ def sweep(
     ``run.table("recommendations")`` has the recommended settings. Arguments and errors are those of
     :func:`run`, and ``card``, ``cards_per_node``, ``cards`` and then ``run_dir`` those of
     :func:`fit`. With ``card`` nothing is trained: a row for each point is returned, in the order in
-    which they would run, then those that would be skipped.
+    which they would begin, then those that would be skipped.
     """
     if card is not None:
         import pandas as pd
@@ -336,7 +337,7 @@ def map(
         if reason := obstacle(loaded, variables(loaded)):
             raise ConfigError(f"{_ORIGIN}: function = {name}: {reason}")
     values = {
-        "arguments": {key: _plain(value) for key, value in (arguments or {}).items()},
+        "arguments": {key: plain(value) for key, value in (arguments or {}).items()},
         "cpus": cpus,
         "gpus": gpus,
         "attempts": attempts,
@@ -357,11 +358,11 @@ def _request(
     from raypipe.commands.request import Request
     from raypipe.config.document import Document, parse
 
-    texts = [f"{key}={json.dumps(_plain(value))}" for key, value in (overrides or {}).items()]
+    texts = [f"{key}={json.dumps(plain(value))}" for key, value in (overrides or {}).items()]
     if more.get("run_dir") is not None:
         more["run_dir"] = os.fspath(more["run_dir"])
     if isinstance(config, Mapping):
-        config = parse(json.dumps(_plain(config)), "config")
+        config = parse(json.dumps(plain(config)), "config")
     path, document = ("", config) if isinstance(config, Document) else (os.fspath(config), None)
     return Request(command, path, texts, document=document, keep_cluster=True, **more)
 
@@ -387,27 +388,3 @@ def _executed(request: Request) -> Run:
     if ended.status:
         raise RunFailedError(f"{ended.failure} (run directory: {found.run_dir})", found)
     return found
-
-
-def _plain(value: Any) -> Any:
-    """Return ranges and arrays as lists, NumPy's scalars as Python's, and paths as text.
-
-    Raises:
-        ConfigError: a value that no file could hold.
-
-    """
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(each) for each in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist()) if value is not value.tolist() else value
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ConfigError(
-        f"{value!r:.100}: a value of type {type(value).__name__} cannot be a setting or an "
-        "argument, since it has no stable text; give plain values, and build or load the object in "
-        "the function"
-    )

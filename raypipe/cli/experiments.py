@@ -179,7 +179,7 @@ def sweep(
 ) -> None:
     """Measure the points of the section `sweep` and recommend one for this machine.
 
-    With --card nothing is trained: the points are printed in the order in which they would run,
+    With --card nothing is trained: the points are printed in the order in which they would begin,
     with predicted memory and speed, then those that would be skipped.
     """
     show_start()
