@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from docs.command_reference import api_lines, command_lines
+from docs.prediction_tables import profile_lines, published_lines
 from raypipe.commands.configuration import CommonSettings
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
@@ -38,16 +39,25 @@ def pages() -> dict[str, str]:
     """Return the pages that have generated parts, with these up to date."""
     modules = [*(f"experiments.{name}" for name in EXPERIMENTS), "raypipe.scripts"]
     experiments = [load_experiment(module, "docs") for module in modules]
-    return {
-        "results.md": _replaced("results.md", "tables", _tables(experiments)),
-        "configuration.md": _replaced("configuration.md", "keys", _keys(experiments)),
-        "reference/commands.md": _replaced("reference/commands.md", "commands", command_lines()),
-        "reference/api.md": _replaced("reference/api.md", "api", api_lines()),
+    parts: dict[str, dict[str, Iterable[str]]] = {
+        "results.md": {"tables": _tables(experiments)},
+        "configuration.md": {"keys": _keys(experiments)},
+        "reference/commands.md": {"commands": command_lines()},
+        "reference/api.md": {"api": api_lines()},
+        "explanation/prediction.md": {"published": published_lines(), "profiles": profile_lines()},
     }
+    return {page: _with(page, of_page) for page, of_page in parts.items()}
 
 
-def _replaced(page: str, name: str, lines: Iterable[str]) -> str:
+def _with(page: str, parts: Mapping[str, Iterable[str]]) -> str:
+    """Return a page with its generated parts, by their names."""
     text = (DOCS / page).read_text(encoding="utf-8")
+    for name, lines in parts.items():
+        text = _replaced(text, page, name, lines)
+    return text
+
+
+def _replaced(text: str, page: str, name: str, lines: Iterable[str]) -> str:
     start, end = f"<!-- generated: {name} -->", f"<!-- end of {name} -->"
     pattern = re.compile(f"{re.escape(start)}.*{re.escape(end)}", re.DOTALL)
     content = "\n".join(lines)

@@ -67,7 +67,7 @@ def _figure(measures: pd.DataFrame) -> Plot:
         bars = axes.bar(middle, heights, 0.92 * width, color=styles[method].color, label=method)
         axes.bar_label(bars, fmt="%.2f", fontsize=7.5, color=MUTED, padding=2)
     axes.set_xticks(np.arange(len(MEASURES)), list(MEASURES.values()))
-    canvas.legend(loc="outside upper left", ncols=3)
+    canvas.legend(loc="outside upper left", ncols=2)
     caption = (
         f"F1 over {int(measures['documents'].max())} held-out documents, with stemming; with "
         "several references, of the best one. Higher is better."
