@@ -1,4 +1,4 @@
-"""Train a model to summarize documents, and compare it with the best of their own sentences."""
+"""Train a model to summarize documents, and compare it with sentences of the documents."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class ExpectedImprovement:
         kernel = ConstantKernel(1.0, (1e-2, 1e3)) * Matern(scales, (0.02, 10.0), nu=2.5)
         kernel += WhiteKernel(1e-4, (1e-8, 1e-1))
         process = GaussianProcessRegressor(kernel, normalize_y=True)
-        with warnings.catch_warnings():  # a parameter at its bound is no failure
+        with warnings.catch_warnings():  # a parameter at its bound is not a failure
             warnings.simplefilter("ignore", ConvergenceWarning)
             return process.fit(positions, losses)
 

@@ -304,6 +304,6 @@ def _other_versions(ledger: Ledger, key: str) -> str:
         f"{package} {row[package]} recorded, {package_version(package)} installed"
         for row in recorded
         for package in _PACKAGES
-        if row.get(package) != package_version(package)
+        if package in row and row[package] != package_version(package)
     }
     return "".join(f"; {text}" for text in sorted(changed))

@@ -132,7 +132,7 @@ def test_every_stage_leaves_its_tables_and_the_report(whole):
     names = (*core, *(declared.name for declared in EXPERIMENT.tables))
     rows = {name: len(table(folder, name)) for name in names}
     assert rows["trials"] == 2
-    assert rows["studies"] == 8 * 2
+    assert rows["studies"] == 10 * 2
     assert rows["environment"] == 1
     assert rows["failures"] == 0
     steps = table(folder, "steps")
