@@ -161,10 +161,11 @@ def _losing(about: About) -> Iterator[str]:
     """Yield the numbers in which the best point is not better than the strongest baseline."""
     found: dict[tuple[str, str], list[str]] = {}
     for best in about.losing:
-        found.setdefault((best.leaders or "The best row", best.baseline), []).append(best.name)
-    for (point, baseline), names in found.items():
+        subject = f"{best.leaders or 'The best row'} {'are' if best.is_shared else 'is'}"
+        found.setdefault((subject, best.baseline), []).append(best.name)
+    for (subject, baseline), names in found.items():
         listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-        yield f"{point} is not better than the baseline {baseline} in {listed}."
+        yield f"{subject} not better than the baseline {baseline} in {listed}."
 
 
 def _worse_than_baseline(about: About) -> Iterator[str]:
@@ -291,8 +292,10 @@ def _against_rivals(best: Headline) -> Iterator[str]:
 
 def _against(best: Headline, rival: str, difference: Difference) -> str:
     """Return on which side of a rival the best point is, and whether that may be chance."""
-    column = best.column.name
+    column, name = best.column.name, f"{best.name[:1].upper()}{best.name[1:]}"
     size, half = abs(difference.mean), difference.half
+    if size == half == 0:
+        return f"{name} is that of {rival} in every repetition."
     if half == 0:
         text = f"{cell(column, size)} (in every repetition)"
     elif cell(column, size) == number(size):
@@ -301,4 +304,4 @@ def _against(best: Headline, rival: str, difference: Difference) -> str:
         text = f"{cell(column, size)} ± {cell(column, half)}"
     side = "above" if (difference.mean > 0) == (best.column.better == "higher") else "below"
     judged = "it may be chance" if difference.may_be_chance else "more than chance"
-    return f"{best.name[:1].upper()}{best.name[1:]} is {text} {side} {rival}: {judged}."
+    return f"{name} is {text} {side} {rival}: {judged}."

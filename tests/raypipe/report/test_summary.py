@@ -16,6 +16,7 @@ from raypipe.report.page import report_files
 from raypipe.report.sections import Code, Section
 from raypipe.report.summary import (
     asked,
+    beaten,
     came_out,
     certainty,
     summary_section,
@@ -225,6 +226,12 @@ def test_what_a_seed_shares_is_no_difference() -> None:
         "Cost is 1.03 ± 0.14 below the baseline random: more than chance.",
         "Cost is 0.50 ± 0.25 below the second best, theirs (5.5): more than chance.",
     ]
+
+
+def test_several_that_only_reach_the_baseline_are_told_in_plural() -> None:
+    about = _studies([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    assert beaten(about) == ["ours and theirs are not better than the baseline random in cost."]
+    assert list(certainty(about))[1] == ("Cost is that of the baseline random in every repetition.")
 
 
 def test_a_wide_baseline_is_not_beaten_by_a_narrow_best() -> None:
