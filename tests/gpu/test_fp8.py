@@ -77,4 +77,4 @@ def test_sharded_weights_are_gathered_in_bf16(found: dict[str, Any], rig: Rig) -
     assert "fp8" in found  # with torchao
     half, fp8 = (rig.run(SHARDED, env={"PRECISION": name}) for name in ("bf16", "fp8"))
     assert fp8["gather_bytes"] == half["gather_bytes"]
-    assert fp8["peak"] <= 1.05 * half["peak"]
+    assert fp8["peak"] <= 1.1 * half["peak"]  # casts of a block, not of all weights
