@@ -20,6 +20,8 @@ _MAX_SHOWN = 300
 _MOST_MEANT = 4
 #: parts of an unknown key in which a hint looks for a known one
 _MOST_PARTS = 8
+#: similarity from which one name of a key is a misspelling of another
+_NEAR = 0.65
 
 
 def validate(
@@ -131,7 +133,7 @@ def did_you_mean_key(key: str, value: Any, allowed: Sequence[str]) -> str:
     """
     section, _, name = key.rpartition(".")
     siblings = {each.rpartition(".")[2]: each for each in allowed if _section(each) == section}
-    near = [siblings[each] for each in difflib.get_close_matches(name, siblings, 1, 0.6)]
+    near = [siblings[each] for each in difflib.get_close_matches(name, siblings, 1, _NEAR)]
     if isinstance(value, Mapping) and value and key.count(".") < _MOST_PARTS:
         first = next(iter(value))
         if near and f"{near[0]}.{first}" in allowed:
@@ -151,7 +153,7 @@ def did_you_mean_key(key: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def _are_near(name: str, other: str) -> bool:
-    return bool(difflib.get_close_matches(name, [other], cutoff=0.6))
+    return bool(difflib.get_close_matches(name, [other], cutoff=_NEAR))
 
 
 def _section(key: str) -> str:

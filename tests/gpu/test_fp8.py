@@ -73,8 +73,21 @@ def test_compilation_fuses_the_conversions(found: dict[str, Any]) -> None:
     assert found["compiled"]["launches"] < 0.5 * found["fp8"]["launches"]
 
 
-def test_sharded_weights_are_gathered_in_bf16(found: dict[str, Any], rig: Rig) -> None:
+@pytest.fixture(scope="module")
+def sharded(found: dict[str, Any], rig: Rig) -> tuple[dict[str, Any], dict[str, Any]]:
     assert "fp8" in found  # with torchao
     half, fp8 = (rig.run(SHARDED, env={"PRECISION": name}) for name in ("bf16", "fp8"))
+    return half, fp8
+
+
+def test_sharded_weights_are_gathered_in_bf16(sharded: tuple[dict[str, Any], ...]) -> None:
+    half, fp8 = sharded
     assert fp8["gather_bytes"] == half["gather_bytes"]
-    assert fp8["peak"] <= 1.1 * half["peak"]  # casts of a block, not of all weights
+
+
+@pytest.mark.xfail(strict=True, reason="fp8 takes 7.7 % more than bf16; the goal is 5 %")
+def test_sharded_fp8_needs_hardly_more_memory_than_bf16(
+    sharded: tuple[dict[str, Any], ...],
+) -> None:
+    half, fp8 = sharded
+    assert fp8["peak"] <= 1.05 * half["peak"]

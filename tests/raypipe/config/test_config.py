@@ -120,7 +120,7 @@ def test_a_name_of_another_library_leads_to_the_key_that_means_it(override: str,
 
 
 def test_a_name_near_to_nothing_gets_no_advice() -> None:
-    assert "did you mean" not in refusal("study: {runs: 7}", "fit.training.dropouts_of_layers=0.9")
+    assert "did you mean" not in refusal("study: {runs: 7}", "fit.training.dropout=0.9")
 
 
 def test_every_name_of_another_library_is_another_than_ours_and_means_a_key() -> None:
