@@ -1,6 +1,7 @@
 """Predict the published trainings and every GPU profile, next to the published numbers.
 
-    python -m benchmarks.prediction
+    python -m benchmarks.prediction            # keeps the stored rows of the same trainings
+    python -m benchmarks.prediction --fresh    # predicts all of them again
 
 ``raypipe fit --card`` needs no GPU, and neither does this. Each training is predicted twice: at its
 published micro-batch, for the memory, and at its effective batch, for the largest micro-batch that
@@ -12,8 +13,9 @@ Results: ``benchmarks/results/prediction/published.json`` and ``profiles.json``,
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -184,9 +186,13 @@ def _fit(training: Training, effective_batch: int) -> pd.DataFrame:
         f"{training.stage}.training.accumulation": None,
         f"{training.stage}.training.micro_batch": None,
     }
-    stage, profile, card = training.stage, training.profile, training.card
-    found = rp.fit(training.config, overrides, stage=stage, profile=profile, card=card)
-    return found[found["precision"] == training.precision]
+    return rp.fit(
+        *(training.config, overrides),
+        stage=training.stage,
+        profile=training.profile,
+        card=training.card,
+        precision=training.precision,
+    )
 
 
 def _largest(rows: pd.DataFrame) -> int | None:
@@ -207,16 +213,38 @@ def _minutes(row: Any, end: str) -> float | None:
     return 60 * hours * speed / speed_then
 
 
+def write(
+    file: Path,
+    trainings: Sequence[Training],
+    stored: Sequence[Mapping[str, Any]],
+    predict: Callable[[Training], dict[str, Any]] = predicted,
+) -> None:
+    """Write the rows of trainings in their order: stored ones of equal trainings, and new ones.
+
+    The file is written after each new row. ``commit`` of a row is that of its prediction.
+    """
+    wanted = [asdict(training) for training in trainings]
+    found = [next((row for row in stored if each.items() <= row.items()), None) for each in wanted]
+    for number, training in enumerate(trainings):
+        found[number] = found[number] or {**predict(training), **_stamp()}
+        rows = [row for row in found if row is not None]
+        file.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _stamp() -> dict[str, str | None]:
+    return {"commit": git_commit(), "raypipe": package_version("raypipe-runner")}
+
+
 def main() -> None:
-    """Predict everything and write the results."""
-    stamp = {"commit": git_commit(), "raypipe": package_version("raypipe-runner")}
+    """Predict everything that is not stored yet and write the results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--fresh", action="store_true", help="predict stored trainings again")
+    fresh = parser.parse_args().fresh
     RESULTS.mkdir(parents=True, exist_ok=True)
     for name, trainings in (("published", PUBLISHED), ("profiles", list(profiles()))):
-        rows = []
-        for training in trainings:
-            rows.append(predicted(training))
-            text = json.dumps({**stamp, "rows": rows}, indent=1)
-            (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        file = RESULTS / f"{name}.json"
+        stored = [] if fresh or not file.exists() else json.loads(file.read_text())["rows"]
+        write(file, trainings, stored)
 
 
 if __name__ == "__main__":

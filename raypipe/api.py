@@ -216,6 +216,7 @@ def fit(
     profile: str = "auto",
     address: str | None = None,
     card: str | None = None,
+    precision: str | Sequence[str] = (),
     cards_per_node: int | None = None,
     cards: str | os.PathLike[str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -231,6 +232,7 @@ def fit(
         profile: the name of a profile.
         address: a Ray cluster.
         card: the card to predict for, such as ``RTX A6000``; ``all`` compares all cards.
+        precision: of the prediction, one or several; by default each that the card supports.
         cards_per_node: the number of cards; by default ``scaling.workers``.
         cards: a file of further cards and prices; by default that of RAYPIPE_CARDS.
         run_dir: a run whose table ``card_predictions`` receives the rows, next to its measurements.
@@ -246,10 +248,11 @@ def fit(
         from raypipe.commands.prediction import Wanted, predict
 
         with _messages_alone():
-            rows = predict(request, Wanted(card, cards_per_node, cards, stage))
+            wanted = [precision] if isinstance(precision, str) else precision
+            rows = predict(request, Wanted(card, cards_per_node, cards, stage, wanted))
         return pd.DataFrame(rows).convert_dtypes()
-    if any(each is not None for each in (cards_per_node, cards, run_dir)):
-        raise ConfigError("fit: cards_per_node, cards and run_dir need card")
+    if precision or any(each is not None for each in (cards_per_node, cards, run_dir)):
+        raise ConfigError("fit: precision, cards_per_node, cards and run_dir need card")
     from raypipe.commands.fit import fit as fitted
 
     with _messages_alone():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from benchmarks import prediction
 from benchmarks.scaling import overhead
 from benchmarks.trials import by_raypipe
 from benchmarks.trials.experiment import spans
@@ -22,3 +25,19 @@ def test_the_sweep_benchmark_trains_and_times_every_trial(tmp_path: Path) -> Non
     losses = by_raypipe.run(Plan(1, 2, 5), InlineLauncher(), clock, tmp_path / "run")
     assert len(losses) == len(spans(clock)) == 2
     assert all(loss > 0 for loss in losses)
+
+
+def test_the_prediction_benchmark_keeps_rows_of_equal_trainings(tmp_path: Path) -> None:
+    first, second = prediction.PUBLISHED[:2]
+    stored = [asdict(first) | {"predicted_gb": 1.0}, asdict(second) | {"predicted_gb": 2.0}]
+    changed = replace(first, micro_batch=first.micro_batch + 1)
+    file, asked = tmp_path / "rows.json", []
+
+    def predict(training: prediction.Training) -> dict[str, object]:
+        asked.append(training)
+        return asdict(training) | {"predicted_gb": 3.0}
+
+    prediction.write(file, [changed, second], stored, predict)
+    assert asked == [changed]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["predicted_gb"] for row in rows] == [3.0, 2.0]

@@ -98,6 +98,15 @@ Cards = Annotated[
         metavar="FILE", help="With --card: further cards and prices. [default: RAYPIPE_CARDS]"
     ),
 ]
+Precisions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--precision",
+        metavar="PRECISION",
+        help="With --card: predict this precision only; may be repeated. [default: each that the "
+        "card supports]",
+    ),
+]
 
 
 def need_card(card: str | None, options: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from raypipe.cli.arguments import (
     Matrix,
     Only,
     Overrides,
+    Precisions,
     Profile,
     RunDir,
     TimeLimit,
@@ -49,7 +50,7 @@ _FIT_EXAMPLES = """\b
 Examples:
   raypipe fit configs/pabbo_lda.yaml
   raypipe fit configs/lm_pretrain.yaml train.training.gradient_checkpointing=true
-  raypipe fit lm_pretrain --card "RTX A6000"
+  raypipe fit lm_pretrain --card "RTX A6000" --precision bf16
   raypipe fit summarization model=mt5_1_2b --card a100-40 --cards-per-node 4
   raypipe fit lm_pretrain --card all --cards prices.yaml
 """
@@ -225,6 +226,7 @@ def fit(
             "compares all cards."
         ),
     ] = None,
+    precision: Precisions = None,
     cards_per_node: CardsPerNode = None,
     cards: Cards = None,
     run_dir: Annotated[
@@ -249,7 +251,7 @@ def fit(
 
     from raypipe.commands.request import Request
 
-    need_card(card, {"cards-per-node": cards_per_node, "cards": cards})
+    need_card(card, {"cards-per-node": cards_per_node, "cards": cards, "precision": precision})
     if card is None:
         if run_dir is not None:
             raise ConfigError("--run-dir: needs --card: the measurements of a fit are not kept")
@@ -263,7 +265,7 @@ def fit(
         from raypipe.commands import prediction, prediction_view
 
         request = Request("fit", config, overrides or [], run_dir, profile)
-        wanted = prediction.Wanted(card, cards_per_node, cards, stage)
+        wanted = prediction.Wanted(card, cards_per_node, cards, stage, precision or ())
         rows = prediction.predict(request, wanted)
         failed, shown = False, pd.DataFrame(prediction_view.shown(rows))
     if as_json:

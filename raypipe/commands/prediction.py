@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _SAME_STEPS = (*KEYS, "precision", "compile", "gradient_checkpointing", "eval_batch", "log_every")
 #: keys of a sweep's point whose training is still one that is predicted
 _COMPARABLE = (*KEYS, "precision", "compile", "gradient_checkpointing", "learning_rate", "seed")
+_FASTEST_FIRST: tuple[Arithmetic, ...] = ("bf16", "fp16", "tf32", "fp32")
 #: columns that tell predictions apart
 _IDENTITY = (
     *("stage", "card", "precision", "strategy", "workers"),
@@ -48,12 +49,16 @@ _IDENTITY = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """The arguments of a prediction: card or ``all``, cards per machine, file of cards, stage."""
+    """The arguments of a prediction: card or ``all``, cards per machine, file of cards, stage.
+
+    ``precisions`` are those to predict; all of them if empty.
+    """
 
     card: str
     cards_per_node: int | None = None
     file: str | os.PathLike[str] | None = None
     stage: str | None = None
+    precisions: Sequence[str] = ()
 
 
 def predict(request: Request, wanted: Wanted) -> list[Row]:
@@ -62,12 +67,14 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     With a run directory the rows become its table ``card_predictions``, next to its measurements.
 
     Raises:
-        ConfigError: an unknown card or stage, or a stage that cannot be predicted.
+        ConfigError: an unknown card, stage or precision, a precision that the card does not
+            support, or a stage that cannot be predicted.
 
     """
     known = known_cards.cards(wanted.file)
     every = wanted.card.strip().lower() == "all"
     chosen = list(known.values()) if every else [known_cards.resolve(wanted.card, known)]
+    _check_precisions(wanted, chosen)
     if every and request.profile == "auto":
         request = _with_one_profile(request, wanted, chosen)
     ledger = None
@@ -76,7 +83,7 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
     predictor = Predictor(request, wanted.cards_per_node, list(known.values()))
     rows: list[Row] = []
     for card in chosen:
-        found = list(predictor.rows(card, wanted.stage, ledger, best_precision=every))
+        found = list(predictor.rows(card, wanted, ledger, best_precision=every))
         rows += _fastest(found) if every else found
     if every:
         rows.sort(key=lambda row: (row["stage"], -(row.get("samples_per_s") or 0.0)))
@@ -108,19 +115,19 @@ class Predictor:
         self._forecasts: dict[str, Forecasts] = {}
 
     def rows(
-        self, card: Card, stage: str | None, ledger: Ledger | None, *, best_precision: bool
+        self, card: Card, wanted: Wanted, ledger: Ledger | None, *, best_precision: bool
     ) -> Iterator[Row]:
         """Yield the predictions of each training stage on a card.
 
         Args:
             card: the card, whose profile is chosen as on a machine with it.
-            stage: the stage; None for all.
+            wanted: the stage, None for all, and the precisions.
             ledger: of a run whose measurements are columns of the rows and calibrate the card.
             best_precision: whether to predict the fastest precision only.
 
         """
         configuration = self.resolved(card)
-        for name, training in trainings(configuration, stage):
+        for name, training in trainings(configuration, wanted.stage):
             settings = self._settings(configuration, name, training)
             if not known_cards.is_predicted(settings.training.precision):
                 say(
@@ -130,7 +137,7 @@ class Predictor:
             forecasts = self._of(configuration, name, training, settings)
             measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
-            for varied in _variants(settings, card, best_precision=best_precision):
+            for varied in _variants(settings, card, wanted.precisions, best=best_precision):
                 for row in _rows(forecasts, card, varied, found, name, measured):
                     yield {**row, "profile": configuration.profile}
 
@@ -251,14 +258,30 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
         say(f"predictions are not calibrated: {error}")
 
 
+def _check_precisions(wanted: Wanted, cards: Sequence[Card]) -> None:
+    """Reject precisions that none of the cards supports."""
+    allowed = [p for p in _FASTEST_FIRST if any(p in card.precisions for card in cards)]
+    for precision in wanted.precisions:
+        if precision not in allowed:
+            words = f"{', '.join(allowed)} (--card {wanted.card})"
+            raise ConfigError(f"--precision {precision}: must be one of {words}")
+
+
 def _variants(
-    settings: TrainStageSettings, card: Card, *, best_precision: bool
+    settings: TrainStageSettings, card: Card, wanted: Sequence[str], *, best: bool
 ) -> list[TrainStageSettings]:
-    """Return the settings with each precision that the card supports and the training accepts."""
-    order: tuple[Arithmetic, ...] = ("bf16", "fp16", "tf32", "fp32")
-    precisions = [p for p in order if p in card.precisions and p not in settings.unusable]
+    """Return the settings with each precision that is wanted, supported and accepted.
+
+    ``wanted`` are the precisions to choose from, all of them if empty; ``best`` limits them to the
+    fastest one.
+    """
+    for precision, reason in settings.unusable.items():
+        if precision in wanted:
+            raise ConfigError(f"--precision {precision}: {reason}")
+    chosen = [p for p in _FASTEST_FIRST if p in card.precisions and p in (wanted or _FASTEST_FIRST)]
+    precisions = [p for p in chosen if p not in settings.unusable]
     found = []
-    for precision in precisions[:1] if best_precision else precisions:
+    for precision in precisions[:1] if best else precisions:
         training = settings.training.model_copy(update={"precision": precision})
         found.append(settings.model_copy(update={"training": training}))
     return found

@@ -67,6 +67,22 @@ def test_a_row_per_precision_that_the_card_supports() -> None:
     assert columns(predict(request(), Wanted("t4")), "precision") == ["fp16", "fp32"]
 
 
+def test_only_the_named_precisions_are_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = predict(request(), Wanted("l4", precisions=["fp32"]))
+    assert columns(rows, "precision") == ["fp32"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "recording" in line]
+    assert lines
+    assert all(line.startswith("train, fp32: recording a step") for line in lines)
+    file = tmp_path / "cards.yaml"
+    half = CARD.format(16384).replace("6.1", "8.0").replace("fp32: 1", "fp32: 1, bf16: 2")
+    file.write_text(f"cards: {{Half: {half}}}")
+    every = predict(request(), Wanted("all", file=file, precisions=["fp32"]))
+    assert set(columns(every, "precision")) == {"fp32"}
+    assert {"Half", "T4"} <= set(columns(every, "card"))
+
+
 def test_fp8_is_not_predicted_and_the_other_precisions_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -191,6 +207,11 @@ def test_mistakes_are_refused_before_anything_is_recorded(
 ) -> None:
     with pytest.raises(ConfigError, match=r"--card L5: unknown card; nearest names: .*L4"):
         predict(request(), Wanted("L5"))
+    for precision, card in (("bf8", "L4"), ("fp8", "L4"), ("bf16", "T4")):
+        with pytest.raises(ConfigError, match=rf"--precision {precision}: must be one of .*fp32"):
+            predict(request(), Wanted(card, precisions=["fp32", precision]))
+    with pytest.raises(ConfigError, match=r"--precision fp16: .*T5"):
+        predict(Request("fit", "summarization"), Wanted("L4", precisions=["fp16"]))
     with pytest.raises(ConfigError, match=r"--run-dir .*: is not a run"):
         predict(request(run_dir=str(tmp_path)), Wanted("L4"))
     with pytest.raises(ConfigError, match="command line: --stage = 'tokenize': must be a training"):
@@ -205,7 +226,8 @@ def test_mistakes_are_refused_before_anything_is_recorded(
 
 
 @pytest.mark.parametrize(
-    "option", [["--cards-per-node", "2"], ["--cards", "x"], ["--run-dir", "x"]]
+    "option",
+    [["--cards-per-node", "2"], ["--cards", "x"], ["--run-dir", "x"], ["--precision", "bf16"]],
 )
 def test_options_of_a_prediction_need_a_card(option: list[str]) -> None:
     found = CliRunner().invoke(app, ["fit", "lm_pretrain", *option])
@@ -214,9 +236,9 @@ def test_options_of_a_prediction_need_a_card(option: list[str]) -> None:
 
 
 def test_the_command_prints_a_table_or_json() -> None:
-    command = ["fit", "lm_pretrain", *SMALL, "--card", "plain"]
+    command = ["fit", "lm_pretrain", *SMALL, "--card", "t4", "--precision", "fp32"]
     table = CliRunner().invoke(app, command).stdout
-    assert "Plain" in table
+    assert "T4" in table
     assert "predicted, uncalibrated" in table
     rows = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert columns(rows, "precision") == ["fp32"]
