@@ -16,8 +16,8 @@ def published_lines() -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for row in _rows("published"):
         name = f"{row['name']}, {row['precision']}, batch {row['micro_batch']}"
-        cells = (name, row["card"], row["memory"], f"{row['predicted_gb']:.1f}", row["largest"])
-        yield f"| {' | '.join(cells)} | {_fitting(row)} |"
+        cells = (name, row["card"], row["memory"], f"{row['predicted_gb']:.1f}")
+        yield f"| {' | '.join(cells)} | {row['largest'] or '-'} | {_fitting(row)} |"
 
 
 def profile_lines() -> Iterator[str]:
