@@ -295,6 +295,16 @@ def test_a_precision_in_which_no_sample_fits_is_a_row(
     assert "0 of 0" in page([outcome("out_of_memory", "done")], {"out_of_memory": rows[2:]})
 
 
+def test_a_card_without_bf16_is_tried_at_its_limit_in_fp32_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bench, "predict", lambda *_: {"fp32": PREDICTION})
+    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
+    turing = replace(H100, device="Tesla T4", capability="7.5")
+    rows = list(memory.out_of_memory(Bench(turing, tmp_path)))
+    assert [(row["precision"], row["micro_batch"]) for row in rows] == [("fp32", 10), ("fp32", 16)]
+
+
 def test_a_measurement_lies_next_to_its_prediction() -> None:
     trial = {"gpu_peak_bytes": 1430, "samples_per_s": 30.0, "status": "succeeded"}
     found = memory.compared(PREDICTION, Trained("run", trial))

@@ -190,6 +190,18 @@ class Bench:
         wanted = WORKLOADS[name].precision
         return wanted if wanted in self.precisions else "fp32"
 
+    def short(self, name: str, micro_batch: int, steps: int, log_every: int) -> dict[str, Any]:
+        """Return the settings of a short training, not compiled, at accumulation 2."""
+        return {
+            "training.effective_batch": 2 * micro_batch,
+            "training.micro_batch": micro_batch,
+            "training.precision": self.precision(name),
+            "training.compile": False,
+            "training.steps": steps,
+            "training.log_every": log_every,
+            "training.warmup_steps": 2,
+        }
+
     @cached_property
     def card(self) -> str | None:
         """The name of the card in raypipe's table; None if it is not listed."""

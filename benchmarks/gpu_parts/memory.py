@@ -25,7 +25,7 @@ def out_of_memory(bench: Bench) -> Iterator[Row]:
     predicted = bench.predict(
         "lm_pretrain", {"training.effective_batch": _MANY, "training.compile": False}
     )
-    both = (bench.precision("lm_pretrain"), "fp32")
+    both = list(dict.fromkeys((bench.precision("lm_pretrain"), "fp32")))
     for precision in bench.pick(both, both[:1]):
         prediction = predicted[precision]
         about = {

@@ -21,15 +21,8 @@ _OUTSIDE = 2**30
 def two_cards(bench: Bench) -> Iterator[Row]:
     """Yield a row for one worker, DDP and FSDP over two, and for one card without memory."""
     micro = bench.pick(8, 2)
-    common = {
-        "training.effective_batch": 4 * micro,
-        "training.micro_batch": micro,
-        "training.precision": bench.precision("lm_pretrain"),
-        "training.compile": False,
-        "training.steps": bench.pick(30, 3),
-        "training.log_every": bench.pick(5, 1),
-        "training.warmup_steps": 2,
-    }
+    common = bench.short("lm_pretrain", micro, *bench.pick((30, 5), (3, 1)))
+    common["training.effective_batch"] = 4 * micro
     alone: Row = {}
     peak = 0
     cases = (("ddp", 1), ("ddp", 2), ("fsdp", 2))

@@ -73,17 +73,9 @@ def differences(
 
 def mfu(bench: Bench) -> Iterator[Row]:
     """Yield a row for the medium language model at 32 x 2, compiled and not."""
-    micro = bench.pick(32, 2)
+    short = bench.short("lm_pretrain", *bench.pick((32, 30, 5), (2, 4, 2)))
     for compiled in bench.pick((True, False), (False,)):
-        given = {
-            "training.effective_batch": 2 * micro,
-            "training.micro_batch": micro,
-            "training.precision": bench.precision("lm_pretrain"),
-            "training.compile": compiled,
-            "training.steps": bench.pick(30, 4),
-            "training.log_every": bench.pick(5, 2),
-            "training.warmup_steps": 2,
-        }
+        given = {**short, "training.compile": compiled}
         done = bench.train("lm_pretrain", f"compile-{compiled}", given)
         reserved = done.trial.get("gpu_peak_bytes")
         yield {
@@ -113,16 +105,7 @@ def loader(bench: Bench) -> Iterator[Row]:
 
 def telemetry(bench: Bench) -> Iterator[Row]:
     """Yield what NVML reports during a training, and what ``nvidia-smi`` prints meanwhile."""
-    micro = bench.pick(8, 2)
-    given = {
-        "training.effective_batch": 2 * micro,
-        "training.micro_batch": micro,
-        "training.precision": bench.precision("lm_pretrain"),
-        "training.compile": False,
-        "training.steps": bench.pick(100, 4),
-        "training.log_every": bench.pick(10, 2),
-        "training.warmup_steps": 2,
-    }
+    given = bench.short("lm_pretrain", *bench.pick((8, 100, 10), (2, 4, 2)))
     with NvidiaSmi(bench.machine.uuid) as smi:
         done = bench.train("lm_pretrain", "telemetry", given)
     nvml = [row for row in done.samples if row["util"] is not None]

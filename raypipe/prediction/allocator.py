@@ -1,9 +1,9 @@
-"""Replay of recorded storages in torch's caching allocator for CUDA.
+"""Replay of recorded storages in torch's caching allocator for CUDA, with expandable segments.
 
 The rules and constants are those of ``c10/cuda/CUDACachingAllocator.cpp``: sizes are rounded up to
 512 bytes, a request takes the smallest free block that holds it, a large block is split, and freed
-neighbors merge. Segments go back to the card only when it is full. An expandable segment grows at
-its end instead, so that memory is hardly fragmented.
+neighbors merge. There is a segment for small requests and one for all others. It grows at its end,
+so that memory is hardly fragmented, and its unused pages go back to the card when that is full.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 _ROUND = 512
 _MIB = 2**20
-#: requests up to this size share segments of 2 MiB
-_SMALL, _SMALL_SEGMENT = _MIB, 2 * _MIB
-#: requests below this size share segments of 20 MiB; larger ones are rounded up to 2 MiB
-_MEDIUM, _MEDIUM_SEGMENT, _ROUND_LARGE = 10 * _MIB, 20 * _MIB, 2 * _MIB
+#: requests up to this size are small
+_SMALL = _MIB
+#: steps in which the two segments grow, and in which unused memory is unmapped
+_SMALL_PAGE, _LARGE_PAGE, _UNMAPPED = 2 * _MIB, 20 * _MIB, 2 * _MIB
 
 
 class _Block:
@@ -42,18 +42,15 @@ class Peak:
     fits: bool
 
 
-def replay(
-    events: Iterable[tuple[int, int]], capacity: float | None = None, *, expandable: bool = False
-) -> Peak:
+def replay(events: Iterable[tuple[int, int]], capacity: float | None = None) -> Peak:
     """Return the peak of storages that begin (number, bytes) and end (number, 0).
 
     Args:
         events: the storages in their order.
-        capacity: bytes that may be reserved; if there are no more, unused segments are released.
-        expandable: whether segments are expandable (``expandable_segments:True``).
+        capacity: bytes that may be reserved; if there are no more, unused pages are unmapped.
 
     """
-    allocator = _Allocator(capacity, expandable=expandable)
+    allocator = _Allocator(capacity)
     blocks: dict[int, _Block] = {}
     allocated = reserved = in_use = at = 0
     for index, (number, size) in enumerate(events):
@@ -74,9 +71,9 @@ def replay(
 
 
 class _Allocator:
-    def __init__(self, capacity: float | None, *, expandable: bool) -> None:
-        self._capacity, self._expandable = capacity, expandable
-        self._last: dict[bool, _Block] = {}  # of the expandable segments
+    def __init__(self, capacity: float | None) -> None:
+        self._capacity = capacity
+        self._last: dict[bool, _Block] = {}  # block of each segment
         self.reserved = self._end = 0
         self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
 
@@ -87,7 +84,7 @@ class _Allocator:
         free = self._free[small]
         place = bisect_left(free, (size, -1))
         if place == len(free):
-            block = self._segment(size, small=small)
+            block = self._grown(size, small=small)
         else:
             block = free.pop(place)[2]
         if block is None:
@@ -107,37 +104,18 @@ class _Allocator:
         if (following := block.next) is not None and following.free:
             self._drop(following)
             block = _merged(block, following)
-        if self._expandable and block.next is None:
+        if block.next is None:
             self._last[block.small] = block
         insort(self._free[block.small], (block.size, block.address, block))
 
-    def _segment(self, size: int, *, small: bool) -> _Block | None:
-        """Return a new segment as one block; None if the card is full."""
-        if self._expandable:
-            return self._grown(size, small=small)
-        if small:
-            whole = _SMALL_SEGMENT
-        elif size < _MEDIUM:
-            whole = _MEDIUM_SEGMENT
-        else:
-            whole = -(-size // _ROUND_LARGE) * _ROUND_LARGE
-        if self._capacity is not None and self.reserved + whole > self._capacity:
-            self._release_unused()
-            if self.reserved + whole > self._capacity:
-                return None
-        block = _Block(whole, self._end, small=small)
-        self._end += whole
-        self.reserved += whole
-        return block
-
     def _grown(self, size: int, *, small: bool) -> _Block | None:
-        """Return a block at the end of an expandable segment; None if the card is full.
+        """Return a block at the end of a segment that grows; None if the card is full.
 
         What is unused within the segment can be unmapped, so that only what is in use counts.
         """
         last = self._last.get(small)
         tail = last.size if last is not None and last.free else 0
-        page = _SMALL_SEGMENT if small else _MEDIUM_SEGMENT
+        page = _SMALL_PAGE if small else _LARGE_PAGE
         whole = -(-(size - tail) // page) * page
         if self._capacity is not None and self.reserved + whole > self._capacity:
             self._unmap_unused(last)
@@ -161,16 +139,9 @@ class _Allocator:
         for free in self._free.values():
             for size, _, block in free:
                 if block is not kept:
-                    self.reserved -= size // _ROUND_LARGE * _ROUND_LARGE
+                    self.reserved -= size // _UNMAPPED * _UNMAPPED
                     block.free = False  # it is not mapped
             free[:] = [entry for entry in free if entry[2] is kept]
-
-    def _release_unused(self) -> None:
-        """Give segments without a block in use back to the card."""
-        for small, free in self._free.items():
-            whole = [b for _, _, b in free if b.before is None and b.next is None]
-            self.reserved -= sum(block.size for block in whole)
-            self._free[small] = [entry for entry in free if entry[2].before or entry[2].next]
 
     def _split(self, block: _Block, size: int) -> None:
         rest = _Block(block.size - size, block.address + size, small=block.small)
@@ -178,7 +149,7 @@ class _Allocator:
         if rest.next is not None:
             rest.next.before = rest
         block.size = size
-        if self._expandable and rest.next is None:
+        if rest.next is None:
             self._last[block.small] = rest
         insort(self._free[block.small], (rest.size, rest.address, rest))
 

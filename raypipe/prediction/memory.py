@@ -65,11 +65,11 @@ def memory(
     events = [*((n, fixed[name]) for n, name in names.items() if fixed[name]), *held.events]
     key = (hopper, bucketed)
     if key not in recording.peaks:
-        recording.peaks[key] = replay(events, expandable=True)
+        recording.peaks[key] = replay(events)
     peak, limit = recording.peaks[key], room(card, workers)
     fits = peak.reserved <= limit
     if alone and not fits and peak.allocated <= limit:  # it may do with fewer segments
-        within = replay(events, limit, expandable=True)
+        within = replay(events, limit)
         peak, fits = (within, True) if within.fits else (peak, False)
     sizes = dict(events[: peak.event + 1])
     parts: Counter[str] = Counter()
