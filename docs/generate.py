@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from docs.benchmark_tables import leaderboard_lines, median_lines
 from docs.command_reference import api_lines, command_lines
 from docs.prediction_tables import profile_lines, published_lines
 from raypipe.commands.configuration import CommonSettings
@@ -44,6 +45,7 @@ def pages() -> dict[str, str]:
         "configuration.md": {"keys": _keys(experiments)},
         "reference/commands.md": {"commands": command_lines()},
         "reference/api.md": {"api": api_lines()},
+        "benchmark.md": {"leaderboard": leaderboard_lines(), "evaluations": median_lines()},
         "explanation/prediction.md": {"published": published_lines(), "profiles": profile_lines()},
     }
     return {page: _with(page, of_page) for page, of_page in parts.items()}

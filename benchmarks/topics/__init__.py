@@ -1,0 +1,1 @@
+"""Benchmark of optimizers on topic-number search; see docs/benchmark.md."""
