@@ -101,6 +101,9 @@ def to_float8(model: nn.Module, blocks: Iterable[nn.Module]) -> None:
     convert_to_float8_training(
         model, module_filter_fn=lambda layer, _: layer in layers, config=config
     )
+    # torchao keeps the function in a cycle of references, and with it the replaced layers: FSDP
+    # would move their whole weights to the device, where they stay until a garbage collection
+    layers.clear()
 
 
 def _has_float8(layer: nn.Module) -> bool:

@@ -85,7 +85,6 @@ def test_sharded_weights_are_gathered_in_bf16(sharded: tuple[dict[str, Any], ...
     assert fp8["gather_bytes"] == half["gather_bytes"]
 
 
-@pytest.mark.xfail(strict=True, reason="fp8 takes 7.7 % more than bf16; the goal is 5 %")
 def test_sharded_fp8_needs_hardly_more_memory_than_bf16(
     sharded: tuple[dict[str, Any], ...],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,24 @@ def test_layers_of_blocks_are_chosen_whose_sides_tensor_cores_take(
     monkeypatch.setitem(sys.modules, "torchao.float8", made)
     precision.to_float8(network, network[1:3])
     assert chosen == ["1.0"]
+
+
+def test_replaced_layers_are_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP would move the whole weights of layers that live on to the device."""
+    network, kept = model(), []
+    block = network[1]
+    assert isinstance(block, nn.Sequential)
+    replaced = weakref.ref(block[0])
+
+    def convert(_: nn.Module, *, module_filter_fn: Any, config: Any) -> None:
+        kept.append((module_filter_fn, config))  # as torchao does, in a cycle of references
+        block[0] = nn.Identity()
+
+    made = SimpleNamespace(Float8LinearConfig=SimpleNamespace, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=made))
+    monkeypatch.setitem(sys.modules, "torchao.float8", made)
+    precision.to_float8(network, [block])
+    assert replaced() is None
 
 
 def test_blocks_without_such_layers_are_refused() -> None:
