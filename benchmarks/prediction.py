@@ -127,6 +127,7 @@ CARDS = {
         "gpu_40gb": "A100 SXM 40GB",
         "mt5_10gb": "RTX 3080",
         "mt5_16gb": "V100 SXM2 16GB",
+        "mt5_24gb": "RTX 4090",
         "mt5_40gb": "A100 SXM 40GB",
     },
     "transformer": {

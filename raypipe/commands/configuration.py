@@ -16,7 +16,7 @@ from raypipe.config.document import NAMES, Document, parse
 from raypipe.config.levels import defaults, settings_of
 from raypipe.config.matrix import MatrixSettings
 from raypipe.config.overrides import parse_overrides
-from raypipe.config.profiles import CONDITIONS, profile_name
+from raypipe.config.profiles import CONDITIONS, FOR, check_made_for, profile_name
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.functions import reference
 from raypipe.functions.arguments import override_of
@@ -96,13 +96,15 @@ def resolve(
     model = settings_model(experiment)
     if function is not None:
         overrides = [override_of(text, function, model.model_fields) for text in overrides]
-    name = profile_name(document.profiles, profile, nodes)
+    check_made_for(document.profiles, list(model.model_fields), document.origin)
+    given = parse_overrides(overrides)
+    name = profile_name(document.profiles, profile, nodes, (given, document.values))
     profile_values = document.profiles.get(name, {}).items()
     levels = [
-        Level("command line", parse_overrides(overrides)),
+        Level("command line", given),
         Level(
             f"{document.origin}, profile {name}",
-            {key: value for key, value in profile_values if key not in CONDITIONS},
+            {key: value for key, value in profile_values if key not in {*CONDITIONS, FOR}},
         ),
         Level(document.origin, document.values),
         Level("default", defaults(model)),

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from raypipe.config.profiles import CONDITIONS
+from raypipe.config.profiles import CONDITIONS, FOR
 from raypipe.config.validation import did_you_mean, shown
 from raypipe.config.yaml_text import check_keys, load_yaml
 from raypipe.errors import ConfigError
@@ -99,6 +99,14 @@ def parse(text: str, origin: str) -> Document:
                 raise ConfigError(
                     f"{origin}: profiles.{name}.{key} = {shown(least)}: must be {kind}"
                 )
+        made_for = profile.get(FOR, {})
+        if not isinstance(made_for, dict) or any(
+            isinstance(value, dict | None) for value in made_for.values()
+        ):
+            raise ConfigError(
+                f"{origin}: profiles.{name}.{FOR} = {shown(made_for)}: must map keys of settings "
+                "to a value or a list of values, such as {model: large}"
+            )
     values = {key: value for key, value in content.items() if key not in _RESERVED}
     return Document(origin, module or "", function or "", values, profiles)
 

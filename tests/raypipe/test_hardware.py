@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
+import yaml
 
 from raypipe import torch_build
 from raypipe.config.profiles import pick_profile
@@ -151,6 +153,50 @@ def test_the_profile_looks_at_the_oldest_gpu_too() -> None:
     assert found == ["gpu_16", "gpu_16_bf16", "gpu_24", "gpu_16_bf16"]
     assert lowest_compute_capability([hopper, ada]) == "8.9"
     assert lowest_compute_capability([]) is None
+
+
+def test_a_profile_made_for_settings_goes_before_larger_ones() -> None:
+    profiles = {
+        "gpu": {},
+        "gpu_24": {"min_gpu_memory_gb": 24},
+        "large_16": {"for": {"model": "large"}, "min_gpu_memory_gb": 16},
+        "large_24": {"for": {"model": ["large", "larger"]}, "min_gpu_memory_gb": 24},
+        "tied": {"for": {"model": "large", "data.kind": "text"}},
+    }
+    small, big = (
+        [Hardware("node", 1, 1, gpus=(Gpu(0, "8.0", "card", gb * 10**9, "8.0"),))]
+        for gb in (16, 24)
+    )
+    file = {"model": "medium", "data": {"kind": "random"}}
+    assert pick_profile(profiles, big, (file,)) == "gpu_24"
+    assert pick_profile(profiles, big, ({"model": "large"}, file)) == "large_24"
+    assert pick_profile(profiles, small, ({"model": "large"}, file)) == "large_16"
+    assert pick_profile(profiles, small, ({"model": "larger"}, file)) == "gpu"
+    # parts of a section leave the plain value of the file
+    assert pick_profile(profiles, big, ({"model": {"width": 1}}, {"model": "large"})) == "large_24"
+    both = {"model": "large", "data": {"kind": "text"}}
+    assert pick_profile(profiles, big, (both, file)) == "tied"
+    assert pick_profile(profiles, [Hardware("cpus", 1, 1)], (both, file)) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "gb", "expected"),
+    [
+        ("lm_pretrain", {"model": "large"}, 24, "large_24gb"),
+        ("lm_pretrain", {"model": "large"}, 80, "large_80gb"),
+        ("lm_pretrain", {"model": "medium"}, 80, "gpu_40gb"),
+        ("summarization", {"model": "mt5_1_2b"}, 24, "mt5_24gb"),
+        ("summarization", {"model": "google/mt5-large"}, 10, "mt5_10gb"),
+        ("summarization", {"model": "t5_220m"}, 10, "gpu_10gb"),
+    ],
+)
+def test_shipped_profiles_by_card_and_model(
+    config: str, settings: dict[str, str], gb: int, expected: str
+) -> None:
+    file = Path(__file__).parents[2] / "configs" / f"{config}.yaml"
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    nodes = [Hardware("node", 1, 1, gpus=(Gpu(0, "8.6", "card", gb * 10**9, "8.6"),))]
+    assert pick_profile(content["profiles"], nodes, (settings, content)) == expected
 
 
 def test_precisions_by_generation() -> None:

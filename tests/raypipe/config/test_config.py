@@ -206,6 +206,12 @@ def test_settings_that_contradict_each_other() -> None:
         ("profiles: 0", "profiles: must map"),
         ("profiles: {cpu: }", "profiles: must map"),
         ("profiles: {gpu: {min_gpu_memory_gb: much}}", "profiles.gpu.min_gpu_memory_gb = 'much'"),
+        ("profiles: {gpu: {for: large}}", "profiles.gpu.for = 'large': must map keys"),
+        (
+            "profiles: {gpu: {for: {model: {a: 1}}}}",
+            "must map keys of settings to a value",
+        ),
+        ("profiles: {gpu: {for: {studdy: 1}}}", "profiles.gpu.for.studdy: unknown key"),
         ("profiles: {gpu: {min_compute_capability: sm_80}}", "must be a number, such as 8.0"),
     ],
 )
