@@ -122,6 +122,7 @@ def run_raypipe(
         "lda.batch_size": BATCH_SIZE,
         "lda.iterations": iterations,
         "lda.evaluations": 1000,
+        "lda.final_seeds": 0,  # the scripts have no final comparison
         "lda.cache": "false",
     }
     command = [sys.executable, "-m", "raypipe", "run", "configs/pabbo_lda.yaml"]

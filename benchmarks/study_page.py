@@ -24,7 +24,7 @@ from experiments.pabbo_lda.figures.optimizer_styles import by_optimizer
 from experiments.pabbo_lda.figures.report_figures import figures
 from experiments.pabbo_lda.figures.report_sections import findings
 from experiments.pabbo_lda.study.aggregation import MEASURES
-from experiments.pabbo_lda.study.convergence import quartiles
+from experiments.pabbo_lda.study.convergence import NOISE, quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
 from raypipe.report.plots import encode, slug
 from raypipe.storage.run_directory import RunDirectory
@@ -52,6 +52,8 @@ _SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
      "evaluations_beyond_start_to_5_percent", number),
     ("Evaluations after the start to within 1 %",
      "evaluations_beyond_start_to_1_percent", number),
+    ("Evaluations after the start to within the noise of one value",
+     "evaluations_beyond_start_to_noise", number),
     ("CPU time of a study's evaluations to within 1 %, including the start",
      "time_to_1_percent_s", duration),
     ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
@@ -261,6 +263,8 @@ def page(
         "smallest one of any study of this run."
     )
     for text, column, write in _SPREADS:
+        if column not in reached or (NOISE in column and reached[column].isna().all()):
+            continue
         if column.endswith("_s") and settings.get("objective") == "tabular":
             continue
         parts.append(f"{text}:\n\n{spread(reached, column, write)}")
@@ -269,7 +273,8 @@ def page(
         "Wilcoxon's signed-rank test with Holm's correction, for every pair and, as a separate "
         "family that fewer runs can decide, for every optimizer against random search."
     )
-    parts += [f"### By {heading(name)}\n\n{ranking(tables, name)}" for name in MEASURES]
+    ranked = [name for name in MEASURES if (tables["rankings"]["measure"] == name).any()]
+    parts += [f"### By {heading(name)}\n\n{ranking(tables, name)}" for name in ranked]
     parts.append("## Figures")
     parts += [
         f"![{caption}](figures/{name}.png)\n\n{caption} ([SVG](figures/{name}.svg))"

@@ -157,6 +157,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
     objectives = load_objectives(settings.data, lda)
     specs = study_specs(lda, objectives)
     fits = all(objective.counts for objective in objectives)  # else values are recorded
+    most = len(specs) * (lda.evaluations * lda.seeds + lda.unseen_seeds)
     trainings = [TRAINED_BY[name] for name in lda.optimizers if name in TRAINED_BY]
     return Stage(
         "lda",
@@ -164,7 +165,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
         [spec.unit(lda, TRAINED_BY.get(spec.optimizer)) for spec in specs],
         needs=("hardware", *trainings),
         reads=("data", "lda"),
-        workload=f"{len(specs)} studies, at most {len(specs) * lda.evaluations} LDA trainings",
+        workload=f"{len(specs)} studies, at most {most} LDA trainings",
         forget=forget_studies,
         features=_lda_features(lda, objectives) if fits else {},
         featured=("data", *(f"lda.{key}" for key in _FEATURED)) if fits else (),
@@ -198,7 +199,8 @@ def run_lda(context: StageContext) -> None:
 
 def run_aggregate(context: StageContext) -> None:
     """Derive the tables of comparisons from all finished studies."""
-    for table, rows in aggregate(context.ledger.rows("study_history")).items():
+    found = map(context.ledger.rows, ("study_history", "evaluations", "studies"))
+    for table, rows in aggregate(*found).items():
         stale = {key for key, _ in context.ledger.items(table)} - rows.keys()
         context.ledger.remove(table, stale)
         context.ledger.put(table, rows)

@@ -121,6 +121,16 @@ class LdaSettings(Settings):
         10, description="Studies per optimizer and corpus; their seeds are consecutive."
     )
     seed: int = Field(42, ge=0, description="Seed of run 0; run r has the seed `seed + r`.")
+    seeds: Operational[PositiveInt] = Field(
+        1,
+        description="LDA seeds per value of T, whose mean is the value; the published study has 1.",
+    )
+    final_seeds: Operational[int] = Field(
+        3,
+        ge=0,
+        description="Further LDA seeds with which the best T of each study is fitted, for a "
+        "comparison on seeds that no search saw; not for recorded values.",
+    )
     t_min: int = Field(2, ge=2, description="Smallest number of topics T.")
     t_max: int = Field(
         1000, ge=2, description="Largest number of topics T; at most the words of a corpus."
@@ -178,6 +188,11 @@ class LdaSettings(Settings):
     )
 
     @property
+    def unseen_seeds(self) -> int:
+        """Seeds of the final comparison; recorded values have none."""
+        return self.final_seeds if self.table is None else 0
+
+    @property
     def space(self) -> Space:
         """The search space of the optimizers."""
         return Space(self.t_min, self.t_max, self.alpha, self.eta)
@@ -215,6 +230,11 @@ class LdaSettings(Settings):
             raise ValueError(
                 f"objective = {self.objective} with table = {self.table}: recorded values need "
                 "objective=tabular and the file; leave table out with other objectives"
+            )
+        if self.table is not None and self.seeds > 1:
+            raise ValueError(
+                f"seeds = {self.seeds} with recorded values, which have one seed per run; "
+                "leave lda.seeds out"
             )
         if self.cpus is not None and self.cpus > 1 and self.cpus != int(self.cpus):
             raise ValueError(f"cpus = {self.cpus}: above 1 it must be a whole number")

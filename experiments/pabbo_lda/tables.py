@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from experiments.pabbo_lda.study.convergence import TARGETS
+from experiments.pabbo_lda.study.convergence import NOISE, TARGETS
 from raypipe.storage.tables import Column, Table
 
 _DATASET = Column("dataset", "text", "Name of the corpus.")
 _OPTIMIZER = Column("optimizer", "text", "Name of the optimizer.")
-_SEED = Column("seed", "integer", "Seed of the optimizer and of LDA: `lda.seed` plus the run.")
+_SEED = Column(
+    "seed", "integer", "Seed of the optimizer, and LDA's first one: `lda.seed` plus the run."
+)
+_LDA_SEEDS = Column("lda_seeds", "integer", "LDA seeds whose mean is the value of a point.")
 _STUDY = (_DATASET, _OPTIMIZER, Column("run", "integer", "Number of the run, from 0."), _SEED)
 _RUNS = Column("runs", "integer", "Number of runs.")
 _POINT = (
@@ -42,15 +45,18 @@ _PAIR = (
     *_TEST,
 )
 _QUARTILES = {"median": "median", "q25": "lower quartile", "q75": "upper quartile"}
-_NEAR = {target: f"within {excess:.0%} of the best known" for target, excess in TARGETS.items()}
+_NEAR = {
+    **{target: f"within {excess:.0%} of the best known" for target, excess in TARGETS.items()},
+    NOISE: "within the noise (`landscape.interval`) of the best known",
+}
 
 TABLES = (
     Table(
         "evaluations",
-        "one evaluation of the objective",
+        "one evaluation of the objective: a point with one seed",
         (
             _DATASET,
-            _SEED,
+            Column("seed", "integer", "Seed of LDA."),
             *_POINT,
             Column("value", "real", "Value of the objective; lower is better."),
             Column("duration_s", "real", "Wall-clock time of the evaluation.", "s"),
@@ -72,6 +78,12 @@ TABLES = (
                 "Lowest finite value of the objective.",
                 better="lower",
             ),
+            Column(
+                "confirmed_value",
+                "real",
+                "Mean of the best point over `lda.final_seeds` seeds that no search saw.",
+                better="lower",
+            ),
             Column("evaluations", "integer", "Requested evaluations, including repeated points."),
             Column("unique_evaluations", "integer", "Distinct points evaluated."),
             Column("batches", "integer", "Batches of the optimizer after the start."),
@@ -91,7 +103,8 @@ TABLES = (
             Column("evaluation", "integer", "Number of the point in its study, from 1."),
             Column("batch", "integer", "Batch of the optimizer, from 1; 0 is the start."),
             *_POINT,
-            Column("value", "real", "Value of the objective; lower is better."),
+            Column("value", "real", "Value of the objective: mean over seeds; lower is better."),
+            _LDA_SEEDS,
             *_BEST_POINT,
             Column("best_value", "real", "Lowest finite value so far; infinite if there is none."),
             Column("elapsed_s", "real", "Summed wall-clock time of the evaluations so far.", "s"),
@@ -109,6 +122,38 @@ TABLES = (
             Column("mean", "real", "Mean simple regret over functions."),
             Column("low", "real", "Lower end of the 95 % confidence interval of the mean."),
             Column("high", "real", "Upper end of the 95 % confidence interval of the mean."),
+        ),
+    ),
+    Table(
+        "landscape",
+        "one corpus: the noise of the objective, and where it is lowest",
+        (
+            _DATASET,
+            Column(
+                "points",
+                "integer",
+                "Points pooled: of those with two or more seeds, the tenth with the lowest means, "
+                "at least 5.",
+            ),
+            Column("fits", "integer", "Evaluations of these points."),
+            Column("std", "real", "Standard deviation of one evaluation over seeds, pooled."),
+            _LDA_SEEDS,
+            Column("std_of_value", "real", "Standard deviation of the mean over `lda_seeds`."),
+            Column(
+                "interval",
+                "real",
+                "Largest difference of two values of one point in 95 % of cases (Student's t).",
+            ),
+            Column(
+                "best_T",
+                "integer",
+                "T of the lowest mean, of those that more than half of the seeds tried.",
+            ),
+            Column("best_mean", "real", "Mean over all its seeds."),
+            Column("T_low", "integer", "Smallest neighbor of the best T within the noise of it."),
+            Column("T_high", "integer", "Largest neighbor of the best T within the noise of it."),
+            Column("T_least", "integer", "Smallest T evaluated."),
+            Column("T_most", "integer", "Largest T evaluated."),
         ),
     ),
     Table(
@@ -136,6 +181,11 @@ TABLES = (
             *_STUDY,
             Column("best_known", "real", "Lowest value of any study of this corpus and seed."),
             Column("final_value", "real", "Lowest value of the study."),
+            Column(
+                "confirmed_value",
+                "real",
+                "Mean of the best point over seeds that no search saw, if there are any.",
+            ),
             Column("final_ratio", "real", "Lowest value divided by the best known."),
             _EVALUATIONS,
             _DURATION,
@@ -176,6 +226,8 @@ TABLES = (
             Column("min", "real", "Lowest final value."),
             Column("max", "real", "Highest final value."),
             Column("median", "real", "Median final value."),
+            Column("confirmed_mean", "real", "Mean value of the best points on unseen seeds."),
+            Column("confirmed_std", "real", "Its sample standard deviation over runs."),
             Column("best_T_median", "real", "Median number of topics of the lowest value."),
             Column("evaluations_mean", "real", "Mean number of distinct points evaluated."),
             Column("duration_s_mean", "real", "Mean summed wall-clock time of a study.", "s"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from experiments.pabbo_lda.figures.optimizer_styles import LABELED, by_optimizer, name_of, runs_of
+from experiments.pabbo_lda.study.convergence import NOISE
 from raypipe.report.formatting import number
 from raypipe.report.plots import (
     HEIGHT,
@@ -25,8 +26,9 @@ from raypipe.report.plots import (
     label_lines,
 )
 
-#: column of ``convergence`` whose distribution :func:`solved` draws
-SOLVED = "evaluations_beyond_start_to_1_percent"
+_WITHIN = {NOISE: "within the noise", "1_percent": "within 1 %"}
+#: columns of ``convergence`` whose distributions :func:`solved` draws, by target
+SOLVED = {target: f"evaluations_beyond_start_to_{target}" for target in _WITHIN}
 # more points than a curve has pixels
 _POINTS = 2000
 #: smallest excess that a figure distinguishes from zero, on its logarithmic axis
@@ -154,8 +156,13 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Figure, A
     return figure, axes, note
 
 
-def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
-    """Draw a quantity of one corpus by evaluation; the shared start is shaded."""
+def by_evaluation(
+    quantity: Quantity, shaded: Mapping[str, float], dataset: str, table: pd.DataFrame
+) -> Plot:
+    """Draw a quantity of one corpus by evaluation, with shaded start and noise.
+
+    ``shaded`` is the largest value of the quantity within the noise, of each corpus with one.
+    """
     last, start = int(table["evaluation"].max()), _start(table)
     figure, axes, note = _curves(quantity, table, "evaluation")
     if 0 < start < last:
@@ -170,6 +177,11 @@ def by_evaluation(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot
             fontsize=7.5,
         )
         note += f" The first {start} evaluations (shaded) are the start of all optimizers."
+    if (noise := shaded.get(dataset)) is not None:
+        axes.axhspan(
+            axes.get_ylim()[0], noise, color=MUTED, alpha=0.12, linewidth=0, label="_noise"
+        )
+        note += f" Shaded below {quantity.text(noise)}: within the noise of the best known."
     axes.set_xlim(1, max(2, last))
     axes.set_xlabel("evaluation (distinct T)")
     if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
@@ -194,8 +206,10 @@ def by_time(quantity: Quantity, dataset: str, table: pd.DataFrame) -> Plot:
     return Plot(name, dataset, caption, figure, f"{quantity.group} by time")
 
 
-def solved(dataset: str, table: pd.DataFrame) -> Plot:
-    """Draw the fraction of runs within 1 % of the best known value by evaluations after the start.
+def solved(target: str, dataset: str, table: pd.DataFrame) -> Plot:
+    """Draw the fraction of runs that came close, by evaluations after the start.
+
+    ``target`` is a key of :data:`SOLVED`.
 
     An empirical distribution with censored runs: the data profile of Moré and Wild (2009,
     doi:10.1137/080724083), section 2.2, with a run as the problem and one evaluation as the unit.
@@ -205,7 +219,7 @@ def solved(dataset: str, table: pd.DataFrame) -> Plot:
     last = max(1.0, float((table["evaluations"] - table["start_evaluations"]).max()))
     ends: list[tuple[float, float, tuple[float, str, Stroke]]] = []
     for name, group, stroke in by_optimizer(table):
-        needed = np.sort(finite(group[SOLVED]))
+        needed = np.sort(finite(group[SOLVED[target]]))
         x = np.concatenate([[0.0], needed, [last]])
         share = np.concatenate([np.arange(needed.size + 1), [needed.size]]) / len(group)
         color, line = stroke
@@ -217,9 +231,11 @@ def solved(dataset: str, table: pd.DataFrame) -> Plot:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     # of equal fractions, the first to get there has the top label
     label_lines(axes, [label for _, _, label in sorted(ends, key=lambda end: end[:2])])
-    axes.set_title("runs within 1 % of the best known value")
+    within = _WITHIN[target]
+    axes.set_title(f"runs {within} of the best known value")
     axes.set_xlabel("evaluations after the start")
     most = int(table.groupby("optimizer").size().max())
-    caption = f"Fraction of {runs_of(most)} of each optimizer within 1 % of the best known value"
+    caption = f"Fraction of {runs_of(most)} of each optimizer {within} of the best known value"
     caption += " of the corpus and seed, by evaluations after the start."
-    return Plot(f"solved-{dataset}", dataset, caption, figure, "Runs within 1 %")
+    name = f"solved-{dataset}" if target != NOISE else f"solved_{target}-{dataset}"
+    return Plot(name, dataset, caption, figure, f"Runs {within}")

@@ -19,7 +19,7 @@ NAMES = {
     "golden_section": "golden section",
     "pabbo_curves": "PABBO curves",
     "bisect": "bisection",
-    "gp_ei": "GP, expected improvement",
+    "gp_ei": "GP with EI",
 }
 #: place of axes with room on the right for names and values
 LABELED = (0.13, 0.155, 0.5, 0.76)

@@ -21,6 +21,7 @@ from experiments.pabbo_lda.figures.convergence_figures import (
     by_time,
     solved,
 )
+from experiments.pabbo_lda.figures.landscape_figure import over_topics
 from experiments.pabbo_lda.figures.optimizer_styles import (
     LABELED,
     by_optimizer,
@@ -28,7 +29,7 @@ from experiments.pabbo_lda.figures.optimizer_styles import (
     runs_of,
     strokes_of,
 )
-from experiments.pabbo_lda.study.convergence import progress
+from experiments.pabbo_lda.study.convergence import NOISE, progress
 from raypipe.report.formatting import number, plus_minus
 from raypipe.report.plots import (
     HEIGHT,
@@ -53,7 +54,7 @@ _Draw = Callable[[str, pd.DataFrame], Plot]
 #: columns that the figures read
 _COLUMNS = {
     "study_history": "dataset optimizer run seed evaluation batch T value best_T best_value cpu_s",
-    "convergence": f"dataset optimizer {SOLVED} evaluations start_evaluations",
+    "convergence": f"dataset optimizer {SOLVED['1_percent']} evaluations start_evaluations",
     "summary": "dataset optimizer runs mean std min",
     "studies": "dataset optimizer run best_perplexity",
     "regret": "trial_id stage method step mean low high",
@@ -77,13 +78,18 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         if history is not None:
             history = progress(history)
             history["excess"] = (history["ratio"] - 1).clip(lower=RESOLUTION)
-            for quantity in (BEST, EXCESS):
-                for draw in (by_evaluation, by_time):
-                    drawn += _each_dataset(history, quantity.column, partial(draw, quantity))
+            noise = _relative_noise(tables, history)
+            for quantity, shaded in ((BEST, {}), (EXCESS, noise)):
+                by_number = partial(by_evaluation, quantity, shaded)
+                drawn += _each_dataset(history, quantity.column, by_number)
+                drawn += _each_dataset(history, quantity.column, partial(by_time, quantity))
         if reached is not None:
-            drawn += _each_dataset(reached, "evaluations", solved)
-            if reached["dataset"].nunique() > 1:
-                drawn.append(solved("all corpora", reached))
+            is_known = rows(tables, "landscape", ["dataset"]) is not None
+            targets = [name for name in SOLVED if name != NOISE or is_known]
+            for target in targets:
+                drawn += _each_dataset(reached, "evaluations", partial(solved, target))
+                if reached["dataset"].nunique() > 1:
+                    drawn.append(solved(target, "all corpora", reached))
         if summary is not None:
             drawn += _each_dataset(summary, "mean", _bars)
         if studies is not None:
@@ -93,6 +99,31 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         if regret is not None:
             drawn += [_regret(str(stage), t) for stage, t in regret.groupby("stage", sort=False)]
     return drawn
+
+
+def _relative_noise(tables: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> dict[str, float]:
+    """Return the interval of the noise of each corpus, as a part of its best known value."""
+    shapes = rows(tables, "landscape", ["dataset", "interval"])
+    if shapes is None:
+        return {}
+    best = history.groupby("dataset")["best_known"].mean()
+    parts = shapes.set_index("dataset")["interval"] / best.where(best > 0)
+    return {str(name): float(part) for name, part in parts.dropna().items()}
+
+
+def landscapes(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
+    """Return the objective over T of each corpus whose optimum is known."""
+    evaluations = rows(tables, "evaluations", ["dataset", "T", "value"])
+    shapes = rows(tables, "landscape", ["dataset", "best_T", "best_mean", "interval"])
+    if evaluations is None or shapes is None:
+        return []
+    with style():
+        return [
+            over_topics(
+                str(row["dataset"]), evaluations[evaluations["dataset"] == row["dataset"]], row
+            )
+            for _, row in shapes.dropna(subset="best_T").iterrows()
+        ]
 
 
 def _each_dataset(table: pd.DataFrame, value: str, draw: _Draw) -> list[Plot]:

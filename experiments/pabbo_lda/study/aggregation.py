@@ -8,21 +8,33 @@ import numpy as np
 import pandas as pd
 
 from experiments.pabbo_lda.study.convergence import (
+    NOISE,
+    STUDY,
     TARGETS,
     anytime,
     convergence,
     progress,
     quartiles,
 )
+from experiments.pabbo_lda.study.landscape import landscape
 from raypipe import stats
 from raypipe.storage.ledger import Row
 
 #: measures that optimizers are ranked by, columns of ``convergence``; lower is better
-MEASURES = ("final_value", "evaluations_to_1_percent", "area_under_curve")
+MEASURES = (
+    "final_value",
+    "confirmed_value",
+    "evaluations_to_1_percent",
+    "evaluations_to_noise",
+    "area_under_curve",
+)
+#: measures that every study has
+_ALWAYS = ("final_value", "evaluations_to_1_percent", "area_under_curve")
 #: optimizer that all others are compared with; this takes fewer runs than comparing all pairs
 CONTROL = "random"
 
 _KEYS = {
+    "landscape": ["dataset"],
     "anytime": ["dataset", "optimizer", "evaluation"],
     "convergence": ["dataset", "optimizer", "run"],
     "summary": ["dataset", "optimizer"],
@@ -33,24 +45,33 @@ _KEYS = {
 }
 
 
-def aggregate(history: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """Return every table derived from the rows of ``study_history``, its rows by key.
+def aggregate(
+    history: Sequence[Row], evaluations: Sequence[Row] = (), studies: Sequence[Row] = ()
+) -> dict[str, dict[str, Row]]:
+    """Return every table derived from the three tables of the stage ``lda``, its rows by key.
 
     Runs are blocks: the studies of a run share start, seed and objective. ``conclusion`` says
     when too few runs or corpora allow none.
     """
     if not history:
         return {name: {} for name in _KEYS}
-    studies = progress(history)
-    reached = convergence(studies)
+    steps = progress(history)
+    shapes = landscape(evaluations, history)
+    intervals = dict(zip(shapes["dataset"], shapes["interval"], strict=True))
+    reached = convergence(steps, intervals)
+    confirmed = {tuple(row[key] for key in STUDY): row.get("confirmed_value") for row in studies}
+    keys = zip(*(reached[key] for key in STUDY), strict=True)
+    reached["confirmed_value"] = pd.Series([confirmed.get(key) for key in keys], dtype=float)
     tests = [
         _tests(str(dataset), measure, _blocks(corpus, measure))
         for dataset, corpus in reached.groupby("dataset")
         for measure in MEASURES
+        if corpus[measure].notna().any() or measure in _ALWAYS
     ]
     rankings, pairs, against = (pd.concat(tables) for tables in zip(*tests, strict=True))
     tables = {
-        "anytime": anytime(studies),
+        "landscape": shapes,
+        "anytime": anytime(steps),
         "convergence": reached,
         "summary": _summary(reached),
         "comparisons": pairs,
@@ -132,13 +153,16 @@ def _summary(reached: pd.DataFrame) -> pd.DataFrame:
     for dataset, corpus in reached.groupby("dataset"):
         groups = corpus.groupby("optimizer")
         final = stats.summary(_blocks(corpus, "final_value")).rename(columns={"n": "runs"})
+        confirmed = stats.summary(_blocks(corpus, "confirmed_value"))
         part = final.rename_axis("optimizer").assign(
+            confirmed_mean=confirmed["mean"],
+            confirmed_std=confirmed["std"],
             best_T_median=groups["best_T"].median(),
             evaluations_mean=groups["evaluations"].mean(),
             duration_s_mean=groups["duration_s"].mean(),
             area_under_curve_median=groups["area_under_curve"].median(),
         )
-        for target in TARGETS:
+        for target in (*TARGETS, NOISE):
             name = f"evaluations_to_{target}"
             part[f"runs_to_{target}"] = groups[name].count()
             spread = quartiles(_blocks(corpus, name)).add_prefix(f"{name}_")

@@ -7,7 +7,7 @@ that has ended carries its best value forward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from raypipe.storage.ledger import Row
 STUDY = ["dataset", "optimizer", "run"]
 #: largest excess over the best known value that counts as reaching it
 TARGETS = {"5_percent": 0.05, "1_percent": 0.01}
+#: the target that is the interval of :mod:`experiments.pabbo_lda.study.landscape`
+NOISE = "noise"
 
 
 def progress(history: pd.DataFrame | Sequence[Row]) -> pd.DataFrame:
@@ -52,8 +54,13 @@ def best_so_far(studies: pd.DataFrame, column: str) -> pd.DataFrame:
     return wide.reindex(range(1, int(studies["evaluation"].max()) + 1)).ffill()
 
 
-def convergence(studies: pd.DataFrame) -> pd.DataFrame:
+def convergence(
+    studies: pd.DataFrame, intervals: Mapping[str, float] | None = None
+) -> pd.DataFrame:
     """Return one row per study of :func:`progress`: its final value and how it got there.
+
+    ``intervals`` are those of the noise by corpus. A value within it of the best known is within
+    the noise; where it is not known, no value is.
 
     ``evaluations_to_*`` and ``time_to_*_s`` (CPU seconds of the study) are missing
     (censored) where the study never came as close. ``area_under_curve`` is the mean of
@@ -76,8 +83,11 @@ def convergence(studies: pd.DataFrame) -> pd.DataFrame:
         }
     )
     table["best_T"] = grouped["best_T"].last().astype("Int64")  # missing without a finite value
-    for name, tolerance in TARGETS.items():
-        limit = studies["best_known"] + tolerance * studies["best_known"].abs()
+    best_known = studies["best_known"]
+    excess = {name: tolerance * best_known.abs() for name, tolerance in TARGETS.items()}
+    excess[NOISE] = studies["dataset"].map(dict(intervals or {})).astype(float)
+    for name, allowed in excess.items():
+        limit = best_known + allowed
         reached = studies[studies["best_value"].astype(float) <= limit].groupby(STUDY)
         first = reached[["evaluation", "cpu_s"]].first().reindex(table.index)
         evaluations = first["evaluation"].astype("Int64")

@@ -1,4 +1,8 @@
-"""Evaluations of the objective, each computed once: stored, from another run's cache, or a task."""
+"""Evaluations of the objective, each computed once: stored, from another run's cache, or a task.
+
+An evaluation is one fit: one point with one seed. The value of a point in a study is the mean over
+the fits of its seeds.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import Any
+
+import numpy as np
 
 from experiments.pabbo_lda.objective.objectives import Objective
 from experiments.pabbo_lda.optimizers import Point
@@ -22,9 +28,25 @@ from raypipe.storage.ledger import Row
 _SHARED = ("value", "duration_s", "cpu_s", "started_at", "worker")
 
 
+def lda_seeds(seed: int, count: int) -> tuple[int, ...]:
+    """Return the seeds of LDA in a study: its own seed, then seeds that other studies do not use.
+
+    More seeds begin with those of fewer, so that their fits are computed once.
+    """
+    drawn = (np.random.SeedSequence((seed, n)).generate_state(1)[0] for n in range(1, count))
+    return (seed, *map(int, drawn))
+
+
+def mean_value(values: Sequence[float]) -> float:
+    """Return the mean of the values of one point, or the first one that is not finite."""
+    invalid = [value for value in values if not math.isfinite(value)]
+    with np.errstate(over="ignore"):
+        return invalid[0] if invalid else float(np.mean(values))
+
+
 @dataclass(frozen=True)
 class Request:
-    """An evaluation that a study needs."""
+    """An evaluation that a study needs; ``seed`` is that of LDA."""
 
     objective: Objective
     seed: int
@@ -78,14 +100,21 @@ class Evaluations:
         """The number of evaluations that are requested and not finished."""
         return len(self._open)
 
-    def known(self, requests: Sequence[Request]) -> dict[Point, float]:
-        """Return the stored values; values in the cache are stored first."""
-        missing = {request.key: request for request in requests if self.row(request) is None}
+    def known(self, fits: Mapping[Point, Sequence[Request]]) -> dict[Point, float]:
+        """Return the value of each point whose fits are all stored.
+
+        Those in the cache are stored first.
+        """
+        missing = {each.key: each for fit in fits.values() for each in fit if not self.row(each)}
         cached = self._cache.get(missing)
         self._store({key: self._row(missing[key], row, cached=True) for key, row in cached.items()})
         self.from_cache += len(cached)
-        rows = {request.point: self.row(request) for request in requests}
-        return {point: float(row["value"]) for point, row in rows.items() if row is not None}
+        rows = {point: [self.row(each) for each in fit] for point, fit in fits.items()}
+        return {
+            point: mean_value([float(row["value"]) for row in found if row is not None])
+            for point, found in rows.items()
+            if None not in found
+        }
 
     def row(self, request: Request) -> Row | None:
         """Return the stored row of an evaluation."""

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from statistics import fmean
 from typing import Any
 
 from experiments.pabbo_lda.objective.objectives import Objective
@@ -22,7 +23,7 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
 )
 from experiments.pabbo_lda.settings import LdaSettings
-from experiments.pabbo_lda.study.evaluations import Evaluations, Request
+from experiments.pabbo_lda.study.evaluations import Evaluations, Request, lda_seeds
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
 from raypipe.pipeline.context import StageContext
@@ -41,7 +42,7 @@ _PACKAGES = ("optuna", "numpy", "scipy", "scikit-learn", "torch")
 
 @dataclass(frozen=True)
 class StudySpec:
-    """One run of an optimizer on an objective; ``seed`` is the seed of both."""
+    """One run of an optimizer on an objective; ``seed`` is the optimizer's, and LDA's first one."""
 
     objective: Objective
     optimizer: OptimizerName
@@ -52,6 +53,11 @@ class StudySpec:
     def key(self) -> str:
         """The key of the unit."""
         return f"lda/{self.objective.dataset}/{self.optimizer}/{self.run}"
+
+    def fits(self, point: Point, seeds: range) -> list[Request]:
+        """Return the evaluations of a point with the LDA seeds of these numbers."""
+        numbered = lda_seeds(self.seed, seeds.stop)
+        return [Request(self.objective, numbered[number], point) for number in seeds]
 
     def unit(self, settings: LdaSettings, train: str | None) -> Unit:
         """Return the study as a unit; it needs the stage ``train``, if its optimizer is a model."""
@@ -64,6 +70,11 @@ class StudySpec:
         }
         if self.optimizer in ("pabbo_small", "pabbo_large"):
             literals["lda"] = {"policy": settings.policy.identity()}
+        averaged = {"seeds": settings.seeds} if settings.seeds > 1 else {}
+        if settings.unseen_seeds:
+            averaged["final_seeds"] = settings.unseen_seeds
+        if averaged:
+            literals["lda"] = {**literals.get("lda", {}), **averaged}
         needs = () if train is None else (train,)
         return Unit(self.key, literals, needs, settings.evaluations, "lda.evaluations")
 
@@ -162,6 +173,8 @@ class _OpenStudies:
     ) -> None:
         self._context, self._settings, self._scorer = context, settings, scorer
         self._evaluations = evaluations
+        self._searched = range(settings.seeds)
+        self._final = range(settings.seeds, settings.seeds + settings.unseen_seeds)
         self._open: dict[str, tuple[StudySpec, Study]] = {}
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
         self._finished = 0
@@ -221,31 +234,54 @@ class _OpenStudies:
             for point, value in known.items():  # a batch that is wholly known opens the next one
                 study.supply(point, value)
         if study.done:
-            del self._open[key]
-            self._finished += self._settings.evaluations
-            self._record(spec, study)
+            self._end(key)
             return
         if not new:
             return
-        costs = [spec.objective.cost_s(request.point) for request in new]
+        costs = {point: spec.objective.cost_s(point) for point in new}
         # assumes that the remaining batches, one after the other, are like this one
         batches = math.ceil((self._settings.evaluations - len(study.history)) / len(new)) - 1
-        rest = batches * sum(costs) / len(costs)
-        for request, cost in zip(new, costs, strict=True):
-            self._waiting[request.key][key] = None
-            self._evaluations.ask(request, cost + rest)
+        rest = batches * fmean(costs.values())
+        for point, fits in new.items():
+            self._ask(key, fits, costs[point] + rest)
 
-    def _new(self, key: str) -> list[Request]:
-        """Return the evaluations that a study needs and does not wait for yet."""
+    def _ask(self, key: str, fits: Sequence[Request], path_s: float) -> None:
+        """Request the fits of a study that are not stored."""
+        for request in fits:
+            if self._evaluations.row(request) is None:
+                self._waiting[request.key][key] = None
+                self._evaluations.ask(request, path_s)
+
+    def _end(self, key: str) -> None:
+        """Record a study that is done, once its best point has its further fits."""
         spec, study = self._open[key]
-        requests = [Request(spec.objective, spec.seed, point) for point in study.request()]
-        return [r for r in requests if key not in self._waiting.get(r.key, ())]
+        confirmed: dict[Point, float] = {}
+        if self._final and study.best is not None:
+            point = study.best[0]
+            fits = spec.fits(point, self._final)
+            confirmed = self._evaluations.known({point: fits})
+            if not confirmed:
+                self._ask(key, fits, spec.objective.cost_s(point))
+                return
+        del self._open[key]
+        self._finished += self._settings.evaluations
+        self._record(spec, study, next(iter(confirmed.values()), None))
+
+    def _new(self, key: str) -> dict[Point, list[Request]]:
+        """Return the fits of each point that a study needs, if it does not wait for any of them."""
+        spec, study = self._open[key]
+        fits = {point: spec.fits(point, self._searched) for point in study.request()}
+        return {
+            point: requests
+            for point, requests in fits.items()
+            if not any(key in self._waiting.get(request.key, ()) for request in requests)
+        }
 
     def _fail(self, key: str, kind: FailureKind, message: str) -> None:
         self._open.pop(key, None)
         self.failed.setdefault(key, UnitError(key, kind, message))
 
-    def _record(self, spec: StudySpec, study: Study) -> None:
+    def _record(self, spec: StudySpec, study: Study, confirmed: float | None) -> None:
         about = {
             "dataset": spec.objective.dataset,
             "optimizer": spec.optimizer,
@@ -255,15 +291,17 @@ class _OpenStudies:
         elapsed, cpu = 0.0, 0.0
         history = {}
         for step in study.history:
-            row = self._evaluations.row(Request(spec.objective, spec.seed, step.point)) or {}
-            elapsed += row.get("duration_s", 0.0)
-            cpu += row.get("cpu_s", 0.0)
+            for request in spec.fits(step.point, self._searched):
+                row = self._evaluations.row(request) or {}
+                elapsed += row.get("duration_s", 0.0)
+                cpu += row.get("cpu_s", 0.0)
             history[f"{spec.key}/{step.evaluation}"] = {
                 **about,
                 "evaluation": step.evaluation,
                 "batch": step.batch,
                 **_columns(step.point),
                 "value": step.value,
+                "lda_seeds": self._settings.seeds,
                 **_columns(step.best_point, "best_"),
                 "best_value": step.best_value,
                 "elapsed_s": elapsed,
@@ -274,6 +312,7 @@ class _OpenStudies:
             **about,
             **_columns(best_point, "best_"),
             "best_perplexity": best_value,
+            "confirmed_value": confirmed,
             "evaluations": study.asked,
             "unique_evaluations": len(study.history),
             "batches": study.history[-1].batch,

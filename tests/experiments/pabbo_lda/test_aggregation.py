@@ -153,7 +153,9 @@ def test_every_measure_is_tested_with_runs_as_blocks() -> None:
         name: rng.uniform(100 + shift, 140 + shift, (12, 8)).tolist()
         for name, shift in (("a", 0), ("b", 20), ("c", 60))
     }
-    tables = aggregate(history(values))
+    fits = [{"dataset": "corpus", "seed": n, "T": 9, "value": 100.0 + n} for n in range(9)]
+    studies = [{**row, "confirmed_value": row["best_value"]} for row in history(values)]
+    tables = aggregate(history(values), fits, studies)
     reached = table(tables["convergence"], "run", "optimizer")
     assert len(tables["rankings"]) == len(tables["comparisons"]) == 3 * len(MEASURES)
     for measure in MEASURES:

@@ -15,6 +15,7 @@ from experiments.pabbo_lda.experiment import EXPERIMENT
 from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.optimizers import Point
+from experiments.pabbo_lda.study.evaluations import lda_seeds
 from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
@@ -36,7 +37,9 @@ train_large:
   training: {steps: 4, micro_batch: 4, log_every: 2}
   pabbo: *pabbo
 evaluate_large: *evaluation
-lda: {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64}
+lda:
+  {runs: 2, t_max: 60, start: [9, 30, 55], evaluations: 8, max_iter: 2, batch_size: 64,
+   final_seeds: 1}
 """
 OPTIMIZERS = ("ga", "tpe", "sabbo")
 # each process of a task first loads its packages: fewer of them than in the whole job
@@ -205,6 +208,10 @@ def test_studies_agree_with_their_history(whole):
         assert study["unique_evaluations"] == len(mine) == mine["T"].nunique()
         assert list(mine["T"][:3]) == [9, 30, 55]
         assert study["duration_s"] == pytest.approx(mine["elapsed_s"].max())
+    evaluations = table(folder, "evaluations").set_index(["seed", "T"])["value"]
+    for _, study in table(folder, "studies").iterrows():
+        unseen = lda_seeds(study["seed"], 2)[1]
+        assert study["confirmed_value"] == evaluations[unseen, study["best_T"]]
 
 
 def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
@@ -217,7 +224,7 @@ def test_again_does_nothing_and_one_more_run_only_what_is_new(whole, commands):
     assert more.status == 0, more.output
     assert "train_small: done before" in more.output
     evaluations = table(folder, "evaluations")
-    old = evaluations[evaluations["seed"] < 44].reset_index(drop=True)
+    old = evaluations[evaluations["seed"].isin(before[0]["seed"])].reset_index(drop=True)
     pd.testing.assert_frame_equal(old, before[0])
     pd.testing.assert_frame_equal(table(folder, "trials"), before[1])
     history = results_of(folder)

@@ -123,7 +123,9 @@ def objective(dataset: str) -> Objective:
 
 def study_settings(**changed) -> LdaSettings:
     usual = {"datasets": DATASETS, "optimizers": OPTIMIZERS, "runs": 2, "seed": 0, "t_max": 200}
-    return LdaSettings(**{**usual, "start": (150, 90, 190), "evaluations": 12, **changed})
+    return LdaSettings(
+        **{**usual, "start": (150, 90, 190), "evaluations": 12, "final_seeds": 0, **changed}
+    )
 
 
 def specs_of(lda: LdaSettings, cost: int) -> list[StudySpec]:
