@@ -263,8 +263,14 @@ def _rival_label(table: Table, values: Mapping[str, Any]) -> str:
 
 
 def tile(best: Headline) -> Tile:
-    """Return a headline as a tile: the value, the point, and the distance to the baseline."""
+    """Return a headline as a tile: the value, the point, and the distance to the baseline.
+
+    A point whose lead on the second best one may be chance is not named alone.
+    """
     notes = [best.leaders] if best.leaders else []
+    if best.leaders and not best.is_shared and best.to_runner_up.may_be_chance:
+        second = f"{best.runner_up} ({cell(best.column.name, best.runner_up_mean)})"
+        notes = [f"{best.leaders}, perhaps by chance before {second}"]
     tone = ""
     if best.baseline:
         notes.append(distance(best))

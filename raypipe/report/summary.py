@@ -139,11 +139,14 @@ def summary_tiles(about: About) -> tuple[list[Tile], bool]:
 
 
 def came_out(about: About) -> list[Part]:
-    """Return the headline numbers, and what does not reach its baseline."""
+    """Return findings, the headline numbers, and what does not reach its baseline."""
     shown, has_more = summary_tiles(about)
+    parts: list[Part] = [part for section in about.sections for part in section.findings]
     if not shown:
-        return ["No table has a number."] if about.declared.core is not None else []
-    parts: list[Part] = [Tiles(shown)]
+        if not parts and about.declared.core is not None:
+            parts.append("No table has a number.")
+        return parts
+    parts.append(Tiles(shown))
     parts += beaten(about)
     if about.only_swept:
         parts += sweep_reasons(about.tables, about.sweeps)

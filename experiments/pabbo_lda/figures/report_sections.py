@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from experiments.pabbo_lda.figures.report_figures import figures
+from experiments.pabbo_lda.figures.report_figures import figures, landscapes
+from experiments.pabbo_lda.figures.verdict import listed, undecided, verdicts
 from raypipe.report.formatting import heading, number, plus_minus, probability
 from raypipe.report.plots import rows
 from raypipe.report.sections import Fold, Heading, Part, Section, TableView
@@ -16,13 +17,16 @@ from raypipe.stats import ALPHA
 Tables = Mapping[str, pd.DataFrame]
 
 _SUMMARY = (
-    "optimizer", "mean ± std", "median", "min", "max", "best_T_median", "evaluations_mean",
-    "duration_s_mean", "runs",
+    "optimizer", "mean ± std", "on unseen seeds", "median", "min", "max", "best_T_median",
+    "evaluations_mean", "duration_s_mean", "runs",
 )  # fmt: skip
 #: lower limit of ``lda.t_min``
 _FEWEST = 2
 #: tables that the figures and the tests show
-_DRAWN = ("studies", "study_history", "anytime", "convergence", "regret", "evaluations")
+_DRAWN = (
+    *("studies", "study_history", "anytime", "convergence", "regret", "evaluations"),
+    "landscape",
+)
 _TESTS = ("rankings", "comparisons", "against_control", "across_corpora")
 _PAIRS = ("first", "second", "n", "p_value", "p_holm", "effect_size", "conclusion")
 
@@ -33,7 +37,13 @@ def sections(tables: Tables) -> list[Section]:
     Raises ValueError if a table lacks a column that it must have.
     """
     return [
-        Section("Results", _results(tables), covers=("summary",), advice=_edges(tables)),
+        Section(
+            "Results",
+            _results(tables),
+            covers=("summary",),
+            findings=[*verdicts(tables), *landscapes(tables)],
+            advice=_edges(tables),
+        ),
         Section("Figures", figures(tables), covers=_DRAWN),
         Section(
             "Statistics",
@@ -51,6 +61,9 @@ def _results(tables: Tables) -> list[Part]:
         return []
     pairs = zip(summary["mean"].astype(float), summary["std"].astype(float), strict=True)
     summary = summary.assign(**{"mean ± std": [plus_minus(mean, std) for mean, std in pairs]})
+    if "confirmed_mean" in summary and summary["confirmed_mean"].notna().any():
+        pairs = zip(summary["confirmed_mean"], summary["confirmed_std"], strict=True)
+        summary["on unseen seeds"] = [plus_minus(float(mean), float(std)) for mean, std in pairs]
     parts: list[Part] = ["Lower is better. The lowest mean of each data set is in bold."]
     for dataset, group in summary.groupby("dataset", sort=False):
         group = group.sort_values("mean", kind="stable")
@@ -58,7 +71,7 @@ def _results(tables: Tables) -> list[Part]:
         best = np.isfinite(means) & np.isclose(means, means.min(), rtol=1e-9)
         parts += [
             Heading(str(dataset)),
-            _lowest(group[best]),
+            _lowest(group[best], undecided(tables, str(dataset), list(group["optimizer"][best]))),
             *_edge(tables, str(dataset)),
             TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
         ]
@@ -116,13 +129,16 @@ def _edge(tables: Tables, dataset: str) -> list[Part]:
     return []
 
 
-def _lowest(best: pd.DataFrame) -> str:
-    """Return the lowest mean of a data set, and the optimizers that reached it."""
+def _lowest(best: pd.DataFrame, others: Sequence[str]) -> str:
+    """Return the lowest mean of a data set, and the optimizers that may be as good."""
     if best.empty:
         return "Lowest mean: no finite value."
     runs = int(best["runs"].max())
     names = " and ".join(map(str, best["optimizer"]))
-    return f"Lowest mean: {best['mean ± std'].iloc[0]} by {names}, {runs} run{'s' * (runs > 1)}."
+    text = f"Lowest mean: {best['mean ± std'].iloc[0]} by {names}, {runs} run{'s' * (runs > 1)}."
+    if others:
+        text += f" This names no winner: no paired test tells it from {listed(others)}."
+    return text
 
 
 def _by_dataset(tables: Tables) -> list[Part]:

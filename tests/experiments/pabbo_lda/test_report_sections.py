@@ -80,7 +80,11 @@ def test_the_lowest_mean_stands_out() -> None:
     tables = _tables()
     [lowest] = re.findall(r'<tr class="first"><th scope="row">([^<]*)', _text(tables))
     assert lowest == "20news"
-    assert "Lowest mean: 1680 ± 25 by 20news, 10 runs." in _page(tables).words
+    words = _page(tables).words
+    assert "Lowest mean: 1680 ± 25 by 20news, 10 runs." in words
+    assert "This names no winner: no paired test tells it from es, ga and sabbo." in words
+    decided = {**tables, "comparisons": tables["comparisons"].assign(p_holm=0.01)}
+    assert "no paired test tells it from sabbo." in _page(decided).words  # the other two are higher
     tables["summary"]["mean"] = [np.inf, np.nan]
     page = _page(tables)
     assert "no finite value" in page.words

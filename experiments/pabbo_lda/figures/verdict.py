@@ -1,0 +1,178 @@
+"""First sentences of the report: the winner if there is one, its lead, and the best T."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from experiments.pabbo_lda.figures.optimizer_styles import runs_of
+from experiments.pabbo_lda.study.aggregation import CONTROL
+from experiments.pabbo_lda.study.convergence import NOISE
+from raypipe import stats
+from raypipe.report.formatting import heading, number
+from raypipe.report.plots import rows
+
+#: measures that decide, the first one whose ranks are known
+_DECISIVE = ("area_under_curve", f"evaluations_to_{NOISE}", "evaluations_to_1_percent")
+_NEEDED = ("dataset", "measure", "first", "second", "n", "p_holm", "effect_size")
+
+
+def verdicts(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the sentences of each corpus, from the tables of the stage ``aggregate``."""
+    rankings = rows(tables, "rankings", ["dataset", "measure", "optimizer", "average_rank"])
+    if rankings is None:
+        return []
+    names = [str(name) for name in rankings["dataset"].unique()]
+    return [
+        f"{name}: {text}" if len(names) > 1 else text
+        for name in names
+        for part in (_winner, _speed, _confirmed, _optimum)
+        if (text := " ".join(part(tables, name)))
+    ]
+
+
+def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+    """Yield the optimizer that won, or that the tests name none."""
+    rankings = _of(tables, "rankings", dataset).dropna(subset="average_rank")
+    measure = next((name for name in _DECISIVE if (rankings["measure"] == name).any()), None)
+    ranks = rankings[rankings["measure"] == measure].set_index("optimizer")["average_rank"]
+    pairs = _of(tables, "comparisons", dataset, _NEEDED)
+    pairs = pairs[pairs["measure"] == measure]
+    if len(ranks) < 2 or pairs.empty or measure is None:
+        return
+    lead = str(ranks.idxmin())
+    own = _with(pairs, lead)
+    beaten = _beaten(own, lead)
+    rest = sorted(set(ranks.index) - {lead, *beaten})
+    by, runs = heading(measure), int(own["n"].max())
+    tests = f"p ≤ {stats.ALPHA:g} in paired tests over {runs_of(runs)}, Holm's correction"
+    leaders = listed(sorted(ranks.index[ranks == ranks.min()].astype(str)))
+    leads = f"{leaders} {'has' if leaders == lead else 'have'} the lowest average rank by {by}"
+    if not rest:
+        yield f"{lead} won: its {by} is lower than that of every other optimizer ({tests})."
+    elif beaten:
+        yield (
+            f"{leads}. The lead of {lead} on {listed(beaten)} is more than chance ({tests}); on "
+            f"{listed(rest)} it may be chance."
+        )
+    else:
+        yield f"No winner: {leads}, but no test tells {lead} from another optimizer ({tests})."
+        yield from _too_few(runs, len(pairs), f"To compare {len(ranks)} optimizers")
+    against = _of(tables, "against_control", dataset, _NEEDED)
+    against = against[against["measure"] == measure]
+    if not against.empty and (rest or lead == CONTROL):
+        better = [str(name) for name in ranks.sort_values().index if name in _winners(against)]
+        if better:
+            yield f"Against {CONTROL} search alone, the tests find {listed(better)} better."
+        else:
+            yield f"Against {CONTROL} search alone, the tests find no optimizer better."
+            yield from _too_few(runs, len(against), "For that")
+
+
+def _too_few(runs: int, tests: int, what: str) -> Iterator[str]:
+    """Yield how many runs a decision takes, if there are fewer."""
+    if runs < (needed := stats.runs_needed(tests)):
+        yield f"{what}, they need {needed} runs or more."
+
+
+def undecided(
+    tables: Mapping[str, pd.DataFrame], dataset: str, leaders: Sequence[str]
+) -> list[str]:
+    """Return the optimizers whose final values are not higher than all leaders' by the tests."""
+    pairs = _of(tables, "comparisons", dataset, _NEEDED)
+    pairs = pairs[pairs["measure"] == "final_value"]
+    names = {*pairs["first"].astype(str), *pairs["second"].astype(str)} - {*leaders}
+    beaten = [_beaten(_with(pairs, lead), lead) for lead in leaders]
+    return sorted(name for name in names if not all(name in each for each in beaten))
+
+
+def _with(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
+    return pairs[(pairs["first"] == name) | (pairs["second"] == name)]
+
+
+def _beaten(pairs: pd.DataFrame, lead: str) -> list[str]:
+    """Return the optimizers that are higher than one in the pairs that the tests decide."""
+    decided = pairs[pairs["p_holm"].astype(float) <= stats.ALPHA]
+    first = decided["first"] == lead
+    lower = np.where(first, -1, 1) * decided["effect_size"].astype(float) > 0
+    return sorted(decided["second"].where(first, decided["first"])[lower].astype(str))
+
+
+def _winners(against: pd.DataFrame) -> set[str]:
+    """Return the optimizers that are lower than the control."""
+    decided = against[against["p_holm"].astype(float) <= stats.ALPHA]
+    return set(decided["first"][decided["effect_size"].astype(float) < 0].astype(str))
+
+
+def _speed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+    """Yield the median evaluations of each optimizer until it is as near as the noise allows."""
+    reached = _of(tables, "convergence", dataset)
+    for target, near in ((NOISE, "within the noise"), ("1_percent", "within 1 %")):
+        column = f"evaluations_beyond_start_to_{target}"
+        if column in reached and reached[column].notna().any():
+            needed = reached[column].astype(float).fillna(np.inf).groupby(reached["optimizer"])
+            medians = needed.median().sort_values(kind="stable")
+            texts = [
+                f"{name} {number(n) if np.isfinite(n) else 'never'}" for name, n in medians.items()
+            ]
+            yield (
+                f"Evaluations after the start until {near} of the best value, medians over "
+                f"{runs_of(int(needed.size().max()))}: {', '.join(texts)}."
+            )
+            return
+
+
+def _confirmed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+    """Yield how far the optimizers' best points differ on seeds that no search saw."""
+    summary = _of(tables, "summary", dataset)
+    if "confirmed_mean" not in summary:
+        return
+    means = summary.set_index("optimizer")["confirmed_mean"].astype(float)
+    means = means[np.isfinite(means)].sort_values(kind="stable")
+    if len(means) < 2:
+        return
+    first, last = (f"{number(means.iloc[at])} ({means.index[at]})" for at in (0, -1))
+    pairs = _of(tables, "comparisons", dataset, _NEEDED)
+    pairs = pairs[pairs["measure"] == "confirmed_value"]
+    decided = int((pairs["p_holm"].astype(float) <= stats.ALPHA).sum())
+    found = f"{decided} of {len(pairs)} pairs differ" if decided else "no pair differs"
+    yield (
+        f"Their best T, on LDA seeds that no search saw, have means from {first} to {last}; "
+        f"{found} by more than chance."
+    )
+
+
+def _optimum(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+    """Yield the best number of topics, if it is inside the range, and its equals by the noise."""
+    shape = _of(tables, "landscape", dataset)
+    if shape.empty or shape["best_T"].isna().any():
+        return
+    row = shape.iloc[0]
+    best, least, most = int(row["best_T"]), int(row["T_least"]), int(row["T_most"])
+    low, high = int(row["T_low"]), int(row["T_high"])
+    place = "inside" if least < best < most else "at the end of"
+    text = f"The lowest mean, {number(row['best_mean'])}, is at T = {best}, {place} the range "
+    text += f"from {least} to {most}"
+    if low < high:
+        text += f"; T = {low} to {high} are within the noise of it"
+    yield f"{text}. One LDA seed moves a value by {number(row['std'])} (standard deviation)."
+
+
+def _of(
+    tables: Mapping[str, pd.DataFrame], name: str, dataset: str, columns: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Return the rows of one corpus, none if there is no such table."""
+    table = rows(tables, name, ["dataset", *columns])
+    return (
+        pd.DataFrame(columns=["dataset", *columns])
+        if table is None
+        else table[table["dataset"].astype(str) == dataset]
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list in words."""
+    *first, last = names or [""]
+    return " and ".join(filter(None, [", ".join(first), last]))
