@@ -25,6 +25,7 @@ ORDER = (
     ("functions", "sweep"),
     ("scripts",),
     ("pipeline",),
+    ("surrogate",),
     ("report", "tracking", "prediction", "training", "datasets"),
     ("config",),
     ("storage",),

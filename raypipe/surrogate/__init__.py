@@ -1,0 +1,1 @@
+"""Prior-fitted surrogate of expensive functions, with weights that ship."""
