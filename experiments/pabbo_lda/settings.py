@@ -53,17 +53,17 @@ def training_recipe(steps: int, effective_batch: int) -> TrainingSettings:
     )
 
 
-class _StepsStageSettings(TrainStageSettings):
+class StepsStageSettings(TrainStageSettings):
     """A training whose length is given in steps, since its samples are drawn without end."""
 
     @model_validator(mode="after")
-    def _has_steps(self) -> _StepsStageSettings:
+    def _has_steps(self) -> StepsStageSettings:
         if self.training.steps is None:
             raise ValueError("training.steps is missing; PABBO has no epochs")
         return self
 
 
-class PabboStageSettings(_StepsStageSettings):
+class PabboStageSettings(StepsStageSettings):
     """Training of PABBO on synthetic functions."""
 
     training: TrainingSettings = Field(
@@ -90,7 +90,7 @@ class PabboStageSettings(_StepsStageSettings):
         return self
 
 
-class CurveStageSettings(_StepsStageSettings):
+class CurveStageSettings(StepsStageSettings):
     """Training of PABBO on perplexity curves, for the optimizer `pabbo_curves`."""
 
     training: TrainingSettings = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -109,7 +110,16 @@ def load() -> Surrogate:
     """
     from raypipe.surrogate.model import restore_surrogate
 
-    return Surrogate(restore_surrogate(resources.files(__package__).joinpath(WEIGHTS).read_bytes()))
+    return Surrogate(restore_surrogate(_weights()))
+
+
+def weights_sha256() -> str:
+    """Return the SHA-256 hash of the weights that ship: others give other results."""
+    return hashlib.sha256(_weights()).hexdigest()
+
+
+def _weights() -> bytes:
+    return resources.files(__package__).joinpath(WEIGHTS).read_bytes()
 
 
 def _checked(

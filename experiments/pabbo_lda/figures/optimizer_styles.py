@@ -20,6 +20,7 @@ NAMES = {
     "pabbo_curves": "PABBO curves",
     "bisect": "bisection",
     "gp_ei": "GP with EI",
+    "pfn_ei": "PFN with EI",
 }
 #: place of axes with room on the right for names and values
 LABELED = (0.13, 0.155, 0.5, 0.76)

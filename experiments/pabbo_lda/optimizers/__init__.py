@@ -12,11 +12,13 @@ from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
 from experiments.pabbo_lda.optimizers.golden_section import GoldenSection
 from experiments.pabbo_lda.optimizers.pabbo import PABBO, PolicySettings, Scorer, model_scorer
 from experiments.pabbo_lda.optimizers.pabbo_curves import CurvePABBO
+from experiments.pabbo_lda.optimizers.prior_fitted import SurrogateImprovement
 from experiments.pabbo_lda.optimizers.random_search import RandomSearch, RandomTopics
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
 from raypipe.provenance import release
+from raypipe.surrogate.posterior import weights_sha256
 
 OptimizerName = Literal[
     "ga",
@@ -30,6 +32,7 @@ OptimizerName = Literal[
     "golden_section",
     "bisect",
     "gp_ei",
+    "pfn_ei",
 ]
 
 #: optimizers that search T alone; the priors are 1/T
@@ -118,15 +121,19 @@ def make_optimizer(
             return Bisection(space.topics)
         case "gp_ei":
             return ExpectedImprovement(space, seed)
+        case "pfn_ei":
+            return SurrogateImprovement(space, seed)
         case _:
             known = ", ".join(get_args(OptimizerName))
             raise ValueError(f"optimizer {name!r} is not known; the optimizers are {known}")
 
 
 def deciding_libraries(name: OptimizerName) -> dict[str, str]:
-    """Return the libraries whose release decides what an optimizer proposes, with the release.
+    """Return what decides what an optimizer proposes: releases of libraries, or shipped weights.
 
     From the same seed, Optuna 4 and 5 propose different points.
     """
+    if name == "pfn_ei":
+        return {"raypipe.surrogate": weights_sha256()}
     libraries = {"tpe": ("optuna",), "gp_ei": ("scikit-learn", "scipy")}.get(name, ())
     return {library: str(release(library)) for library in libraries}

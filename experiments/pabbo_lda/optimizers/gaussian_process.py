@@ -43,21 +43,25 @@ class ExpectedImprovement:
         known = list(self._values)
         if not known:
             return [candidates[len(candidates) // 2]]
-        losses = stabilized(list(self._values.values()))
         places = self._space.positions(candidates)
-        try:
-            process = self._fitted(self._space.positions(known), losses)
-        except np.linalg.LinAlgError:  # then the candidate farthest from all known points
-            gaps = cdist(places, self._space.positions(known)).min(1)
-            return [candidates[int(gaps.argmax())]]
-        mean, deviation = process.predict(places, return_std=True)
-        gain = expected_improvement(mean, deviation, losses.min())
+        gain = self._gain(self._space.positions(known), list(self._values.values()), places)
         # rounded, so that another processor finds the same best one
         return [candidates[int((gain / max(gain.max(), 1e-300)).round(6).argmax())]]
 
     def tell(self, points: Sequence[Point], values: Sequence[float]) -> None:
         """Store the values."""
         self._values.update(zip(points, as_losses(values).tolist(), strict=True))
+
+    def _gain(self, known: FloatArray, values: Sequence[float], places: FloatArray) -> FloatArray:
+        """Return the expected improvement [m] at places [m, d], given the known points [n, d]."""
+        losses = stabilized(values)
+        try:
+            process = self._fitted(known, losses)
+        except np.linalg.LinAlgError:  # then the candidate farthest from all known points
+            gaps: FloatArray = cdist(places, known).min(1)
+            return gaps
+        mean, deviation = process.predict(places, return_std=True)
+        return expected_improvement(mean, deviation, losses.min())
 
     def _candidates(self) -> list[Point]:
         space = self._space

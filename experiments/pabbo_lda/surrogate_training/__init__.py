@@ -1,0 +1,1 @@
+"""Training of the surrogate (:mod:`raypipe.surrogate`) on synthetic functions."""
