@@ -36,9 +36,9 @@ class SurrogateSettings(Settings):
 
     d_model: PositiveInt = Field(64, description="Width of a token.")
     heads: PositiveInt = Field(4, description="Attention heads; they divide `d_model`.")
-    layers: PositiveInt = Field(6, description="Encoder layers.")
-    feed_forward: PositiveInt = Field(192, description="Hidden width of the encoder layers.")
-    distance: PositiveInt = Field(24, description="Hidden width of the bias by distance.")
+    layers: PositiveInt = Field(5, description="Encoder layers.")
+    feed_forward: PositiveInt = Field(160, description="Hidden width of the encoder layers.")
+    distance: PositiveInt = Field(16, description="Hidden width of the bias by distance.")
     components: PositiveInt = Field(6, description="Normal distributions per predicted value.")
 
     @model_validator(mode="after")
@@ -160,9 +160,10 @@ def _pair_features(points: Tensor, known: Tensor) -> Tensor:
 class ValueScale:
     """Scale of the network, defined by the values ``[B, n]`` of evaluated points.
 
-    The best value is 0, and the unit is the lower quartile of the excesses over it. Far from the
-    best value the scale is the logarithm of the logarithm of the excess, since values explode where
-    a training diverges.
+    The best value is 0. The unit is the excess of one of the next best values, of about every
+    eighth, so that a few good values among very bad ones are told apart. Far from the best value the
+    scale is the logarithm of the logarithm of the excess, since values explode where a training
+    diverges.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -171,8 +172,8 @@ class ValueScale:
         excess = values - self.best
         excess = excess.masked_fill(excess <= 0, torch.nan).sort(1).values  # nan is last
         positive = (~excess.isnan()).sum(1, keepdim=True)
-        quartile = excess.gather(1, (positive // 4).clamp(max=values.shape[1] - 1))
-        self.unit = torch.where(positive > 0, quartile, 1.0)
+        rank = (positive // 8).clamp(min=1).minimum(positive - 1).clamp(min=0)
+        self.unit = torch.where(positive > 0, excess.gather(1, rank), 1.0)
 
     def forward(self, values: Tensor) -> Tensor:
         """Return values ``[B, ...]`` on the scale of the network."""

@@ -28,14 +28,14 @@ class SurrogateStageSettings(StepsStageSettings):
 
     training: TrainingSettings = Field(
         TrainingSettings(
-            steps=12000,
+            steps=10000,
             effective_batch=64,
             learning_rate=2e-3,
             betas=(0.9, 0.99),
             weight_decay=1e-4,
             warmup_steps=300,
             schedule="warmup-stable-decay",
-            decay_steps=3000,
+            decay_steps=2500,
             clip_norm=1.0,
             eval_every=1000,
         ),

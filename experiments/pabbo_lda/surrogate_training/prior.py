@@ -172,7 +172,7 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
         phases,
         amplitudes,
         weights,
-        draw.uniform(-1.7, 1.7, DIMENSIONS),
+        draw.uniform(-2, 2, DIMENSIONS),
         (slopes[0], slopes[1]),
         power,
         draw.chance(0.25),
