@@ -160,10 +160,10 @@ def _pair_features(points: Tensor, known: Tensor) -> Tensor:
 class ValueScale:
     """Scale of the network, defined by the values ``[B, n]`` of evaluated points.
 
-    The best value is 0. The unit is the excess of one of the next best values, of about every
-    eighth, so that a few good values among very bad ones are told apart. Far from the best value the
-    scale is the logarithm of the logarithm of the excess, since values explode where a training
-    diverges.
+    The best value is 0. The unit is the excess of one of the next best values (the second, or the
+    best eighth), so that a few good values among very bad ones are told apart. Far from the best
+    value the scale is the logarithm of the logarithm of the excess, since values explode where a
+    training diverges.
     """
 
     def __init__(self, values: Tensor) -> None:

@@ -62,10 +62,12 @@ class Surrogate:
         """
         import torch
 
+        from raypipe.surrogate.model import LARGEST
+
         posterior, scale = self._posterior(known, values, candidates)
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
         scaled = posterior.mean[..., None] + posterior.deviation[..., None] * torch.as_tensor(nodes)
-        worst = torch.as_tensor(np.max(values), dtype=torch.float64).expand(1, 1)
+        worst = torch.as_tensor(min(np.max(values), LARGEST), dtype=torch.float64).expand(1, 1)
         limit = (2 * (worst - scale.best)).clamp(min=1e-300) / scale.unit
         limit = limit.log1p().log1p()[..., None, None]
         drawn = scale.inverse(scaled.double().clamp(-limit, limit).flatten(1)).view_as(scaled)

@@ -148,7 +148,8 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
         for _ in range(2)
     ]
 
-    weights = _weights(draw)
+    explodes = draw.chance(0.15)
+    weights = _weights(draw, explodes)
     steep = draw.log_uniform(0.2, 4)
     slopes = [
         relevance
@@ -161,7 +162,8 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
     direction = axis * torch.where(draw.chance(0.75), 1.0, -1.0)
 
     shape = (draw.uniform()[..., None] > torch.tensor([0.5, 0.8, 0.9])).sum(-1)
-    strength = draw.log_uniform(0.03, 1)
+    shape = torch.where(explodes, 1, shape)
+    strength = torch.where(explodes, draw.log_uniform(0.05, 0.5), draw.log_uniform(0.03, 1))
     noise = draw.log_uniform(0.003, 0.25) * draw.chance(0.75)
     rounding = draw.log_uniform(0.005, 0.08) * draw.chance(0.1)
     assert warp[0].shape == (batch, DIMENSIONS)
@@ -184,15 +186,19 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
     )
 
 
-def _weights(draw: _Draws) -> Tensor:
-    """Return the weights ``[B, 3]`` of the process, the trends and the cliff."""
+def _weights(draw: _Draws, explodes: Tensor) -> Tensor:
+    """Return the weights ``[B, 3]`` of the process, the trends and the cliff.
+
+    Functions that explode, bool ``[B, 1]``, have trends and a high cliff.
+    """
     kind = draw.uniform()
-    alone, smooth = kind < 0.35, kind > 0.6  # the rest has a process and trends
-    process = torch.where(alone, 1.0, draw.log_uniform(0.1, 1))
+    alone, smooth = (kind < 0.35) & ~explodes, (kind > 0.6) | explodes
+    process = torch.where(alone, 1.0, draw.log_uniform(0.1, 1))  # the rest has both
     process = torch.where(smooth, draw.log_uniform(0.01, 0.3) * draw.chance(0.6), process)
     trend = torch.where(alone, 0.0, 1.0)
     cliff = draw.log_uniform(0.01, 1) * draw.chance(0.5) * (alone | smooth | draw.chance(0.5))
     cliff = torch.where(alone & draw.chance(0.7), 0.0, cliff)
+    cliff = torch.where(explodes, draw.log_uniform(0.1, 1), cliff)
     return torch.cat((process, trend, cliff), 1)
 
 

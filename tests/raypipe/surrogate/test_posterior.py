@@ -1,0 +1,121 @@
+"""The surrogate that ships: exact properties of the network, and what its weights have learned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import resources
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF
+
+from raypipe.surrogate import posterior
+from raypipe.surrogate.posterior import Surrogate
+
+
+@pytest.fixture(scope="module")
+def surrogate() -> Surrogate:
+    return posterior.load()
+
+
+def drawn(n: int, d: int, m: int = 7, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-1, 1, (n, d)), rng.normal(size=n), rng.uniform(-1, 1, (m, d))
+
+
+def test_the_weights_ship_and_are_small():
+    file = resources.files("raypipe.surrogate").joinpath(posterior.WEIGHTS)
+    assert len(file.read_bytes()) <= 2_000_000
+    assert len(posterior.weights_sha256()) == 64
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(
+    surrogate: Surrogate, d: int
+):
+    known, values, candidates = drawn(9, d)
+    gain = surrogate.expected_improvement(known, values, candidates)
+    order = np.random.default_rng(1).permutation(len(known))
+    shuffled = surrogate.expected_improvement(known[order], values[order], candidates)
+    assert shuffled == pytest.approx(gain, rel=1e-4, abs=1e-6)
+    alone = [surrogate.expected_improvement(known, values, one[None])[0] for one in candidates]
+    assert alone == pytest.approx(gain, rel=1e-4, abs=1e-6)
+    assert (surrogate.expected_improvement(known, values, candidates) == gain).all()
+
+
+@given(factor=st.floats(1e-20, 1e20), shift=st.floats(-10, 10), n=st.integers(2, 12))
+@settings(deadline=None, max_examples=20)
+def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor: float, shift: float, n: int):
+    surrogate = posterior.load()
+    known, values, candidates = drawn(n, 2, seed=n)
+    mean, deviation = surrogate.predict(known, values, candidates)
+    other = surrogate.predict(known, factor * (values + shift), candidates)
+    assert other[0] / factor - shift == pytest.approx(mean, rel=1e-3, abs=1e-3)
+    assert other[1] / factor == pytest.approx(deviation, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[2.0, 2.0, 2.0], [1.0, 1e44, 1e300], [-1e300, 0.0, 1e300], [0.0, 5e-324, 1.0]],
+    ids=["equal", "exploding", "largest", "smallest"],
+)
+def test_extreme_values_have_a_finite_improvement(surrogate: Surrogate, values: list[float]):
+    known, _, candidates = drawn(3, 1)
+    gain = surrogate.expected_improvement(known, values, candidates)
+    assert np.isfinite(gain).all()
+    assert (gain >= 0).all()
+    assert np.isfinite(surrogate.predict(known, values, candidates)).all()
+
+
+def test_one_value_is_enough(surrogate: Surrogate):
+    gain = surrogate.expected_improvement([[0.5]], [3.0], [[0.5], [-1.0]])
+    assert gain[1] > gain[0] >= 0, "where it is known there is less to find"
+
+
+def test_a_point_that_no_training_has_seen_is_refused(surrogate: Surrogate):
+    known, values, candidates = drawn(5, 4)
+    with pytest.raises(ValueError, match="4 dimensions; the surrogate was trained on 1 to 3"):
+        surrogate.expected_improvement(known, values, candidates)
+    known, values, candidates = drawn(5, 2)
+    for wrong, message in (
+        ((known[:0], values[:0], candidates), "n >= 1"),
+        ((known, values[:3], candidates), r"values has the shape \(3,\); it must be \[5\]"),
+        ((known, values, candidates[:, :1]), r"candidates has the shape \(7, 1\)"),
+        ((known, values, candidates + 3), r"candidates has positions outside \[-1, 1\]"),
+        ((known * np.nan, values, candidates), "known has positions outside"),
+        ((known, [*values[:4], np.inf], candidates), "values are not finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            surrogate.predict(*wrong)
+
+
+def test_it_agrees_with_the_posterior_of_a_gaussian_process(surrogate: Surrogate):
+    """Values of a Gaussian process with a known kernel, whose posterior is exact."""
+    errors = []
+    grid = np.linspace(-1, 1, 41)[:, None]
+    for seed in range(20):
+        known = np.random.default_rng(seed).uniform(-1, 1, (10, 1))
+        process = GaussianProcessRegressor(RBF(0.5), optimizer=None, alpha=1e-6)
+        values = process.sample_y(known, random_state=seed)[:, 0]
+        exact = process.fit(known, values).predict(grid)
+        inside = (grid[:, 0] > known.min()) & (grid[:, 0] < known.max())
+        mean, _ = surrogate.predict(known, values, grid)
+        errors.append(np.abs(mean - exact)[inside].mean() / values.std())
+    assert np.mean(errors) < 0.1
+
+
+def test_the_improvement_is_largest_near_the_minimum(surrogate: Surrogate):
+    known = np.linspace(-1, 1, 8)[:, None]
+    grid = np.linspace(-1, 1, 201)[:, None]
+    for best in (-0.6, 0.05, 0.4):
+        gain = surrogate.expected_improvement(known, (known[:, 0] - best) ** 2, grid)
+        assert abs(grid[gain.argmax(), 0] - best) < 0.15
+
+
+def test_the_package_loads_without_torch():
+    code = "import raypipe.surrogate.posterior, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
