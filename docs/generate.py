@@ -27,7 +27,10 @@ from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings
 
 DOCS = Path(__file__).parent
-EXPERIMENTS = ("pabbo_lda", "teleclass", "transformer", "lm_pretrain", "summarization")
+EXPERIMENTS = (
+    *("pabbo_lda", "pabbo_lda.surrogate_training", "teleclass", "transformer"),
+    *("lm_pretrain", "summarization"),
+)
 
 
 def main() -> None:

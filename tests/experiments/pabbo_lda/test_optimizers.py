@@ -42,9 +42,12 @@ NAMES: tuple[OptimizerName, ...] = (
     "golden_section",
     "bisect",
     "gp_ei",
+    "pfn_ei",
 )
 #: optimizers that draw nothing at random
-FIXED = ("golden_section", "bisect", "gp_ei")
+FIXED = ("golden_section", "bisect", "gp_ei", "pfn_ei")
+#: optimizers that model values
+MODELS = ("gp_ei", "pfn_ei")
 START = [
     *(733, 811, 133, 355, 777, 115, 452, 940, 879, 345),
     *(576, 153, 950, 602, 162, 238, 422, 511, 660, 285),
@@ -96,7 +99,7 @@ def test_deterministic_by_seed_and_leaves_global_generators_alone(name: Optimize
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "gp_ei"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in MODELS])
 def test_only_the_order_of_values_matters(name: OptimizerName):
     steep = asked(make(name), lambda T: 10 ** min(300.0, bowl(T) * 15), START)
     assert asked(make(name), bowl, START) == steep
@@ -296,10 +299,11 @@ def test_expected_improvement_is_that_of_a_normal_value() -> None:
     assert found[1] == 0
 
 
-def test_the_gaussian_process_finds_the_minimum_in_three_dimensions() -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_models_find_the_minimum_in_three_dimensions(name: OptimizerName) -> None:
     space = Space(2, 1000, alpha=(0.001, 1), eta=(0.001, 1))
     best = space.positions([Point(31, 0.02, 0.1)])
-    optimizer = make_optimizer("gp_ei", space=space, seed=0)
+    optimizer = make_optimizer(name, space=space, seed=0)
     study = Study(optimizer, space.start_points(START), budget=60)
     while not study.done:
         point = study.request()[0]
@@ -407,7 +411,7 @@ def recorded(data_dir: Path) -> TabularObjective:
 def test_whole_studies_on_the_published_values(name: OptimizerName, recorded: TabularObjective):
     """10 runs x 4 corpora with 80 distinct T; every optimizer beats the best of the start."""
     assert len(recorded.runs) == 40
-    budget = 30 if name == "gp_ei" else 80  # a fit of the process per value
+    budget = {"gp_ei": 30, "pfn_ei": 24}.get(name, 80)  # a fit, or 1000 predictions, per value
     for dataset, seed in recorded.runs:
         study = Study(make(name, seed), Space(2, 1000).start_points(START), budget=budget)
         while not study.done:
