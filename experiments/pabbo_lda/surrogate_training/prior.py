@@ -160,6 +160,10 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
     power = torch.where(draw.chance(0.5, DIMENSIONS), 1.0, draw.log_uniform(0.6, 3, DIMENSIONS))
     axis = F.one_hot((draw.uniform() * count).long()[:, 0], DIMENSIONS).float()
     direction = axis * torch.where(draw.chance(0.75), 1.0, -1.0)
+    # the best point of a function that explodes is often at the other end
+    center = draw.uniform(-2, 2, DIMENSIONS)
+    opposite = -direction * draw.uniform(-0.5, 2.5)
+    center = torch.where(explodes & (axis > 0), opposite, center)
 
     shape = (draw.uniform()[..., None] > torch.tensor([0.5, 0.8, 0.9])).sum(-1)
     shape = torch.where(explodes, 1, shape)
@@ -174,7 +178,7 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
         phases,
         amplitudes,
         weights,
-        draw.uniform(-2, 2, DIMENSIONS),
+        center,
         (slopes[0], slopes[1]),
         power,
         draw.chance(0.25),
