@@ -27,6 +27,8 @@ LARGEST = 1e100
 _FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
 #: smallest distance that is told apart on the logarithmic scale
 _NEAR = 0.01
+#: largest unit of the scale of values, as a multiple of the smallest excess
+_WIDEST = 4.0
 #: smallest deviation of a component, on the scale of the network
 _SHARPEST = 2e-3
 
@@ -161,9 +163,9 @@ class ValueScale:
     """Scale of the network, defined by the values ``[B, n]`` of evaluated points.
 
     The best value is 0. The unit is the excess of one of the next best values (the second, or the
-    best eighth), so that a few good values among very bad ones are told apart. Far from the best
-    value the scale is the logarithm of the logarithm of the excess, since values explode where a
-    training diverges.
+    best eighth), and at most four times that of the first, so that a few good values among very bad
+    ones are told apart. Far from the best value the scale is the logarithm of the logarithm of the
+    excess, since values explode where a training diverges.
     """
 
     def __init__(self, values: Tensor) -> None:
@@ -173,7 +175,8 @@ class ValueScale:
         excess = excess.masked_fill(excess <= 0, torch.nan).sort(1).values  # nan is last
         positive = (~excess.isnan()).sum(1, keepdim=True)
         rank = (positive // 8).clamp(min=1).minimum(positive - 1).clamp(min=0)
-        self.unit = torch.where(positive > 0, excess.gather(1, rank), 1.0)
+        unit = excess.gather(1, rank).minimum(_WIDEST * excess[:, :1])
+        self.unit = torch.where(positive > 0, unit, 1.0)
 
     def forward(self, values: Tensor) -> Tensor:
         """Return values ``[B, ...]`` on the scale of the network."""
