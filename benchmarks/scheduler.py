@@ -45,6 +45,7 @@ from rich.table import Table
 
 from benchmarks.training import machine
 from raypipe.config.settings import Settings
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.allocator import Allocator, Claim, Lease, Resources
 from raypipe.pipeline.context import StageContext
@@ -56,7 +57,6 @@ from raypipe.pipeline.session import Session
 from raypipe.provenance import git_commit
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import Target, Trackers
 
 STAGES = 200
 STRATEGIES = ("known", "unknown", "lanes")

@@ -41,6 +41,7 @@ from experiments.teleclass.settings import (
     TeleclassSettings,
 )
 from experiments.teleclass.training import Collate, TeleclassTask
+from raypipe.integrations.tracking import open_trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
@@ -48,7 +49,6 @@ from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import open_trackers
 
 RESULTS = Path(__file__).parent / "results" / "teleclass"
 SIZES = (100_000, 200_000, 500_000, 1_000_000)

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from raypipe.hardware import detect
-from raypipe.torch_build import cuda_of_torch
+from raypipe.hardware.torch_build import cuda_of_torch
 
 #: packages whose versions the table ``environment`` records, by their names on PyPI
 PACKAGES = (

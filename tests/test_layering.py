@@ -25,13 +25,14 @@ ORDER = (
     ("functions", "sweep"),
     ("scripts",),
     ("pipeline",),
+    ("integrations",),
     ("surrogate",),
-    ("report", "tracking", "prediction", "training", "datasets"),
+    ("report", "prediction", "training", "datasets"),
     ("config",),
     ("storage",),
     ("faults", "provenance", "stats"),
     ("hardware", "redaction"),
-    ("errors", "torch_build"),
+    ("errors",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 #: what a phase of TELEClass may share with another one lies next to the phases

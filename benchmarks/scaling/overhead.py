@@ -19,6 +19,7 @@ import ray
 
 from benchmarks.scaling import experiment
 from benchmarks.scaling.units import Kind, unit
+from raypipe.integrations.tracking import open_trackers
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.identity import compose
 from raypipe.pipeline.launcher import Launcher
@@ -26,7 +27,6 @@ from raypipe.pipeline.progress import Display
 from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import open_trackers
 
 REFERENCE, OURS = "bare_ray", "raypipe"
 

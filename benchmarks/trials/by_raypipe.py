@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.trials.plan import Plan
 from raypipe import hardware
 from raypipe.commands import configuration as config
+from raypipe.integrations.tracking import open_trackers
 from raypipe.pipeline.experiment import with_needs
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.progress import Display
@@ -15,7 +16,6 @@ from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.stage import NAME, with_sweep
-from raypipe.tracking import open_trackers
 
 _YAML = """
 experiment: benchmarks.trials.experiment

@@ -8,6 +8,7 @@ from benchmarks.trials.plan import Grid
 from raypipe import hardware
 from raypipe.commands import configuration as config
 from raypipe.commands.selection import selected
+from raypipe.integrations.tracking import open_trackers
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix
 from raypipe.pipeline.progress import Display
@@ -16,7 +17,6 @@ from raypipe.pipeline.session import Session
 from raypipe.report.build import build
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import open_trackers
 
 _YAML = """
 experiment: benchmarks.trials.experiment

@@ -22,11 +22,11 @@ from raypipe.functions import reference
 from raypipe.functions.arguments import override_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.hardware import Hardware
+from raypipe.integrations.tracking import TrackerName
 from raypipe.pipeline.configuration import Configuration, load_experiment
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.source import Source, current_source
 from raypipe.sweep.settings import SweepSettings
-from raypipe.tracking import TrackerName
 
 __all__ = ["parse", "read", "resolve", "settings_model"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from raypipe import faults, tracking
+from raypipe import faults
 from raypipe.commands import cluster
 from raypipe.commands.code import after_edit, check_code
 from raypipe.commands.configuration import read, resolve
@@ -30,6 +30,8 @@ from raypipe.commands.store import store_of
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
+from raypipe.integrations import tracking
+from raypipe.integrations.tracking import open_trackers
 from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import refuse_lost_states
@@ -53,7 +55,6 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.storage.tables import measures, read_tables, single_tables
-from raypipe.tracking import open_trackers
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"

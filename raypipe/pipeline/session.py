@@ -17,10 +17,10 @@ from raypipe.storage.tables import Table, by_name
 
 if TYPE_CHECKING:
     from raypipe.hardware import Hardware
+    from raypipe.integrations.tracking import Trackers
     from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher
     from raypipe.storage.store import Store
-    from raypipe.tracking import Trackers
 
 
 @dataclass(frozen=True)

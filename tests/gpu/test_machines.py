@@ -16,7 +16,8 @@ from tests.gpu.rig import build
 #: torch with kernels for 7.5 to 12.0, built for CUDA 13.0
 DETECT = """
 import json, os
-from raypipe import hardware, torch_build
+from raypipe import hardware
+from raypipe.hardware import torch_build
 kernels = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 torch_build.installed = lambda: torch_build.TorchBuild("2.13.0", "13.0", kernels)
 found = {}

@@ -8,7 +8,6 @@ import pynvml
 import pytest
 import yaml
 
-from raypipe import torch_build
 from raypipe.config.profiles import pick_profile
 from raypipe.hardware import (
     Gpu,
@@ -16,9 +15,10 @@ from raypipe.hardware import (
     detect,
     lowest_compute_capability,
     supported_precisions,
+    torch_build,
     unusable_gpus,
 )
-from raypipe.torch_build import TorchBuild
+from raypipe.hardware.torch_build import TorchBuild
 
 UUIDS = ["GPU-aaaa0000-1", "GPU-bbbb0000-2", "GPU-bbbb1111-3"]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from raypipe.torch_build import TorchBuild, installed
+from raypipe.hardware.torch_build import TorchBuild, installed
 
 CU130 = TorchBuild(
     "2.13.0", "13.0", ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")

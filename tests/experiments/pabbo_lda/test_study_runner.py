@@ -23,6 +23,7 @@ from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study import study_runner
 from experiments.pabbo_lda.study.study_runner import StudySpec, run_studies
 from raypipe.errors import UnitError
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage
@@ -33,7 +34,6 @@ from raypipe.provenance import package_version
 from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import Target, Trackers
 from tests.raypipe.composed import composed
 
 OPTIMIZERS = ("ga", "es", "sabbo", "random", "tpe", "golden_section")

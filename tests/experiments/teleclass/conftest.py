@@ -18,6 +18,7 @@ from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
@@ -27,7 +28,6 @@ from raypipe.pipeline.session import Session
 from raypipe.storage.artifacts import write_parquet
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import Target, Trackers
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -9,6 +9,7 @@ import pandas as pd
 from raypipe.commands import configuration as config
 from raypipe.commands.declarations import declared
 from raypipe.hardware import Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
@@ -18,7 +19,6 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.sweep.stage import with_sweep
-from raypipe.tracking import Target, Trackers
 
 HERE = Hardware("here", 2, 2**30)
 

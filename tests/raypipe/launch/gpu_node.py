@@ -16,6 +16,7 @@ from ray.train.torch import TorchConfig
 
 from raypipe.config.settings import Settings
 from raypipe.hardware import Gpu, Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch import group
 from raypipe.launch.cluster import RayLauncher
 from raypipe.pipeline.experiment import Experiment
@@ -26,7 +27,6 @@ from raypipe.pipeline.session import Session
 from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import Target, Trackers
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.settings import TrainStageSettings
 from tests.raypipe.launch.test_train import Regression

@@ -17,6 +17,7 @@ import ray
 import torch
 
 from raypipe.errors import UnitError
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.admission import Admission
 from raypipe.launch.capacity import claim_of
 from raypipe.launch.cluster import RayLauncher
@@ -29,7 +30,6 @@ from raypipe.pipeline.session import Session
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
-from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import LoaderSettings, ScalingSettings, TrainStageSettings
 from tests.raypipe.composed import run_stages
 from tests.raypipe.launch.test_train import Regression, ignore, job, outcome

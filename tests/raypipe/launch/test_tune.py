@@ -17,6 +17,7 @@ from torch import nn
 
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch import capacity, tune
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Experiment, Stage
@@ -28,7 +29,6 @@ from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
-from raypipe.tracking import Target, Trackers
 from raypipe.training.batching import BatchPlan
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.settings import ScalingSettings, TrainStageSettings

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner
 from raypipe.pipeline.context import StageContext
@@ -26,7 +27,6 @@ from raypipe.pipeline.tables import CORE
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
-from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, StepContext
 from tests.raypipe.composed import composed, refuse_changes, run_stages

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.hardware import Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline import runner, scheduler
 from raypipe.pipeline.context import StageContext
@@ -30,7 +31,6 @@ from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table, write_tables
-from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.composed import composed, run_stages
 

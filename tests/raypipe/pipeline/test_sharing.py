@@ -10,6 +10,7 @@ import pytest
 from example_tasks import Regression
 
 from raypipe.hardware import Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Stage, Unit
@@ -20,7 +21,6 @@ from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.store import Store
 from raypipe.storage.tables import read_table
-from raypipe.tracking import Target, Trackers
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from tests.raypipe.composed import composed, run_stages
 

@@ -14,6 +14,7 @@ from raypipe.commands import configuration as config
 from raypipe.commands.selection import matrix_or_sweep
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.progress import Display
@@ -27,7 +28,6 @@ from raypipe.sweep.recommendation import recommend
 from raypipe.sweep.settings import REPEATED
 from raypipe.sweep.stage import differing_batches
 from raypipe.sweep.trials import TrialMaker
-from raypipe.tracking import Target, Trackers
 from raypipe.training.tables import STEPS
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.sweeping import HERE

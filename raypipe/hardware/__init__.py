@@ -12,7 +12,7 @@ from typing import Any, Literal
 import psutil
 import pynvml
 
-from raypipe import torch_build
+from raypipe.hardware import torch_build
 
 #: the arithmetic of a forward pass
 Arithmetic = Literal["fp32", "tf32", "bf16", "fp16"]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from raypipe import tracking
 from raypipe.errors import ConfigError
+from raypipe.integrations import tracking
+from raypipe.integrations.tracking import TrackerName, check, finite_numbers, flat, open_trackers
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import TrackerName, check, finite_numbers, flat, open_trackers
 
 PROJECT = Path(__file__).resolve().parents[2]
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
@@ -191,7 +191,7 @@ sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from test_tracking import CONFIGURATION, HERE, OTHER, OUTCOME, TRIAL, row
 from raypipe.storage import tables as results
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.tracking import open_trackers
+from raypipe.integrations.tracking import open_trackers
 from raypipe.training.tables import STEPS
 
 run = RunDirectory.at(sys.argv[3])
@@ -496,7 +496,7 @@ def test_checking_loads_no_tracker():
     code = (
         "import sys\n"
         "from raypipe.storage.run_directory import RunDirectory\n"
-        "from raypipe.tracking import check\n"
+        "from raypipe.integrations.tracking import check\n"
         f"check({HERE}, RunDirectory.at('x'))\n"
         "print([name for name in ('torch', 'tensorboard', 'mlflow', 'wandb', 'sqlalchemy') "
         "if name in sys.modules])"

@@ -231,14 +231,14 @@ def wandb_is_offline() -> bool:
 
 def _load(name: TrackerName) -> Callable[[Target, str], TrialTracker]:
     if name == "tensorboard":
-        from raypipe.tracking.tensorboard import TensorBoardTrial
+        from raypipe.integrations.tensorboard import TensorBoardTrial
 
         return TensorBoardTrial
     if name == "mlflow":
-        from raypipe.tracking.mlflow import MlflowTrial
+        from raypipe.integrations.mlflow import MlflowTrial
 
         return MlflowTrial
-    from raypipe.tracking.wandb import WandbTrial
+    from raypipe.integrations.wandb import WandbTrial
 
     return WandbTrial
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import wandb
 
+from raypipe.integrations.tracking import Setting, Target, finite_numbers, wandb_is_offline
 from raypipe.storage import tables as results
-from raypipe.tracking import Setting, Target, finite_numbers, wandb_is_offline
 
 
 class WandbTrial:

@@ -1,0 +1,1 @@
+"""Integrations with other tools: trackers, and PABBO for Optuna and Ray Tune."""
