@@ -1,0 +1,256 @@
+"""PABBO as a sampler of Optuna: expected improvement under a surrogate that was trained before.
+
+    study = optuna.create_study(sampler=PabboSampler(seed=0))
+    study.optimize(objective, n_trials=30)
+
+A proposal depends on the seed, the number of the trial and the trials of the study alone. So a
+sampler needs no state: a study continues from its storage, and several processes may share one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.search_space import intersection_search_space
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from raypipe.config.axes import MOST_RANGES
+from raypipe.integrations.proposal import best_point, spread
+from raypipe.integrations.scale import Positions, Scale
+from raypipe.surrogate.posterior import Surrogate, load
+
+_OBSERVED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+Number = IntDistribution | FloatDistribution
+
+
+class PabboSampler(BaseSampler):
+    """Sampler for up to three integer or float parameters, with or without ``log`` and ``step``.
+
+    Trials count as follows:
+
+    - The first ``n_startup_trials`` with a value are spread evenly over the space.
+    - A pruned trial counts with its last intermediate value.
+    - A running trial counts with the best value so far, so that parallel trials differ (the
+      constant liar of Ginsbourger et al., 2010).
+    - An infinite value counts as the worst or best finite one, and a trial that breaks a constraint
+      as the worst one.
+    - Trials that failed, or whose value is NaN, are ignored.
+
+    A point is not proposed twice, unless a discrete space has no other point.
+
+    Args:
+        seed: the seed; by default a random one.
+        n_startup_trials: trials with a value before the surrogate is used.
+        independent_sampler: draws categorical parameters, parameters that not all trials have or
+            whose range has changed, and all parameters if there are more than three; by default
+            ``TPESampler(constant_liar=True)``.
+        surrogate: scores the candidates; by default the one that is shipped.
+        warn_independent_sampling: whether to warn once when the independent sampler is used.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        n_startup_trials: int = 5,
+        independent_sampler: BaseSampler | None = None,
+        surrogate: Surrogate | None = None,
+        warn_independent_sampling: bool = True,
+    ) -> None:
+        self._seed = np.random.SeedSequence(seed).generate_state(4)
+        self._startup = n_startup_trials
+        self._independent = independent_sampler or _tpe(seed)
+        self._surrogate = surrogate
+        self._warns = warn_independent_sampling
+
+    def reseed_rng(self) -> None:
+        """Reseed the independent sampler. Proposals of trials differ by the trials' numbers."""
+        self._independent.reseed_rng()
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the parameters that all finished trials have.
+
+        Raises:
+            ValueError: the study has several objectives.
+
+        """
+        del trial
+        _check_single_objective(study)
+        trials = study.get_trials(deepcopy=False)
+        common = intersection_search_space(trials, include_pruned=True)
+        return {name: values for name, values in common.items() if not values.single()}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Return the values of the parameters of a search space.
+
+        Raises:
+            ValueError: the study has several objectives.
+
+        """
+        _check_single_objective(study)
+        if not search_space:
+            return {}
+        numbers = {
+            name: values for name, values in search_space.items() if isinstance(values, Number)
+        }
+        if len(numbers) > MOST_RANGES:
+            self._warn(f"has {len(numbers)} numeric parameters, and takes {MOST_RANGES}")
+            numbers = {}
+        elif len(numbers) < len(search_space):
+            self._warn(f"does not take the parameter {min(search_space.keys() - numbers.keys())}")
+        others = {
+            name: self._independent.sample_independent(study, trial, name, values)
+            for name, values in search_space.items()
+            if name not in numbers
+        }
+        return others | (self._numbers(study, trial, numbers) if numbers else {})
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Return the value of a parameter that the search space does not have.
+
+        Raises:
+            ValueError: the study has several objectives.
+
+        """
+        _check_single_objective(study)
+        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(finished) >= max(1, self._startup):
+            self._warn(f"does not take {param_name}, which other trials lack or draw differently")
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Prepare the independent sampler."""
+        self._independent.before_trial(study, trial)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Tell the independent sampler how a trial ended."""
+        self._independent.after_trial(study, trial, state, values)
+
+    def _numbers(
+        self, study: Study, trial: FrozenTrial, space: Mapping[str, Number]
+    ) -> dict[str, int | float]:
+        """Return the values of numeric parameters."""
+        scales = {name: _scale(values) for name, values in space.items()}
+        known, values, running = _observed(study, trial, scales)
+        if len(known) < max(1, self._startup):
+            start = np.random.default_rng(self._seed).random(len(space))
+            point = spread(start, np.array([trial.number]))[0]
+        else:
+            if self._surrogate is None:
+                self._surrogate = load()
+            lies = np.full(len(running), values.min())
+            point = best_point(
+                self._surrogate,
+                list(scales.values()),
+                np.concatenate([known, running]),
+                np.concatenate([values, lies]),
+                np.random.default_rng([*self._seed, trial.number]),
+            )
+        return {
+            name: _value(space[name], float(scales[name].values(place)))
+            for name, place in zip(space, point, strict=True)
+        }
+
+    def _warn(self, reason: str) -> None:
+        if self._warns:
+            self._warns = False
+            warnings.warn(
+                f"{type(self).__name__} {reason}; {self._independent} draws it without the "
+                "surrogate. Pass warn_independent_sampling=False if that is intended.",
+                stacklevel=3,
+            )
+
+
+def _tpe(seed: int | None) -> BaseSampler:
+    with warnings.catch_warnings():  # constant_liar may change: Optuna has an upper bound
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return TPESampler(seed=seed, constant_liar=True)
+
+
+def _check_single_objective(study: Study) -> None:
+    if len(study.directions) > 1:
+        raise ValueError(
+            f"PabboSampler optimizes one objective, and the study has {len(study.directions)}; "
+            "take NSGAIISampler or TPESampler"
+        )
+
+
+def _scale(distribution: Number) -> Scale:
+    step = distribution.step
+    return Scale(
+        float(distribution.low),
+        float(distribution.high),
+        distribution.log,
+        None if step is None else float(step),
+    )
+
+
+def _value(distribution: Number, value: float) -> int | float:
+    """Return a value as Optuna stores it."""
+    if isinstance(distribution, FloatDistribution):
+        return value
+    index = round((value - distribution.low) / distribution.step)
+    return min(distribution.low + index * distribution.step, distribution.high)
+
+
+def _observed(
+    study: Study, trial: FrozenTrial, scales: Mapping[str, Scale]
+) -> tuple[Positions, NDArray[np.float64], Positions]:
+    """Return the positions of trials with a value, their values to minimize, and running trials."""
+    known, values, running = [], [], []
+    sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
+    for other in study.get_trials(deepcopy=False, states=_OBSERVED):
+        if other.number == trial.number or not scales.keys() <= other.params.keys():
+            continue
+        point = [scale.positions(other.params[name]) for name, scale in scales.items()]
+        if other.state == TrialState.RUNNING:
+            running.append(point)
+        elif (value := _outcome(other)) is not None:
+            known.append(point)
+            is_broken = any(excess > 0 for excess in other.constraints.values())
+            values.append(np.inf if is_broken else sign * value)
+    shape = (-1, len(scales))
+    return (
+        np.array(known, dtype=np.float64).reshape(shape),
+        _finite(np.array(values, dtype=np.float64)),
+        np.array(running, dtype=np.float64).reshape(shape),
+    )
+
+
+def _outcome(trial: FrozenTrial) -> float | None:
+    """Return the value of a trial, of a pruned one the last intermediate value; None without."""
+    value = trial.value
+    if trial.state == TrialState.PRUNED and trial.last_step is not None:
+        value = trial.intermediate_values[trial.last_step]
+    return None if value is None or np.isnan(value) else value
+
+
+def _finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values with the extreme finite ones in place of infinities; zeros if all are."""
+    finite = values[np.isfinite(values)]
+    return np.clip(values, finite.min(), finite.max()) if len(finite) else np.zeros_like(values)
