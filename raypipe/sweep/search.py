@@ -1,12 +1,14 @@
-"""Adaptive search: the interface, and points proposed by Optuna."""
+"""Adaptive search: the interface, and points proposed by a sampler of Optuna."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
+from raypipe.config.search import Sampler
 from raypipe.pipeline.optuna_samplers import distribution, sampler_for, study_of
 from raypipe.storage.ledger import Row
 from raypipe.sweep.objective import Objective
@@ -44,7 +46,7 @@ class Search(Protocol):
 
 
 class OptunaSearch:
-    """Points proposed by Optuna's tree-structured Parzen estimator.
+    """Points proposed by Optuna's tree-structured Parzen estimator, or by PABBO.
 
     A proposal depends on the seed, its number and the values reported so far. A continued search
     therefore proposes the same points as an uninterrupted one if trials end in the same order.
@@ -59,7 +61,8 @@ class OptunaSearch:
         self._distributions = {
             maker.key(key): distribution(axis) for key, axis in maker.sweep.axes.items()
         }
-        self._study = study_of(["minimize"], sampler_for("tpe", maker.sweep.seed, 0, self.total))
+        self._sampler: Sampler = "pabbo" if maker.sweep.search == "pabbo" else "tpe"
+        self._study = study_of(["minimize"], self._sampler_of(0))
         self._numbers: dict[str, int] = {}
         for row in sorted(rows, key=lambda row: (row["number"], row["trial_id"])):
             cost = self._cost(row)
@@ -95,8 +98,7 @@ class OptunaSearch:
         return len(self._study.get_trials(deepcopy=False))
 
     def _ask(self) -> Trial | None:
-        seed, total = self._maker.sweep.seed, self.total
-        self._study.sampler = sampler_for("tpe", seed, self._asked, total)
+        self._study.sampler = self._sampler_of(self._asked)
         asked = self._study.ask(self._distributions)
         trial = self._maker.trial(dict(asked.params))
         if trial is None or trial.unit.key in self._numbers:
@@ -106,6 +108,9 @@ class OptunaSearch:
             return None
         self._numbers[trial.unit.key] = asked.number
         return trial
+
+    def _sampler_of(self, number: int) -> BaseSampler:
+        return sampler_for(self._sampler, self._maker.sweep.seed, number, self.total)
 
     def tell(self, trial: Trial, row: Row | None) -> None:
         """Record the outcome of a trial."""

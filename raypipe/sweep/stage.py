@@ -78,7 +78,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         grace = sweep.grace_steps or max(1, steps // 10)
         if sweep.scheduler == "pbt":
             search = Population(maker, objective, last.key, grace, steps)
-        elif sweep.search == "optuna":
+        elif sweep.is_searched:
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
             search = OptunaSearch(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
