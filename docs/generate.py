@@ -15,6 +15,7 @@ import yaml
 from docs.benchmark_tables import leaderboard_lines, median_lines
 from docs.command_reference import api_lines, command_lines
 from docs.prediction_tables import profile_lines, published_lines
+from docs.tuning_tables import tuning_lines
 from raypipe.commands.configuration import CommonSettings
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
@@ -50,6 +51,7 @@ def pages() -> dict[str, str]:
         "reference/api.md": {"api": api_lines()},
         "benchmark.md": {"leaderboard": leaderboard_lines(), "evaluations": median_lines()},
         "explanation/prediction.md": {"published": published_lines(), "profiles": profile_lines()},
+        "howto/optuna.md": {"tuning": tuning_lines()},
     }
     return {page: _with(page, of_page) for page, of_page in parts.items()}
 
