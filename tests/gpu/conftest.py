@@ -20,6 +20,14 @@ from tests.gpu.rig import build
 
 PROJECT = Path(__file__).resolve().parents[2]
 VARIABLE = "RAYPIPE_GPU_RIG"
+#: End of a script. A thread of autograd may still need the interpreter right after a backward
+#: pass; if it is gone, the process aborts.
+ENDING = """
+import atexit, os, sys
+sys.stdout.flush()
+atexit._run_exitfuncs()
+os._exit(0)
+"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Rig:
 
         The arguments are those of ``environment``.
         """
-        done = self.call(["-c", script], **machine)
+        done = self.call(["-c", script + ENDING], **machine)
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return result
