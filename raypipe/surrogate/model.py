@@ -176,7 +176,7 @@ class ValueScale:
         positive = (~excess.isnan()).sum(1, keepdim=True)
         rank = (positive // 8).clamp(min=1).minimum(positive - 1).clamp(min=0)
         unit = excess.gather(1, rank).minimum(_WIDEST * excess[:, :1])
-        self.unit = torch.where(positive > 0, unit, 1.0)
+        self.unit = torch.where(positive > 0, unit, 1.0).clamp(min=1 / LARGEST)
 
     def forward(self, values: Tensor) -> Tensor:
         """Return values ``[B, ...]`` on the scale of the network."""

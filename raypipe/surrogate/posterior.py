@@ -49,7 +49,7 @@ class Surrogate:
 
         """
         posterior, scale = self._posterior(known, values, candidates)
-        gain: FloatArray = (posterior.below_zero()[0] * scale.unit[0]).numpy()
+        gain: FloatArray = (posterior.below_zero().mean(0) * scale.unit[0]).numpy()
         return gain
 
     def predict(
@@ -74,31 +74,36 @@ class Surrogate:
         weight = posterior.log_weight.double().exp()[..., None] * torch.as_tensor(
             weights / weights.sum()
         )
-        mean = (weight * drawn).sum((2, 3))
-        variance = (weight * (drawn - mean[..., None, None]).square()).sum((2, 3))
-        return mean[0].numpy(), variance.sqrt()[0].numpy()
+        mean = (weight * drawn).sum((2, 3)).mean(0)
+        variance = (weight * (drawn - mean[:, None, None]).square()).sum((2, 3)).mean(0)
+        return mean.numpy(), variance.sqrt().numpy()
 
     def _posterior(
         self, known: ArrayLike, values: ArrayLike, candidates: ArrayLike
     ) -> tuple[Mixture, ValueScale]:
+        """Return the distributions [2, m] at the candidates and at their reflection, to average.
+
+        A reflected function is as likely as the function, which the network knows only nearly.
+        """
         points, losses, queries = _checked(known, values, candidates)
         import torch
 
         from raypipe.surrogate.model import DIMENSIONS, ValueScale
 
         d = points.shape[1]
-        used = torch.zeros(1, DIMENSIONS)
+        used = torch.zeros(2, DIMENSIONS)
         used[:, :d] = 1
 
         def padded(array: FloatArray) -> torch.Tensor:
             wide = np.pad(array, ((0, 0), (0, DIMENSIONS - d)))
-            return torch.as_tensor(wide, dtype=torch.float32)[None]
+            place = torch.as_tensor(wide, dtype=torch.float32)
+            return torch.stack((place, -place))
 
         told = torch.as_tensor(losses)[None]
         scale = ValueScale(told)
         with torch.no_grad():
             posterior = self._model(
-                padded(points), scale.forward(told).float(), padded(queries), used
+                padded(points), scale.forward(told).float().expand(2, -1), padded(queries), used
             )
         return posterior, scale
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.pabbo_lda.optimizers.gaussian_process import ExpectedImprovement
+from experiments.pabbo_lda.optimizers.gaussian_process import ExpectedImprovement, stabilized
 from experiments.pabbo_lda.optimizers.space import FloatArray, Space
 from raypipe.surrogate import posterior
-from raypipe.surrogate.model import LARGEST
 
 
 class SurrogateImprovement(ExpectedImprovement):
     """Bayesian optimization with a prior-fitted network (:mod:`raypipe.surrogate`).
 
-    The network stands in for the Gaussian process; the candidates are the same. It needs no
-    training and no fit, and scales the values itself.
+    The network stands in for the Gaussian process; candidates and stabilized values are the same.
+    It needs no training and no fit.
     """
 
     def __init__(self, space: Space, seed: int) -> None:
@@ -22,5 +21,4 @@ class SurrogateImprovement(ExpectedImprovement):
         self._surrogate = posterior.load()
 
     def _gain(self, known: FloatArray, values: Sequence[float], places: FloatArray) -> FloatArray:
-        finite = [min(value, LARGEST) for value in values]
-        return self._surrogate.expected_improvement(known, finite, places)
+        return self._surrogate.expected_improvement(known, stabilized(values), places)

@@ -28,7 +28,7 @@ class SurrogateStageSettings(StepsStageSettings):
 
     training: TrainingSettings = Field(
         TrainingSettings(
-            steps=9500,
+            steps=8500,
             effective_batch=64,
             learning_rate=2e-3,
             betas=(0.9, 0.99),

