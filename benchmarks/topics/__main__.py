@@ -25,8 +25,10 @@ import raypipe as rp
 from benchmarks.topics.leaderboard import STUDIES, leaderboard
 from benchmarks.topics.protocol import PUBLISHED, RUNS, STARTS, corpora
 
+#: of the results: raise it when the protocol or an optimizer changes, so that all studies run again
+VERSION = 1
 #: optimizers of the main job that need no trained model
-OPTIMIZERS = ("random", "ga", "es", "sabbo", "tpe", "golden_section", "bisect", "gp_ei")
+OPTIMIZERS = ("random", "ga", "es", "sabbo", "tpe", "golden_section", "bisect", "gp_ei", "pfn_ei")
 
 
 def main(
@@ -45,7 +47,8 @@ def main(
         "optimizer": [*OPTIMIZERS, *(add or ())],
         "run": list(range(RUNS)),
     }
-    calls = rp.map("benchmarks.topics.protocol:study", arguments, run_dir=run_dir).table("calls")
+    function = "benchmarks.topics.protocol:study"
+    calls = rp.map(function, arguments, version=VERSION, run_dir=run_dir).table("calls")
     table = calls[
         ["corpus", "start", "optimizer", "run", "reached", "evaluations", "area", "regret"]
     ]
