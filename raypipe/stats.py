@@ -242,6 +242,32 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     return corrected
 
 
+class McNemar(TypedDict):
+    """Outcome of :func:`mcnemar`: rows that only one of the two has right, and the p-value."""
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
+    """Test whether two classifiers are right equally often on the same rows.
+
+    The exact test of McNemar 1947, two-sided: of the rows that only one has right, each has half.
+
+    Args:
+        first: whether the first is right, ``[n]``.
+        second: whether the second is right, ``[n]``.
+
+    """
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    differing = only_first + only_second
+    p_value = 1.0
+    if differing:
+        p_value = float(scipy.stats.binomtest(only_first, differing).pvalue)
+    return McNemar(only_first=only_first, only_second=only_second, p_value=p_value)
+
+
 def friedman(values: pd.DataFrame) -> Friedman:
     """Test whether some algorithms rank lower than others over the runs (Friedman).
 

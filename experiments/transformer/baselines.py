@@ -18,6 +18,7 @@ from sklearn.preprocessing import OneHotEncoder
 from sklearn.svm import LinearSVC
 
 from experiments.common.evaluation import measure_rows
+from experiments.transformer.comparison import store_predictions
 from experiments.transformer.data.splits import Data, Rows
 from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.evaluation import measures
@@ -38,14 +39,16 @@ _MOST_VALUES = 255
 def run_baselines(data: Data, context: StageContext) -> None:
     """Train the baselines, and record their measures on the held-out rows."""
     gold = data.held_out.target
-    measured = {}
+    measured, found = {}, {}
     for method in methods(data):
         predicted = context.call(f"baselines/{method}", predict, data, method)
         if isinstance(predicted, str):
             context.say(f"{method}: left out: {predicted}")
         else:
             measured[method] = measures(gold, predicted, data.target)
+            found[method] = predicted
     rows = measure_rows(context, {"rows": len(gold)}, measured)
+    store_predictions(context, found)
     context.finish(context.stage.name, {"measures": rows})
 
 

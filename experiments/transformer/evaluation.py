@@ -24,6 +24,7 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
+from experiments.transformer.comparison import store_predictions
 from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer
@@ -60,6 +61,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
         predicted = outputs.argmax(1)
         common = np.full_like(gold, np.bincount(data.train.target).argmax())
         methods = {"transformer": predicted, "majority class": common}
+        store_predictions(context, {"transformer": predicted})
         pairs = confused(gold, predicted, target)
         rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:

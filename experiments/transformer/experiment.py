@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from experiments.transformer.baselines import methods, run_baselines
+from experiments.transformer.comparison import run_compare
 from experiments.transformer.data.load import load
 from experiments.transformer.evaluation import run_evaluate
 from experiments.transformer.figures import sections
@@ -29,6 +30,13 @@ def stages(settings: TrainerSettings) -> list[Stage]:
     if data is None:
         return [hardware_stage(), train_stage("train", settings.train, task)]
     train, held_out = len(data.train.target), len(data.held_out.target)
+    compare = Stage(
+        "compare",
+        partial(run_compare, data),
+        needs=("evaluate", "baselines"),
+        reads=(),
+        workload=f"{held_out} rows",
+    )
     return [
         hardware_stage(),
         Stage(
@@ -56,6 +64,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             workload=f"{held_out} rows",
             on_gpu=settings.train.scaling.gpus_per_worker != 0,
         ),
+        *([compare] if data.target.kind == "classification" else []),
     ]
 
 

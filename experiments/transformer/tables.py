@@ -37,6 +37,20 @@ TABLES = (
         baselines=("majority class", "training mean", LOGISTIC, SVM, RIDGE, BOOSTING, LINEAR),
     ),
     Table(
+        "comparisons",
+        "a comparison of the transformer with a baseline on the same held-out rows",
+        (
+            Column("method", "text", "The transformer."),
+            Column("baseline", "text", "The baseline."),
+            Column("rows", "integer", "Held-out rows."),
+            Column("only_method_right", "integer", "Rows that only the method has right."),
+            Column("only_baseline_right", "integer", "Rows that only the baseline has right."),
+            Column("p_value", "real", "Exact test of McNemar, two-sided."),
+            Column("p_holm", "real", "The same, corrected by Holm for the number of baselines."),
+        ),
+        axes=("method", "baseline"),
+    ),
+    Table(
         "confusion",
         "a pair of a class and a predicted class",
         (

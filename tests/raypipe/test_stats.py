@@ -14,6 +14,7 @@ from scipy import stats
 from raypipe.stats import (
     friedman,
     holm,
+    mcnemar,
     paired_comparisons,
     quantiles,
     runs_needed,
@@ -299,3 +300,12 @@ def test_quantiles_rank_infinite_values_last():
 def test_quantiles_of_finite_values_are_those_of_numpy(values, probability):
     found = quantiles(values, [probability]).to_numpy()[0]
     np.testing.assert_allclose(found, np.quantile(values, probability, axis=0))
+
+
+def test_mcnemar_counts_the_rows_that_only_one_has_right() -> None:
+    first, second = np.ones(30, bool), np.ones(30, bool)
+    assert mcnemar(first, second) == {"only_first": 0, "only_second": 0, "p_value": 1.0}
+    first[:2], second[4:12] = False, False
+    # the tail of ten throws of a coin: (1 + 10 + 45) / 2^10, on both sides
+    expected = {"only_first": 8, "only_second": 2, "p_value": pytest.approx(2 * 56 / 1024)}
+    assert mcnemar(first, second) == expected

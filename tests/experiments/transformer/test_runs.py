@@ -111,6 +111,13 @@ def test_a_table_is_classified(tmp_path):
     assert f"{rows.loc['transformer', 'accuracy']:.4g}" in page
     assert "gradient boosting" in page
     assert {"gradient boosting", "linear model", "majority class"} < set(rows.index)
+    pairs = found(tmp_path, "comparisons").set_index("baseline")
+    assert set(pairs.index) == {"gradient boosting", "linear model"}
+    for name, pair in pairs.iterrows():
+        right = rows["accuracy"] * pair["rows"]
+        net = pair["only_method_right"] - pair["only_baseline_right"]
+        assert net == pytest.approx(right["transformer"] - right[name])
+        assert pair["p_value"] <= pair["p_holm"] <= 1
 
 
 def test_a_number_is_predicted_in_its_own_unit(tmp_path, monkeypatch):

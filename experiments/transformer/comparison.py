@@ -1,0 +1,68 @@
+"""Comparison of the transformer with each baseline on the same held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from experiments.transformer.data.splits import Data
+from raypipe.pipeline.context import StageContext
+from raypipe.stats import holm, mcnemar
+from raypipe.storage.artifacts import read_parquet, write_parquet
+from raypipe.storage.ledger import Row
+from raypipe.storage.run_directory import RunDirectory
+
+
+def predictions_path(run_dir: RunDirectory, stage: str) -> str:
+    """Return the path of a stage's predictions: a column per method, a row per held-out row."""
+    return run_dir.artifact(stage, "predictions.parquet")
+
+
+def store_predictions(context: StageContext, predicted: Mapping[str, ArrayLike]) -> None:
+    """Store the predicted classes ``[n]`` of the methods of a stage."""
+    columns = {method: np.asarray(values) for method, values in predicted.items()}
+    path = predictions_path(context.run_dir, context.stage.name)
+    write_parquet(context.run_dir, path, pa.table(columns))
+
+
+def run_compare(data: Data, context: StageContext) -> None:
+    """Record the test of McNemar for the transformer and each baseline."""
+    parts = [
+        read_parquet(context.run_dir, predictions_path(context.run_dir, stage))
+        for stage in ("evaluate", "baselines")
+    ]
+    own, *others = (
+        {name: part[name].to_numpy() == data.held_out.target for name in part.column_names}
+        for part in parts
+    )
+    ((method, right),) = own.items()
+    rows = comparisons(method, right, others[0])
+    for row in rows.values():
+        context.say(
+            f"{method} against {row['baseline']}: {row['only_method_right']} rows right that it "
+            f"has wrong, {row['only_baseline_right']} the other way round (p = {row['p_holm']:.2g})"
+        )
+    context.finish(context.stage.name, {"comparisons": rows})
+
+
+def comparisons(
+    method: str, right: NDArray[np.bool_], baselines: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Row]:
+    """Return a row per baseline from which predictions ``[n]`` are right."""
+    tests = {name: mcnemar(right, other) for name, other in baselines.items()}
+    corrected = holm([test["p_value"] for test in tests.values()])
+    return {
+        name: {
+            "method": method,
+            "baseline": name,
+            "rows": len(right),
+            "only_method_right": test["only_first"],
+            "only_baseline_right": test["only_second"],
+            "p_value": test["p_value"],
+            "p_holm": float(p_holm),
+        }
+        for (name, test), p_holm in zip(tests.items(), corrected, strict=True)
+    }
