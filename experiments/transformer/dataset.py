@@ -19,7 +19,8 @@ from raypipe.storage.artifacts import read_arrow
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.keyed_random import normal, words
 
-#: the model's inputs (token ids, or numeric features and categories), then the target
+#: the model's inputs (token ids, maybe n-grams and their weights; or numeric features and
+#: categories), then the target
 Sample = tuple[Tensor, ...]
 
 _NUMBERS, _IDS, _RULE = range(3)
@@ -29,7 +30,8 @@ _NUMBERS, _IDS, _RULE = range(3)
 class StoredSamples(Dataset[Sample]):
     """The rows of a split; cheap to pickle, opened on the first read.
 
-    A sequence is ``(ids, target)``, a row of a table ``(numeric, categories, target)``.
+    A sequence is ``(ids, target)``, or ``(ids, ngrams, weights, target)``; a row of a table
+    ``(numeric, categories, target)``.
     """
 
     run_dir: RunDirectory
@@ -44,8 +46,11 @@ class StoredSamples(Dataset[Sample]):
         columns = self._columns
         target = torch.tensor(columns["target"][index])
         if "tokens" in columns:
-            ids = columns["tokens"][index].values.to_numpy()
-            return torch.tensor(ids, dtype=torch.int64), target
+            names = [name for name in ("tokens", "ngrams") if name in columns]
+            ids = [torch.tensor(columns[name][index].values.to_numpy()).long() for name in names]
+            if "weights" in columns:
+                ids.append(torch.tensor(columns["weights"][index].values.to_numpy()))
+            return *ids, target
         categories = torch.tensor(columns["categories"][index]).long()
         return torch.tensor(columns["numeric"][index]), categories, target
 
@@ -74,6 +79,7 @@ class RandomSamples(Dataset[Sample]):
     Sample ``i`` depends only on ``(seed, first + i)``, and the effects on the seed: a held-out set
     of the same rule begins where the training set ends. Numeric features are standard normal,
     categories and tokens uniform; up to half of the ``length`` tokens of a sequence are padding.
+    The n-grams of a sequence are its tokens.
     """
 
     settings: TransformerSettings
@@ -110,7 +116,11 @@ class RandomSamples(Dataset[Sample]):
         real = torch.arange(s.length) < lengths
         ids = torch.where(real, 1 + (draws[:, 1:] * (s.vocabulary - 1) >> 32), PADDING)
         total = (self._effects[ids] * real[..., None]).sum(1)
-        return ids, total / lengths.sqrt()
+        scores = total / lengths.sqrt()
+        if s.ngrams is None:
+            return ids, scores
+        ngrams = torch.where(real, 1 + ids % s.ngrams.most, PADDING)
+        return ids, ngrams, real / lengths.float().sqrt(), scores
 
     def _rows(self, numbers: Tensor) -> Sample:
         s = self.settings

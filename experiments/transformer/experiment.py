@@ -13,6 +13,7 @@ from experiments.transformer.prepare_stage import run_prepare
 from experiments.transformer.settings import TrainerSettings
 from experiments.transformer.tables import STEP_METRICS, TABLES
 from experiments.transformer.training import build_task
+from raypipe.errors import ConfigError
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.stages import hardware_stage, train_stage
 
@@ -25,6 +26,12 @@ def stages(settings: TrainerSettings) -> list[Stage]:
 
     """
     data = load(settings.data, settings.model.kind)
+    ngrams = settings.model.ngrams
+    if ngrams is not None and data is not None and not data.has_texts:
+        raise ConfigError(
+            "model.ngrams: n-grams are those of texts, but the data have none; leave it out, or "
+            "give model.ngrams=null"
+        )
     settings.model.completed(data.sizes() if data else {})  # refuse contradictions now
     task = partial(build_task, data)
     if data is None:
@@ -41,10 +48,10 @@ def stages(settings: TrainerSettings) -> list[Stage]:
         hardware_stage(),
         Stage(
             "prepare",
-            partial(run_prepare, data),
+            partial(run_prepare, data, ngrams),
             [Unit("prepare", {"content": dict(data.identity)})],
             ("hardware",),
-            ("data", "model.length", "model.kind"),
+            ("data", "model.length", "model.kind", *(["model.ngrams"] if ngrams else [])),
             f"{train + held_out} rows",
         ),
         Stage(

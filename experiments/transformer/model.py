@@ -8,6 +8,8 @@ block (Xiong et al. 2020, On layer normalization in the transformer architecture
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ def flops_per_sample(settings: TransformerSettings) -> int:
     forward passes. The last layer computes only the [CLS] token.
     """
     s = settings
-    forward = 2 * s.hidden * s.outputs
+    forward = 2 * (s.hidden + (s.ngrams.width if s.ngrams else 0)) * s.outputs
     for queries in (*[s.tokens] * (s.layers - 1), 1):
         projections = 2 * queries * s.hidden + 2 * s.tokens * s.hidden
         attention = 2 * queries * s.tokens
@@ -116,8 +118,32 @@ class EncoderLayer(nn.Module):
         return output
 
 
+class NgramBranch(nn.Module):
+    """A linear model of the weighted n-grams of a text, of low rank.
+
+    It is that of Joulin et al. (2017, Bag of tricks for efficient text classification, section 2).
+    Vectors are small and scaled by the root of their width, so that an optimizer like Adam moves
+    them as fast as a linear model of rare features needs.
+    """
+
+    def __init__(self, width: int, most: int, outputs: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.empty(1 + most, width))
+        nn.init.normal_(self.vectors, std=1 / width)
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, ngrams: Tensor, weights: Tensor) -> Tensor:
+        """Return outputs ``[B, K]`` of n-grams, int64 ``[B, M]``, 0 padding, and their weights."""
+        scaled = weights.to(self.vectors.dtype) * self.vectors.shape[1] ** 0.5
+        summed = F.embedding_bag(
+            ngrams, self.vectors, mode="sum", per_sample_weights=scaled, padding_idx=PADDING
+        )
+        outputs: Tensor = self.head(summed)
+        return outputs
+
+
 class Transformer(nn.Module):
-    """The encoder with its input and output layers."""
+    """The encoder with its input and output layers, and with a branch on n-grams, if any."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -127,9 +153,25 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(s) for _ in range(s.layers))
         self.norm = nn.LayerNorm(s.hidden)
         self.head = nn.Linear(s.hidden, s.outputs)
+        self.ngrams: NgramBranch | None = None
+        if s.ngrams is not None:
+            self.ngrams = NgramBranch(s.ngrams.width, s.ngrams.most, s.outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return outputs ``[B, K]`` of the inputs ``ids``, or ``numeric, categories``."""
+        """Return outputs ``[B, K]``: the mean of those of the branches."""
+        return mean_of(self.branches(*inputs))
+
+    def branches(self, *inputs: Tensor) -> list[Tensor]:
+        """Return the outputs ``[B, K]`` of the encoder, and of the n-grams, if any.
+
+        The inputs are ``ids`` or ``numeric, categories``, then ``ngrams, weights`` of the branch.
+        """
+        if self.ngrams is None:
+            return [self._encoded(*inputs)]
+        *own, ngrams, weights = inputs
+        return [self._encoded(*own), self.ngrams(ngrams, weights)]
+
+    def _encoded(self, *inputs: Tensor) -> Tensor:
         tokens, real = self.input(*inputs)
         tokens = torch.cat((self.cls.expand(len(tokens), 1, -1), tokens), dim=1)
         mask = None if real is None else F.pad(real, (1, 0), value=True)[:, None, None]
@@ -138,6 +180,11 @@ class Transformer(nn.Module):
         # only the [CLS] token is read after the last layer
         outputs: Tensor = self.head(self.norm(self.layers[-1](tokens, mask, 1)[:, 0]))
         return outputs
+
+
+def mean_of(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the mean of tensors of one shape; a single one is returned as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).mean(0)
 
 
 def _uniform(weights: Tensor) -> Tensor:

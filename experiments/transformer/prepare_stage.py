@@ -1,4 +1,4 @@
-"""Prepare stage: train the tokenizer and encode both splits in the form the model takes."""
+"""Prepare stage: train the tokenizer, find the n-grams, and encode both splits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from experiments.common.blocks import SPLITS, Block, Split, map_blocks
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
 from experiments.transformer.data.splits import Data
 from experiments.transformer.data.tables import Column, encode_rows
+from experiments.transformer.ngrams import encode_ngrams, known_ngrams
+from experiments.transformer.settings import NgramSettings
 from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import write_arrow
+from raypipe.storage.artifacts import write_arrow, write_parquet
 from raypipe.storage.run_directory import RunDirectory
 
 #: rows per task
@@ -27,21 +29,30 @@ def split_path(run_dir: RunDirectory, split: Split) -> str:
     return run_dir.artifact("prepare", f"{split}.arrow")
 
 
-def run_prepare(data: Data, context: StageContext) -> None:
-    """Train the tokenizer on the training texts; encode both splits in blocks and store them."""
-    length, tokenizer = context.settings.model.length, None
+def ngrams_path(run_dir: RunDirectory) -> str:
+    """Return the path of the n-grams that the model knows: ``key`` and ``idf``."""
+    return run_dir.artifact("prepare", "ngrams.parquet")
+
+
+def run_prepare(data: Data, ngrams: NgramSettings | None, context: StageContext) -> None:
+    """Train the tokenizer and find n-grams on the training texts; encode and store both splits."""
+    length, tokenizer, known = context.settings.model.length, None, None
     for note in data.notes:
         context.say(note)
-    if "text" in data.train.inputs.column_names:
+    if data.has_texts:
         texts = data.train.inputs["text"]
         rows = evenly_spread(range(len(texts)), _TRAINED_ON)
         sample = texts.take(pa.array(rows)).to_pylist()
         tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
+        if ngrams is not None:
+            known = context.call("prepare/ngrams", known_ngrams, sample, ngrams)
+            write_parquet(context.run_dir, ngrams_path(context.run_dir), known)
+            context.say(f"{len(known)} n-grams known")
     sizes = {split: len(data.split(split).target) for split in SPLITS}
 
     def call(block: Block[Any]) -> tuple[Any, ...]:
         part = data.split(block.split).inputs.slice(block.start, block.end - block.start)
-        return encode, data.columns, tokenizer, length, part.combine_chunks()
+        return encode, data.columns, tokenizer, length, part.combine_chunks(), known, ngrams
 
     blocks: dict[str, list[pa.Table]] = {split: [] for split in SPLITS}
     for block, inputs in map_blocks(context, sizes, _BLOCK, call):
@@ -55,12 +66,21 @@ def run_prepare(data: Data, context: StageContext) -> None:
 
 
 def encode(
-    columns: tuple[Column, ...], tokenizer: str | None, length: int, rows: pa.Table
+    columns: tuple[Column, ...],
+    tokenizer: str | None,
+    length: int,
+    rows: pa.Table,
+    known: pa.Table | None = None,
+    ngrams: NgramSettings | None = None,
 ) -> pa.Table:
     """Task: encode a block of inputs as the model takes them; cut sequences at ``length``."""
     if columns:
         return encode_rows(columns, rows)
     if tokenizer is not None:
-        return pa.table({"tokens": token_lists(tokenizer, rows["text"].to_pylist())})
+        texts = rows["text"].to_pylist()
+        tokens = {"tokens": token_lists(tokenizer, texts)}
+        if known is None or ngrams is None:
+            return pa.table(tokens)
+        return pa.table(tokens | encode_ngrams(texts, known, ngrams))
     cut = pc.list_slice(rows["tokens"], 0, length)
     return pa.table({"tokens": cut.cast(pa.list_(pa.int32()))})

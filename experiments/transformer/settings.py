@@ -13,6 +13,8 @@ from raypipe.errors import ConfigError
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 _HEAD_WIDTH = 64
+#: a hash begins with the bytes and their number, in 64 bits
+_LONGEST_BYTES = 7
 
 
 class DataSettings(Settings):
@@ -67,6 +69,34 @@ class DataSettings(Settings):
         return self
 
 
+class NgramSettings(Settings):
+    """The branch on n-grams of a text, those of words and those of bytes."""
+
+    words: int = Field(2, ge=0, description="Longest n-grams of words; 0 for none.")
+    bytes: tuple[int, int] | None = Field(
+        (3, 5),
+        description="Shortest and longest n-grams of the bytes of the words, from 1 to 7; null for "
+        "none.",
+    )
+    most: PositiveInt = Field(
+        65_536,
+        description="Number of n-grams that the branch knows at most: those that occur in the most "
+        "training texts, and in two or more.",
+    )
+    width: PositiveInt = Field(64, description="Width of the vector of an n-gram.")
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.bytes and not 1 <= self.bytes[0] <= self.bytes[1] <= _LONGEST_BYTES:
+            raise ValueError(
+                f"bytes = {list(self.bytes)}: give the shortest and the longest n-grams, from 1 to "
+                f"{_LONGEST_BYTES}"
+            )
+        if not (self.words or self.bytes):
+            raise ValueError("words = 0 and bytes = null leave no n-grams; give one of them")
+        return self
+
+
 class EncoderSettings(Settings):
     """Size of the transformer encoder."""
 
@@ -82,12 +112,22 @@ class EncoderSettings(Settings):
     dropout: float = Field(
         0.1, ge=0, lt=1, description="Dropout rate of attention weights and block outputs."
     )
+    ngrams: NgramSettings | None = Field(
+        None, description="A linear branch on n-grams next to the encoder; by default none (texts)."
+    )
 
     @model_validator(mode="after")
     def _whole_heads(self) -> Self:
         if self.hidden % self.head_count:
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
         return self
+
+    def identity(self) -> dict[str, Any]:
+        """Return the values that decide the result; those without n-grams keep theirs."""
+        identity = super().identity()
+        if self.ngrams is None:
+            del identity["ngrams"]
+        return identity
 
     @property
     def head_count(self) -> int:
@@ -129,6 +169,8 @@ class TransformerSettings(EncoderSettings):
                 "give either vocabulary (the input is sequences) or numeric and categories "
                 f"(tables): vocabulary={self.vocabulary}, and there are {table} features"
             )
+        if self.ngrams is not None and not self.vocabulary:
+            raise ValueError("ngrams are those of sequences; leave it out for a table")
         if self.vocabulary == 1:
             raise ValueError("vocabulary=1 is only the padding; it must also count the tokens")
         if (self.outputs == 1) != (self.kind == "regression"):

@@ -13,7 +13,13 @@ from torch.utils.data import Dataset, default_collate
 
 from experiments.transformer.data.splits import Data
 from experiments.transformer.dataset import RandomSamples, Sample, StoredSamples
-from experiments.transformer.model import PADDING, EncoderLayer, Transformer, flops_per_sample
+from experiments.transformer.model import (
+    PADDING,
+    EncoderLayer,
+    Transformer,
+    flops_per_sample,
+    mean_of,
+)
 from experiments.transformer.settings import TransformerSettings
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.task import Loss, StepContext, TrainTask
@@ -22,8 +28,9 @@ from raypipe.training.task import Loss, StepContext, TrainTask
 class TransformerTask(TrainTask):
     """Classification or regression; a sample is a tuple of the model's inputs and the target.
 
-    Samples are ``(ids, target)`` or ``(numeric, categories, target)``. ``deviation`` is the unit
-    of a standardized target; with it, errors are measured in the unit of the original target.
+    Samples are ``(ids, target)``, ``(ids, ngrams, weights, target)`` or ``(numeric, categories,
+    target)``. ``deviation`` is the unit of a standardized target; with it, errors are measured in
+    the unit of the original target.
     """
 
     def __init__(
@@ -67,30 +74,38 @@ class TransformerTask(TrainTask):
         del model
         return float(flops_per_sample(self.settings))
 
-    def loss(self, model: nn.Module, batch: Sample, context: StepContext) -> Loss:
-        """Return the cross-entropy in nats with the accuracy, or the squared error with errors."""
+    def loss(self, model: Transformer, batch: Sample, context: StepContext) -> Loss:
+        """Return the cross-entropy in nats with the accuracy, or the squared error with errors.
+
+        In training mode the loss is the mean of those of the branches: a branch that fits the
+        training rows sooner would otherwise keep the other one from learning.
+        """
         del context
         *inputs, target = batch
-        outputs = model(*inputs)
-        if outputs.dtype != torch.float64:  # half precision under autocast
-            outputs = outputs.float()
+        branches = model.branches(*inputs)
+        if branches[0].dtype != torch.float64:  # half precision under autocast
+            branches = [branch.float() for branch in branches]
+        outputs = mean_of(branches)
+        parts = branches if model.training else [outputs]
         if self.settings.kind == "regression":
             target = target.to(outputs.dtype)
-            total = F.mse_loss(outputs[:, 0], target, reduction="sum")
+            total = mean_of([F.mse_loss(part[:, 0], target, reduction="sum") for part in parts])
             if self.deviation is None:
                 return Loss(total, len(target))
-            absolute = (outputs.detach()[:, 0] - target).abs().sum() * self.deviation
-            squared = total.detach() * self.deviation**2
+            errors = outputs.detach()[:, 0] - target
+            absolute = errors.abs().sum() * self.deviation
+            squared = errors.square().sum() * self.deviation**2
             return Loss(total, len(target), {"mae": absolute, "mse": squared})
         hits = (outputs.detach().argmax(1) == target).sum()
-        total = F.cross_entropy(outputs, target, reduction="sum")
+        total = mean_of([F.cross_entropy(part, target, reduction="sum") for part in parts])
         return Loss(total, len(target), {"accuracy": hits})
 
 
 def pad(samples: list[Sample]) -> Sample:
-    """Return sequences of ids and their targets as a batch, padded to its longest sequence."""
-    ids, targets = zip(*samples, strict=True)
-    return pad_sequence(list(ids), batch_first=True, padding_value=PADDING), torch.stack(targets)
+    """Return sequences and their targets as a batch, each input padded to its longest one."""
+    *inputs, targets = zip(*samples, strict=True)
+    padded = [pad_sequence(list(each), batch_first=True, padding_value=PADDING) for each in inputs]
+    return *padded, torch.stack(targets)
 
 
 def build_task(data: Data | None, settings: Any, run_dir: RunDirectory | None) -> TransformerTask:

@@ -86,6 +86,11 @@ class Data:
     vocabulary: int = 0
     notes: tuple[str, ...] = ()
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether the inputs are texts: not token ids, and not a table."""
+        return not self.columns and "text" in self.train.inputs.column_names
+
     def split(self, name: str) -> Rows:
         """Return the split ``train`` or ``held_out``."""
         return self.train if name == "train" else self.held_out

@@ -18,7 +18,7 @@ from experiments.transformer.model import (
     Transformer,
     flops_per_sample,
 )
-from experiments.transformer.settings import TransformerSettings
+from experiments.transformer.settings import NgramSettings, TransformerSettings
 
 SEQUENCE = TransformerSettings(
     vocabulary=11, length=9, outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
@@ -26,9 +26,10 @@ SEQUENCE = TransformerSettings(
 TABLE = TransformerSettings(
     numeric=3, categories=(4, 2), outputs=3, hidden=8, heads=2, layers=2, dropout=0.0
 )
+NGRAMS = SEQUENCE.model_copy(update={"ngrams": NgramSettings(most=12, width=4)})
 NUMERIC_ONLY = TABLE.model_copy(update={"categories": ()})
 CATEGORIES_ONLY = TABLE.model_copy(update={"numeric": 0})
-KINDS = [SEQUENCE, TABLE, NUMERIC_ONLY, CATEGORIES_ONLY]
+KINDS = [SEQUENCE, NGRAMS, TABLE, NUMERIC_ONLY, CATEGORIES_ONLY]
 
 
 def _model(given: TransformerSettings) -> Transformer:
@@ -41,7 +42,8 @@ def _inputs(given: TransformerSettings, samples: int = 4) -> tuple[Tensor, ...]:
     if given.vocabulary:
         ids = torch.randint(1, given.vocabulary, (samples, given.length), generator=generator)
         ids[1, 5:] = 0
-        return (ids,)
+        weights = (ids > 0).double() / 3
+        return (ids,) if given.ngrams is None else (ids, 1 + ids, weights)
     numeric = torch.randn(samples, given.numeric, generator=generator, dtype=torch.float64)
     columns = [torch.randint(size, (samples,), generator=generator) for size in given.categories]
     empty = torch.empty(samples, 0, dtype=torch.int64)
@@ -256,6 +258,7 @@ def test_the_default_heads_divide_the_width(hidden: int) -> None:
         ({"numeric": 2, "outputs": 1}, "does not fit kind=classification"),
         ({"numeric": 2, "kind": "regression", "outputs": 2}, "does not fit kind=regression"),
         ({"categories": (3, 0)}, "greater than 0"),
+        ({"numeric": 2, "ngrams": {}}, "ngrams are those of sequences"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(given: dict[str, object], message: str) -> None:

@@ -137,6 +137,7 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     rows = [{"text": f"{'good' if i % 2 else 'bad'} {i}", "label": [9, i % 2]} for i in range(300)]
     path = lines(tmp_path / "a.jsonl.gz", rows)
     given = ["data.source=sequences", f"data.file={path}", "train.training.epochs=4"]
+    given.append("model.ngrams={most: 500, width: 8}")
     assert run(tmp_path, *given, only=("prepare",)) == 0
 
     def never(*arguments):
@@ -146,6 +147,9 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
     assert rows.loc["transformer", "accuracy"] > 0.95
+    ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")[0]
+    assert len(ids) > 1
+    assert len(ngrams) == len(weights) > 1
     lines(path, [{"text": "other", "label": [0]}, {"text": "words", "label": [1]}] * 40)
     with pytest.raises(ConfigError, match="file"):
         run(tmp_path, *given, f"data.test_file={path}")
@@ -240,6 +244,7 @@ def test_the_content_of_the_file_is_the_identity_and_its_place_is_not(tmp_path):
         ("model.numeric=9", "model.numeric = 9: the data have 4; leave it out"),
         ("model.outputs=7", "model.outputs = 7: the data have 2"),
         ("model.kind=regression", "not a number"),
+        ("model.ngrams={}", "model.ngrams: n-grams are those of texts"),
         ("data.target=nothing", "no column 'nothing'"),
         ("data.file=none.csv", "no such file"),
         ("data.target=null", "target must name the column"),

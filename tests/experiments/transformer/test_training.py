@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from experiments.transformer.dataset import RandomSamples, Sample
 from experiments.transformer.model import EncoderLayer, Transformer
-from experiments.transformer.settings import TransformerSettings
+from experiments.transformer.settings import NgramSettings, TransformerSettings
 from experiments.transformer.training import TransformerTask
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Phase, StepContext
@@ -20,8 +20,10 @@ SIZE = {"hidden": 16, "heads": 2, "layers": 2, "dropout": 0.0}
 SEQUENCE = TransformerSettings(vocabulary=12, length=10, outputs=3, **SIZE)
 TABLE = TransformerSettings(numeric=4, categories=(3, 5), outputs=3, **SIZE)
 REGRESSION = {"kind": "regression", "outputs": 1}
+NGRAMS = SEQUENCE.model_copy(update={"ngrams": NgramSettings(most=11, width=4)})
 KINDS = [
     SEQUENCE,
+    NGRAMS,
     TABLE,
     SEQUENCE.model_copy(update=REGRESSION),
     TABLE.model_copy(update=REGRESSION),
@@ -30,7 +32,8 @@ CONTEXT = StepContext(0, Phase("train", 1, 8, 1e-3), 0)
 
 
 def _name(settings: TransformerSettings) -> str:
-    return f"{'sequence' if settings.vocabulary else 'table'}-{settings.kind}"
+    source = "ngrams" if settings.ngrams else "sequence" if settings.vocabulary else "table"
+    return f"{source}-{settings.kind}"
 
 
 def _task(settings: TransformerSettings, samples: int = 100, seed: int = 0) -> TransformerTask:
@@ -49,7 +52,7 @@ def _batch(settings: TransformerSettings, indices: Sequence[int]) -> Sample:
 
 @pytest.mark.parametrize("settings", KINDS, ids=_name)
 def test_the_loss_is_pytorch_s_on_the_whole_batch(settings: TransformerSettings) -> None:
-    model, (*inputs, target) = _model(settings), _batch(settings, range(8))
+    model, (*inputs, target) = _model(settings).eval(), _batch(settings, range(8))
     loss = TransformerTask(settings, RandomSamples(settings, 8)).loss(
         model, (*inputs, target), CONTEXT
     )
@@ -63,6 +66,17 @@ def test_the_loss_is_pytorch_s_on_the_whole_batch(settings: TransformerSettings)
         hits = sum(int(row.argmax() == label) for row, label in zip(outputs, target, strict=True))
         assert {name: int(value) for name, value in loss.metrics.items()} == {"accuracy": hits}
     torch.testing.assert_close(loss.total / loss.weight, expected)
+
+
+def test_the_loss_in_training_is_the_mean_of_the_branches() -> None:
+    model, (*inputs, target) = _model(NGRAMS), _batch(NGRAMS, range(8))
+    loss = _task(NGRAMS).loss(model, (*inputs, target), CONTEXT)
+    encoded, linear = (
+        F.cross_entropy(part, target, reduction="sum") for part in model.branches(*inputs)
+    )
+    torch.testing.assert_close(loss.total, (encoded + linear) / 2)
+    hits = (model(*inputs).argmax(1) == target).sum()
+    torch.testing.assert_close(loss.metrics["accuracy"], hits)
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=_name)
@@ -130,7 +144,7 @@ def test_a_table_s_target_is_the_largest_sum_of_effects() -> None:
 
 
 def test_a_sequence_s_target_is_the_sum_over_its_tokens() -> None:
-    data = RandomSamples(KINDS[2], 300, seed=5)
+    data = RandomSamples(SEQUENCE.model_copy(update=REGRESSION), 300, seed=5)
     effects, lengths, seen = data._effects, set(), set()
     for i in range(300):
         ids, target = data[i]
