@@ -59,11 +59,11 @@ def over_topics(dataset: str, evaluations: pd.DataFrame, shape: pd.Series) -> Pl
     frame_y(axes, [min(shown.min(), lowest - interval), limit])
     axes.set_xlabel("number of topics T")
     axes.set_title("value of the objective, lower is better")
-    caption = f"Every fit (gray) and the mean over the seeds of each T, lowest at T = {best}. "
-    caption += (
-        f"Shaded: within the noise of the lowest mean, {number(float(interval))}: two values "
+    caption = (
+        f"Every fit (gray) and the mean over the seeds of each T. T = {best} is lowest, of those "
+        "that more than half of the seeds tried. Shaded: within the noise of it, "
+        f"{number(float(interval))}: two values of one T differ by less in 95 % of cases."
     )
-    caption += "of one T differ by less in 95 % of cases."
     if float(np.nanmax(means)) > axes.get_ylim()[1]:
         caption += " Higher values are cut off."
     return Plot(f"landscape-{dataset}", dataset, caption, figure, "Objective over T")
