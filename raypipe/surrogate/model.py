@@ -23,9 +23,9 @@ from raypipe.training.weights import parse_weights
 DIMENSIONS = 3
 #: values are cut to this size, so that squares of their differences are finite
 LARGEST = 1e100
-#: periods of the Fourier features of a coordinate: 2 / frequency
+#: frequencies of the Fourier features of a coordinate; the period is 2 divided by it
 _FREQUENCIES = (0.5, 1.0, 2.0, 4.0)
-#: smallest distance that is told apart on the logarithmic scale
+#: smallest distance that the logarithmic scale resolves
 _NEAR = 0.01
 #: largest unit of the scale of values, as a multiple of the smallest excess
 _WIDEST = 4.0
@@ -135,8 +135,8 @@ class SurrogateModel(nn.Module):
         points = torch.cat((known, queries), 1)
         tokens = self.place(_place_features(points, used))
         count = torch.full_like(values, math.log(n) / 3)
-        told = self.value(torch.stack((values, torch.tanh(4 * values), count), -1))
-        tokens = torch.cat((tokens[:, :n] + told, tokens[:, n:]), 1)
+        observed = self.value(torch.stack((values, torch.tanh(4 * values), count), -1))
+        tokens = torch.cat((tokens[:, :n] + observed, tokens[:, n:]), 1)
         bias = self.distance_out(F.gelu(self.distance_in(_pair_features(points, known))))
         biases = bias.permute(0, 3, 1, 2).chunk(len(self.layers), dim=1)
         for layer, layer_bias in zip(self.layers, biases, strict=True):
@@ -164,7 +164,7 @@ class ValueScale:
 
     The best value is 0. The unit is the excess of one of the next best values (the second, or the
     best eighth), and at most four times that of the first, so that a few good values among very bad
-    ones are told apart. Far from the best value the scale is the logarithm of the logarithm of the
+    ones differ. Far from the best value the scale is the logarithm of the logarithm of the
     excess, since values explode where a training diverges.
     """
 

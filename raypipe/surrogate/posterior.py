@@ -36,7 +36,7 @@ class Surrogate:
     ) -> FloatArray:
         """Return the expected improvement [m] on the best value, at least 0.
 
-        Improvements count in the unit of the values while they are small beside the spread of the
+        Improvements count in the unit of the values while they are small next to the spread of the
         best values; large ones count less than in proportion.
 
         Args:
@@ -99,11 +99,11 @@ class Surrogate:
             place = torch.as_tensor(wide, dtype=torch.float32)
             return torch.stack((place, -place))
 
-        told = torch.as_tensor(losses)[None]
-        scale = ValueScale(told)
+        observed = torch.as_tensor(losses)[None]
+        scale = ValueScale(observed)
         with torch.no_grad():
             posterior = self._model(
-                padded(points), scale.forward(told).float().expand(2, -1), padded(queries), used
+                padded(points), scale.forward(observed).float().expand(2, -1), padded(queries), used
             )
         return posterior, scale
 

@@ -131,7 +131,6 @@ class Functions:
 def sample_functions(seed: int, samples: Tensor) -> Functions:
     """Return the functions ``samples``, an int64 ``[B]``."""
     draw = _Draws(seed, samples, 64)
-    batch = len(samples)
     kind = draw.uniform()
     count = 1 + (kind > 0.5).long() + (kind > 0.8).long()  # variables: half of the functions have 1
     used = (torch.arange(DIMENSIONS, device=samples.device) < count).float()
@@ -170,7 +169,6 @@ def sample_functions(seed: int, samples: Tensor) -> Functions:
     strength = torch.where(explodes, draw.log_uniform(0.05, 0.5), draw.log_uniform(0.03, 1))
     noise = draw.log_uniform(0.003, 0.25) * draw.chance(0.75)
     rounding = draw.log_uniform(0.005, 0.08) * draw.chance(0.1)
-    assert warp[0].shape == (batch, DIMENSIONS)
     return Functions(
         used,
         (warp[0], warp[1]),

@@ -20,7 +20,7 @@ from raypipe.training import keyed_random
 #: streams of the keyed draws, apart from those of the functions
 STREAM_PLACE, STREAM_STEP, STREAM_START, STREAM_SIZE = range(43, 47)
 
-#: shares of the steps of a search, and of the queries, that lie near its best point
+#: times at which a search moves to its best point so far
 _ROUNDS = 2
 #: distance of steps near the best point
 _NEAR = (0.015, 0.8)
@@ -84,10 +84,15 @@ def sample_searches(seed: int, samples: Tensor, n: int, m: int) -> Searches:
 
 
 def _near_best(
-    functions: Functions, known: Tensor, error: Tensor, told: Tensor, step: Tensor, used: Tensor
+    functions: Functions,
+    known: Tensor,
+    error: Tensor,
+    evaluated: Tensor,
+    step: Tensor,
+    used: Tensor,
 ) -> Tensor:
-    """Return points ``[B, N, 3]`` at steps ``[B, N, 3]`` from the best of the told ``[B, n]``."""
-    values = functions(known, error).masked_fill(~told, torch.inf)
+    """Return points ``[B, N, 3]`` at steps ``[B, N, 3]`` from the best of the evaluated ``[B, n]``."""
+    values = functions(known, error).masked_fill(~evaluated, torch.inf)
     best = values.argmin(1)[:, None, None].expand(-1, 1, DIMENSIONS)
     return _with_ends(known.gather(1, best) + step, step, used)
 

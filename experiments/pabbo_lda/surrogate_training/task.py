@@ -21,7 +21,7 @@ from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
 #: share of the steps whose searches have few evaluations, and at most how many these are
 _SHORT, _FEW = 0.25, 7
-#: density of a value beyond which more is no better: a function without noise has no bound
+#: log density beyond which more does not count: a function without noise has no bound
 _DENSEST = 30.0
 #: functions of the evaluation, apart from those of any training
 _HELD_OUT = 2**40
