@@ -70,7 +70,8 @@ class Mixture:
         z = -mean / deviation
         density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
         gain = deviation * (z * torch.special.ndtr(z) + density)
-        return (self.log_weight.double().exp() * gain.clamp(min=0)).sum(-1)
+        expected: Tensor = (self.log_weight.double().exp() * gain.clamp(min=0)).sum(-1)
+        return expected
 
 
 class _Layer(nn.Module):

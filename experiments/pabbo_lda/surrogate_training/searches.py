@@ -91,7 +91,7 @@ def _near_best(
     step: Tensor,
     used: Tensor,
 ) -> Tensor:
-    """Return points ``[B, N, 3]`` at steps ``[B, N, 3]`` from the best of the evaluated ``[B, n]``."""
+    """Return points ``[B, N, 3]`` at steps ``[B, N, 3]`` from the best evaluated ones."""
     values = functions(known, error).masked_fill(~evaluated, torch.inf)
     best = values.argmin(1)[:, None, None].expand(-1, 1, DIMENSIONS)
     return _with_ends(known.gather(1, best) + step, step, used)

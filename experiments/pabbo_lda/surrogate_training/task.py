@@ -15,7 +15,7 @@ from experiments.pabbo_lda.surrogate_training.searches import (
     sample_searches,
 )
 from raypipe.config.settings import Operational, Settings
-from raypipe.surrogate.model import SurrogateModel, SurrogateSettings
+from raypipe.surrogate.model import Mixture, SurrogateModel, SurrogateSettings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
@@ -100,4 +100,5 @@ def _size(seed: int, step: int, largest: int) -> int:
 def _surprise(model: SurrogateModel, searches: Searches) -> Tensor:
     """Return the negative log density ``[B, m]`` of the targets."""
     s = searches
-    return -model(s.known, s.values, s.queries, s.used).log_density(s.targets)
+    posterior: Mixture = model(s.known, s.values, s.queries, s.used)
+    return -posterior.log_density(s.targets)
