@@ -138,21 +138,28 @@ def with_interval(column: str, mean: float, half: float) -> str:
 
 def headlines(table: Table, rows: pd.DataFrame, shape: Shape) -> list[Headline]:
     """Return the best point by each number whose column says what is better, for each group."""
-    for name, value in table.headline.items():
-        if name in rows.columns and (rows[name] == value).any():
-            rows = rows[rows[name] == value]
+    rows = headline_rows(table, rows)
     if table.references:
         rows = rows[~rows[list(table.axes)].isin(list(table.references)).any(axis=1)]
     measured = [column for column in shape.numbers if column.better]
     return [
         found
-        for group, part in _groups(rows, shape.groups)
+        for group, part in groups_of(rows, shape.groups)
         for column in measured
         if (found := _headline(table, column, group, part, shape)) is not None
     ]
 
 
-def _groups(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+def headline_rows(table: Table, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that :attr:`Table.headline` selects."""
+    for name, value in table.headline.items():
+        if name in rows.columns and (rows[name] == value).any():
+            rows = rows[rows[name] == value]
+    return rows
+
+
+def groups_of(rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the values of the columns that separate what is not comparable, with their rows."""
     varied = [name for name in names if rows[name].nunique() > 1]
     if not varied:
         yield "", rows

@@ -16,6 +16,7 @@ from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
 from raypipe.report.measures import PREFIX, monitors_of
+from raypipe.report.phases import declines
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
@@ -156,8 +157,12 @@ def came_out(about: About) -> list[Part]:
 
 
 def beaten(about: About) -> list[str]:
-    """Return a sentence for each result that is not better than a baseline of the same run."""
-    return [*_losing(about), *_worse_than_baseline(about)]
+    """Return a sentence for each result that is not better than a baseline of the same run.
+
+    And for each phase that is worse than the one before it.
+    """
+    phases = [sentence for results in about.results for sentence in declines(results)]
+    return [*_losing(about), *phases, *_worse_than_baseline(about)]
 
 
 def _losing(about: About) -> Iterator[str]:

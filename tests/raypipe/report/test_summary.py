@@ -606,3 +606,33 @@ def test_a_number_of_the_summary_is_not_repeated_in_its_table() -> None:
         report_files(tables, [], "toy", {}, declared=declared)["index.html"].decode()
     ).words
     assert words.count("0.4 above majority (0.5)") == 1
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+def test_a_phase_that_is_worse_than_the_one_before_it_is_told(better: str) -> None:
+    table = Table(
+        "measures",
+        "a method of a phase",
+        (
+            Column("method", "text", "Method."),
+            Column("documents_of", "text", "Documents."),
+            Column("score", "real", "A score.", better=better),
+        ),
+        axes=("method",),
+        groups=("documents_of",),
+        baselines=("described",),
+        phases=("described", "refined", "trained"),
+    )
+    sign = 1 if better == "higher" else -1
+    values = [
+        ("train", "refined", 9), ("test", "described", 1), ("test", "refined", 3),
+        ("test", "trained", 2), ("other", "described", 1), ("other", "trained", 1),
+    ]  # fmt: skip
+    rows = pd.DataFrame(
+        [{"documents_of": on, "method": name, "score": sign * value} for on, name, value in values]
+    )
+    declared = Declarations("", (table,), (), frozenset({"stages"}))
+    about = About({"stages": _stages("succeeded"), "measures": rows}, "toy", "", "", declared)
+    assert [each for each in beaten(about) if "phase" in each] == [
+        "trained is worse than refined, the phase before it, in score (test)."
+    ]
