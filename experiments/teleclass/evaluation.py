@@ -96,6 +96,17 @@ def count(
     return Counts(*arrays)
 
 
+def example_f1(predicted: sparse.csr_matrix, gold: sparse.csr_matrix) -> NDArray[np.float64]:
+    """Return the F1 of each document's label set ``[B]``; NaN without gold labels."""
+    guess, truth = predicted.astype(np.float64), gold.astype(np.float64)
+    both = np.asarray(guess.multiply(truth).sum(axis=1)).ravel()
+    number = np.asarray(truth.sum(axis=1)).ravel()
+    sizes = np.asarray(guess.sum(axis=1)).ravel() + number
+    with np.errstate(invalid="ignore"):
+        values: NDArray[np.float64] = np.where(number > 0, 2 * both / sizes, np.nan)
+    return values
+
+
 def summarize(counts: Counts, level: Integers) -> list[dict[str, Any]]:
     """Return the measures for level "all", then for "1", "2", ...; NaN without gold labels.
 

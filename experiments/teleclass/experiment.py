@@ -32,6 +32,8 @@ from raypipe.pipeline.stages import hardware_stage, train_stage
 _TOKENS = tuple(
     f"train.classifier.{name}" for name in ("pretrained", "length", "vocabulary", "vectors")
 )
+#: keys of `refine` that decide how many labels infer predicts
+_LABELS = ("refine.min_labels", "refine.max_labels")
 
 
 def stages(settings: TeleclassSettings) -> list[Stage]:
@@ -106,7 +108,7 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
             "infer",
             partial(run_infer, corpus),
             needs=("train",),
-            reads=("encode", "infer", "train.classifier"),
+            reads=("encode", *_LABELS, "infer", "train.classifier"),
             workload=f"{predicted} documents",
             on_gpu=settings.infer.gpus != 0,
             portable=False,  # it writes a separate table, as large as the corpus
@@ -156,7 +158,7 @@ def _file_literals(
 
 EXPERIMENT = Experiment(
     "teleclass",
-    2,
+    3,
     TeleclassSettings,
     stages,
     sections,

@@ -16,6 +16,7 @@ METHODS = {
     "nearest_name": "nearest class name",
     "tfidf": "TF-IDF similarity",
     "pseudo_labels": "pseudo-labels",
+    "refined": "refined class vectors",
     "classifier": "classifier",
     "nearest_description": "nearest class description",
     "supervised": "trained with gold labels",

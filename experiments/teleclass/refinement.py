@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.preprocessing import normalize
 
+from experiments.teleclass.data.taxonomy import Taxonomy
+from experiments.teleclass.settings import RefineSettings
+
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
@@ -118,26 +121,91 @@ def margins(scores: Floats, related: sparse.csr_matrix) -> Floats:
     return np.where(rivals, scores - np.where(rivals, best, 0), scores)
 
 
-def class_vectors(top: TopDocuments, vectors: Floats, earlier: Floats, anchors: Floats) -> Floats:
-    """Return new class vectors ``[C, d]``: the mean of each class's documents plus its anchor.
+def candidates(scores: Floats, related: sparse.csr_matrix, settings: RefineSettings) -> Floats:
+    """Return the confidence of documents in classes ``[B, C]``; :data:`NEVER` for no candidate.
+
+    With ``candidates: first_choice`` a document is a candidate of the classes that are more similar
+    than all unrelated ones: its most similar class, and relatives of it.
 
     Args:
-        top: the documents of each class, ``[k, C]``.
-        vectors: vectors ``[n, d]`` of these documents in the order of
-            :meth:`TopDocuments.members`.
-        earlier: class vectors ``[C, d]`` so far, kept for a class without documents or whose
-            documents have no vector.
-        anchors: vectors ``[C, d]`` added to the means; zero for none.
+        scores: similarities ``[B, C]``.
+        related: as for :func:`margins`.
+        settings: ``candidates`` and ``confidence`` are used.
 
     """
-    classes, _ = top.members()
-    member = sparse.csr_matrix(
-        (np.ones(len(classes), np.float32), (classes, np.arange(len(classes)))),
-        (len(earlier), len(classes)),
-    )
-    means = normalize(member @ normalize(vectors)) if len(classes) else np.zeros_like(earlier)
-    known = means.any(1, keepdims=True) & earlier.any(1, keepdims=True)
-    new: Floats = np.where(known, normalize(means + anchors), earlier)
+    if settings.candidates == "all" and settings.confidence == "similarity":
+        return scores
+    margin = margins(scores, related)
+    confidence = scores if settings.confidence == "similarity" else margin
+    if settings.candidates == "all":
+        return confidence
+    return np.where(margin > 0, confidence, NEVER).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """Sums over the documents of each class.
+
+    Attributes:
+        vectors: float64 [C, d], unit vectors times their weights.
+        weights: float64 [C].
+        documents: int64 [C].
+
+    """
+
+    vectors: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    documents: Rows
+
+    @staticmethod
+    def empty(classes: int, dimensions: int) -> ClassSums:
+        """Return the sums of no document."""
+        zeros = np.zeros(classes)
+        return ClassSums(np.zeros((classes, dimensions)), zeros, zeros.astype(np.int64))
+
+    def __add__(self, other: ClassSums) -> ClassSums:
+        return ClassSums(
+            self.vectors + other.vectors,
+            self.weights + other.weights,
+            self.documents + other.documents,
+        )
+
+
+def sums(classes: Rows, rows: Rows, weights: Floats, vectors: Floats, number: int) -> ClassSums:
+    """Return the sums of classes ``[C]`` from pairs of a class and a row.
+
+    Args:
+        classes: class of each pair ``[n]``.
+        rows: row of each pair in ``vectors``, ``[n]``.
+        weights: weight of each pair ``[n]``; negative ones count as zero.
+        vectors: vectors ``[m, d]`` of any length.
+        number: the number of classes C.
+
+    """
+    positive = weights.clip(0).astype(np.float64)
+    member = sparse.csr_matrix((positive, (classes, rows)), (number, len(vectors)))
+    units = normalize(vectors).astype(np.float64)
+    total = np.bincount(classes, positive, number).astype(np.float64)  # integers without a pair
+    return ClassSums(member @ units, total, np.bincount(classes, minlength=number))
+
+
+def class_vectors(total: ClassSums, earlier: Floats, anchors: Floats) -> Floats:
+    """Return new class vectors ``[C, d]``: the direction of a class's documents and its anchor.
+
+    A weight counts relative to the mean weight of all pairs, so that an anchor of length k weighs
+    as much as k documents.
+
+    Args:
+        total: the sums of all documents.
+        earlier: class vectors ``[C, d]`` so far, kept for a class without a vector, without
+            documents, or whose documents have no vector.
+        anchors: vectors ``[C, d]``; zero for none.
+
+    """
+    mean = total.weights.sum() / max(1, total.documents.sum())
+    added = total.vectors / (mean if mean > 0 else 1.0)
+    known = added.any(1, keepdims=True) & earlier.any(1, keepdims=True)
+    new: Floats = np.where(known, normalize(added + anchors), earlier)
     return new.astype(np.float32)
 
 
@@ -243,3 +311,27 @@ def ranked(scores: Floats, count: int) -> NDArray[np.int64]:
         kept = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
     order = np.argsort(-np.take_along_axis(scores, kept, 1), axis=1, kind="stable")
     return np.take_along_axis(kept, order, 1)
+
+
+def label(
+    scores: Floats, taxonomy: Taxonomy, settings: RefineSettings
+) -> tuple[NDArray[np.int32], Floats]:
+    """Return labels ``[B, max_labels]``, -1 after the last, and confidence ``[B]`` of a block.
+
+    ``scores`` are similarities ``[B, C]``, or other scores with the same meaning of a gap.
+    """
+    if settings.rule == "core":
+        candidates = reached(scores, taxonomy.children, taxonomy.roots)
+        scores = np.where(candidates, scores, NEVER)
+    best, values = best_labels(scores, settings.max_labels)
+    return cut_at_gap(best, values, settings.min_labels)
+
+
+def label_sets(labels: NDArray[np.int32], classes: int) -> sparse.csr_matrix:
+    """Return labels of :func:`label` as bool ``[B, C]``."""
+    rows, places = np.nonzero(labels >= 0)
+    indices = labels[rows, places]
+    shape = (len(labels), classes)
+    matrix = sparse.csr_matrix((np.ones(len(indices), bool), (rows, indices)), shape)
+    matrix.sort_indices()
+    return matrix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -10,6 +11,20 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from raypipe.config.settings import Operational, Settings
 from raypipe.hardware import Arithmetic
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
+
+#: sections of the published pipeline (Zhang et al. 2025), by ``refine: published`` and so on
+PUBLISHED_REFINE: Mapping[str, Any] = {
+    "candidates": "all",
+    "top_documents": 20,
+    "confidence": "similarity",
+    "weights": "equal",
+    "anchor": 0.0,
+    "center": False,
+    "agreement": 1.0,
+    "min_labels": 2,
+    "max_labels": 5,
+}
+PUBLISHED_INFER: Mapping[str, Any] = {"threshold": 0.5}
 
 
 class DataSettings(Settings):
@@ -115,21 +130,41 @@ class EncodeSettings(StageSettings):
 
 
 class RefineSettings(StageSettings):
-    """Phase 2: class vectors from documents, then pseudo-labels of documents."""
+    """Phase 2: class vectors from documents, then pseudo-labels; `published` for the paper's."""
 
     rounds: int = Field(
-        3, ge=0, description="Rounds in which class vectors become means of documents."
+        3, ge=0, description="Most rounds in which class vectors become means of documents."
     )
-    top_documents: PositiveInt = Field(20, description="Most confident documents per class.")
+    agreement: float = Field(
+        0.99,
+        gt=0,
+        le=1,
+        description="Share of documents whose most similar class stays the same, from which no "
+        "further round begins.",
+    )
+    candidates: Literal["first_choice", "all"] = Field(
+        "first_choice",
+        description="Documents that a class may move to: those in which no unrelated class is "
+        "as similar (first_choice), or all.",
+    )
+    top_documents: PositiveInt | None = Field(
+        None, description="Most confident candidates per class; by default all of them."
+    )
     confidence: Literal["similarity", "margin"] = Field(
-        "similarity",
+        "margin",
         description="Confidence of a document in a class: its similarity, or its margin over "
         "unrelated classes.",
     )
+    weights: Literal["confidence", "equal"] = Field(
+        "confidence", description="Weights of the documents of a class in its mean."
+    )
     anchor: float = Field(
-        0.0,
+        10.0,
         ge=0,
-        description="Weight of the description's vector relative to the documents' mean.",
+        description="Weight of the description's vector, in documents of mean weight.",
+    )
+    center: bool = Field(
+        True, description="Whether to subtract the mean of the documents' vectors."
     )
     rule: Literal["gap", "core", "given"] = Field(
         "gap",
@@ -140,10 +175,10 @@ class RefineSettings(StageSettings):
         None, description="File of the labels for rule=given: JSON {document id: [class ids]}."
     )
     min_labels: PositiveInt = Field(
-        2, description="Fewest labels per document; 1 in the published setting of rule=core."
+        1, description="Fewest labels per document before ancestors are added."
     )
     max_labels: PositiveInt = Field(
-        5, description="Most labels per document; 3 in the published setting of rule=core."
+        3, description="Most labels per document before ancestors are added."
     )
     keep: float = Field(
         1.0,
@@ -152,6 +187,11 @@ class RefineSettings(StageSettings):
         description="Fraction of documents that keep labels, those with the widest gaps; 0.75 in "
         "the published setting of rule=core.",
     )
+
+    @classmethod
+    def spelled_out(cls, given: Any) -> Any:
+        """Return the section for ``refine: published``."""
+        return PUBLISHED_REFINE if given == "published" else given
 
     @model_validator(mode="after")
     def _ordered(self) -> RefineSettings:
@@ -171,6 +211,12 @@ class AugmentSettings(StageSettings):
         10, ge=0, description="Number of documents below which a class counts as starved."
     )
     documents: PositiveInt = Field(5, description="Documents generated per starved class.")
+    max_share: float | None = Field(
+        0.2,
+        gt=0,
+        description="Most generated documents, as a fraction of the labeled ones: each starved "
+        "class gets fewer then, but at least one; null for no limit, as published.",
+    )
     source: Literal["generator", "files", "none"] = Field(
         "generator", description="Source of the documents: a function, files, or none."
     )
@@ -247,13 +293,23 @@ class TrainSettings(TrainStageSettings):
 
 
 class InferSettings(StageSettings):
-    """Phase 6: labels of the documents to predict."""
+    """Phase 6: labels of the documents to predict; `published` for the paper's."""
 
+    similarity: float = Field(
+        10.0,
+        ge=0,
+        description="Weight of the similarity to the class vectors of phase 2, which is added to "
+        "a probability; 0 for the classifier alone.",
+    )
     threshold: float | None = Field(
-        0.5, gt=0, lt=1, description="Smallest probability of a predicted label."
+        None,
+        gt=0,
+        lt=1,
+        description="Smallest probability of a predicted label, by the classifier alone; by "
+        "default, labels end at the largest gap, as in phase 2.",
     )
     top_k: PositiveInt | None = Field(
-        None, description="Number of most probable labels to predict, instead of a threshold."
+        None, description="Number of best labels to predict, instead of a gap or a threshold."
     )
     batch_size: Operational[PositiveInt] = Field(64, description="Texts per forward pass.")
     precision: Arithmetic = Field("fp32", description="Arithmetic of the model.")
@@ -262,9 +318,14 @@ class InferSettings(StageSettings):
         10, description="Most probable classes stored with their probabilities."
     )
 
+    @classmethod
+    def spelled_out(cls, given: Any) -> Any:
+        """Return the section for ``infer: published``."""
+        return PUBLISHED_INFER if given == "published" else given
+
     @model_validator(mode="after")
     def _one_rule(self) -> InferSettings:
-        if (self.threshold is None) == (self.top_k is None):
+        if self.threshold is not None and self.top_k is not None:
             raise ValueError(
                 f"threshold = {self.threshold} with top_k = {self.top_k}: give one, and null "
                 "for the other"

@@ -10,7 +10,12 @@ TABLES = (
         "a method of a phase, over all classes or those of one level",
         (
             Column("phase", "text", "The stage that measured it."),
-            Column("method", "text", "pseudo_labels, classifier, a baseline, or supervised."),
+            Column(
+                "method",
+                "text",
+                "pseudo_labels, refined (the same of documents to predict), classifier, a "
+                "baseline, or supervised.",
+            ),
             Column("documents_of", "text", "The documents: train or test."),
             Column("level", "text", "Level of the classes in the taxonomy, or all."),
             Column("documents", "integer", "Documents with a gold label at the level."),
@@ -38,6 +43,7 @@ TABLES = (
         groups=("documents_of",),
         baselines=("nearest_name", "nearest_description", "tfidf"),
         references=("supervised",),
+        phases=("nearest_description", "pseudo_labels", "refined", "classifier"),
         headline={"level": "all"},
     ),
     Table(

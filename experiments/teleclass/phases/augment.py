@@ -39,15 +39,17 @@ def run_augment(corpus: Corpus, context: StageContext) -> None:
     labels = taxonomy.closure(label_matrix(stored.column("labels"), len(taxonomy))).tocsc()
     sizes = np.diff(labels.indptr)
     starved = np.flatnonzero(sizes < settings.starved_below).tolist()
+    labeled = int((np.diff(labels.tocsr().indptr) > 0).sum())
+    number = documents_per_class(settings, len(starved), labeled)
     if settings.source == "files":
-        _from_files(corpus, context, starved)
+        _from_files(corpus, context, starved, number)
     elif settings.source == "generator" and starved:
         confidence = stored.column("confidence").to_numpy()
         members = np.split(labels.indices, labels.indptr[1:-1])
         surest = {
             c: members[c][np.argsort(-confidence[members[c]], kind="stable")] for c in starved
         }
-        _from_generator(corpus, context, surest)
+        _from_generator(corpus, context, surest, number)
     generated = ledger.rows("generated")
     written = np.bincount([row["class_index"] for row in generated], minlength=len(sizes))
     gold = None if corpus.train.gold is None else np.asarray(corpus.train.gold.sum(axis=0)).ravel()
@@ -72,6 +74,14 @@ def run_augment(corpus: Corpus, context: StageContext) -> None:
     )
 
 
+def documents_per_class(settings: AugmentSettings, starved: int, labeled: int) -> int:
+    """Return how many documents each of the starved classes gets, given the labeled documents."""
+    if settings.max_share is None:
+        return settings.documents
+    most = int(settings.max_share * labeled) // max(1, starved)
+    return max(1, min(settings.documents, most))
+
+
 def generated_files(
     data: DataSettings, corpus: Corpus, settings: AugmentSettings
 ) -> tuple[Documents, dict[str, list[int]]]:
@@ -86,19 +96,21 @@ def generated_files(
     return texts, read_annotations(folder / settings.labels, corpus.taxonomy)
 
 
-def _from_files(corpus: Corpus, context: StageContext, starved: Sequence[int]) -> None:
+def _from_files(corpus: Corpus, context: StageContext, starved: Sequence[int], number: int) -> None:
     settings = context.settings.augment
     documents, classes = generated_files(context.settings.data, corpus, settings)
     texts: dict[int, list[str]] = {c: [] for c in starved}
     for name, text in zip(documents.ids.to_pylist(), documents.texts.to_pylist(), strict=True):
         for c in classes.get(name, []):
-            if c in texts and len(texts[c]) < settings.documents:
+            if c in texts and len(texts[c]) < number:
                 texts[c].append(text)
     rows = [_rows(corpus, context, c, own) for c, own in texts.items()]
     context.ledger.put("generated", {key: row for part in rows for key, row in part.items()})
 
 
-def _from_generator(corpus: Corpus, context: StageContext, surest: dict[int, Any]) -> None:
+def _from_generator(
+    corpus: Corpus, context: StageContext, surest: dict[int, Any], number: int
+) -> None:
     """Write documents for classes, given the rows of their documents, most confident first."""
     settings = context.settings.augment
     done = {row["class_index"] for row in context.ledger.rows("generated")}
@@ -107,7 +119,7 @@ def _from_generator(corpus: Corpus, context: StageContext, surest: dict[int, Any
     def calls() -> Iterator[tuple[int, Any, str, Assignment]]:
         for c in [c for c in surest if c not in done]:
             examples = corpus.train.texts.take(surest[c][:_EXAMPLES]).to_pylist()
-            assignment = _assignment(corpus, settings, c, tuple(examples))
+            assignment = _assignment(corpus, settings.seed, c, tuple(examples), number)
             yield c, _write, settings.generator, assignment
 
     with context.pool(pool_options(context, settings, neural=False)) as pool:
@@ -118,7 +130,7 @@ def _from_generator(corpus: Corpus, context: StageContext, surest: dict[int, Any
 
 
 def _assignment(
-    corpus: Corpus, settings: AugmentSettings, c: int, examples: tuple[str, ...]
+    corpus: Corpus, seed: int, c: int, examples: tuple[str, ...], documents: int
 ) -> Assignment:
     taxonomy = corpus.taxonomy
     names = [name.replace("_", " ") for name in taxonomy.names]
@@ -133,8 +145,8 @@ def _assignment(
         taxonomy.keywords[c],
         tuple(siblings),
         examples,
-        settings.documents,
-        settings.seed * len(names) + c,
+        documents,
+        seed * len(names) + c,
     )
 
 

@@ -57,16 +57,18 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
 
 def _tfidf_measured(corpus: Corpus) -> Counts:
     """Task: return the sums of the measures of TF-IDF similarity."""
+    return _measured(corpus, tfidf_similarities(corpus))
+
+
+def tfidf_similarities(corpus: Corpus) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield the first row and the similarity to descriptions ``[B, C]`` of blocks to predict."""
     descriptions = corpus.taxonomy.descriptions()
     documents = corpus.documents(corpus.predicted)
     vectorizer = TfidfVectorizer(sublinear_tf=True, stop_words="english", dtype=np.float32)
     vectorizer.fit(chain(*_texts(corpus.train), descriptions))
     classes = vectorizer.transform(descriptions).T
-    blocks = (
-        (start, (vectorizer.transform(texts) @ classes).toarray())
-        for start, texts in zip(count_from(0, _BLOCK), _texts(documents), strict=False)
-    )
-    return _measured(corpus, blocks)
+    for start, texts in zip(count_from(0, _BLOCK), _texts(documents), strict=False):
+        yield start, (vectorizer.transform(texts) @ classes).toarray()
 
 
 def _supervised_measured(corpus: Corpus) -> Counts:

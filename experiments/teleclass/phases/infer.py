@@ -21,13 +21,14 @@ from torch import nn
 from experiments.common.evaluation import task_device
 from experiments.common.tokenizer import read_tokenizer
 from experiments.teleclass.artifacts import label_lists, record_measures
+from experiments.teleclass.class_vectors import ClassVectors
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.dataset import NOTHING
 from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
 from experiments.teleclass.evaluation import Counts, count
 from experiments.teleclass.model import restore_classifier
-from experiments.teleclass.refinement import ranked
+from experiments.teleclass.refinement import NEVER, best_labels, cut_at_gap, label_sets, ranked
 from experiments.teleclass.settings import InferSettings, takes_vectors
 from experiments.teleclass.task_pools import pool_options
 from experiments.teleclass.training import Collate
@@ -76,19 +77,36 @@ class Predictor:
         return probabilities[np.argsort(order)]
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """Inputs that all tasks share."""
+
+    predictor: Predictor
+    taxonomy: Taxonomy
+    vectors: Embeddings
+    takes_vectors: bool
+    classes: ClassVectors | None
+    similarity: float
+    #: fewest and most labels before the ancestors
+    labels: tuple[int, int]
+
+
 def choose(
-    probabilities: Probabilities, taxonomy: Taxonomy, settings: InferSettings
+    scores: Probabilities, taxonomy: Taxonomy, settings: InferSettings, least: int, most: int
 ) -> sparse.csr_matrix:
     """Return the labels of documents, bool ``[B, C]``, with all ancestors.
 
-    Classes at or above the threshold, or the most probable class if there is none; or the
-    ``top_k``.
+    With a threshold, classes at or above it, or the best class if there is none; or the ``top_k``;
+    otherwise the classes before the largest gap, ``least`` to ``most`` of them.
     """
-    best = ranked(probabilities, min(settings.top_k or 1, probabilities.shape[1]))
-    chosen = np.zeros(probabilities.shape, bool)
+    if settings.threshold is None and settings.top_k is None:
+        labels, _ = cut_at_gap(*best_labels(scores, most), least)
+        return taxonomy.closure(label_sets(labels, len(taxonomy)))
+    best = ranked(scores, min(settings.top_k or 1, scores.shape[1]))
+    chosen = np.zeros(scores.shape, bool)
     np.put_along_axis(chosen, best, True, 1)
     if settings.threshold is not None:
-        chosen |= probabilities >= settings.threshold
+        chosen |= scores >= settings.threshold
     return taxonomy.closure(sparse.csr_matrix(chosen))
 
 
@@ -103,14 +121,21 @@ def run_infer(corpus: Corpus, context: StageContext) -> None:
     """
     settings, identity = context.settings.infer, context.stage.units[0].fingerprint
     run_dir, documents = context.run_dir, corpus.documents(corpus.predicted)
-    vectors = None
-    if takes_vectors(context.settings.train.classifier):
-        vectors = embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted)
+    similarity = settings.similarity if settings.threshold is None else 0.0
+    inputs = _Inputs(
+        Predictor(run_dir, "train", settings),
+        corpus.taxonomy,
+        embeddings_of(run_dir, corpus, context.settings.encode, corpus.predicted),
+        takes_vectors(context.settings.train.classifier),
+        ClassVectors.read(run_dir) if similarity else None,
+        similarity,
+        (context.settings.refine.min_labels, context.settings.refine.max_labels),
+    )
     starts = range(0, len(documents), settings.block)
     context.begin(len(documents))
     done = 0
     with context.pool(pool_options(context, settings, neural=True)) as pool:
-        shared = pool.share((Predictor(run_dir, "train", settings), corpus.taxonomy, vectors))
+        shared = pool.share(inputs)
 
         def calls() -> Iterator[tuple[Any, ...]]:
             nonlocal done
@@ -179,19 +204,20 @@ def _finish(context: StageContext, corpus: Corpus, paths: Sequence[str]) -> None
 
 
 def _predict(
-    shared: tuple[Predictor, Taxonomy, Embeddings | None],
-    start: int,
-    texts: Sequence[str],
-    gold: sparse.csr_matrix | None,
+    inputs: _Inputs, start: int, texts: Sequence[str], gold: sparse.csr_matrix | None
 ) -> tuple[sparse.csr_matrix, NDArray[np.int64], Probabilities, Counts | None]:
     """Task: return labels, most probable classes, their probabilities and measures of a block."""
-    predictor, taxonomy, stored = shared
-    rows = np.arange(start, start + len(texts))
-    vectors = None if stored is None else stored.read_rows(rows)
-    probabilities = predictor.probabilities(texts, vectors)
-    labels = choose(probabilities, taxonomy, predictor.settings)
+    predictor, taxonomy = inputs.predictor, inputs.taxonomy
+    vectors = inputs.vectors.read_rows(np.arange(start, start + len(texts)))
+    probabilities = predictor.probabilities(texts, vectors if inputs.takes_vectors else None)
+    scores = probabilities
+    if inputs.classes is not None:
+        similar = inputs.classes.similarities(vectors)
+        similar = np.where(similar > NEVER, similar, 0)  # without a vector: the probability alone
+        scores = probabilities + np.float32(inputs.similarity) * similar
+    labels = choose(scores, taxonomy, predictor.settings, *inputs.labels)
     best = ranked(probabilities, min(predictor.settings.scores, probabilities.shape[1]))
-    counts = None if gold is None else count(probabilities, labels, gold, taxonomy.depth)
+    counts = None if gold is None else count(scores, labels, gold, taxonomy.depth)
     return labels, best, np.take_along_axis(probabilities, best, 1), counts
 
 

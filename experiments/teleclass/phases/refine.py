@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,15 +14,17 @@ from sklearn.preprocessing import normalize
 
 from experiments.teleclass import refinement
 from experiments.teleclass.artifacts import label_lists, pseudo_labels_path, record_measures
+from experiments.teleclass.class_vectors import ClassVectors, centered
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.data.taxonomy import Taxonomy
-from experiments.teleclass.embeddings import Embeddings, Vectors, embeddings_of
+from experiments.teleclass.embeddings import Embeddings, embeddings_of
 from experiments.teleclass.evaluation import Counts, count
-from experiments.teleclass.refinement import TopDocuments
+from experiments.teleclass.refinement import ClassSums, TopDocuments
 from experiments.teleclass.settings import RefineSettings
 from experiments.teleclass.task_pools import groups, pool_options
 from raypipe.pipeline.context import StageContext
+from raypipe.pipeline.launcher import TaskPool
 from raypipe.storage.artifacts import write_parquet
 
 #: labels of documents, bool ``[N, C]``; confidence ``[N]``; measures
@@ -34,7 +36,7 @@ class _Inputs:
     """Inputs that all tasks of a round share; gold labels only for the labels."""
 
     documents: Embeddings
-    classes: Vectors
+    classes: ClassVectors
     taxonomy: Taxonomy
     gold: sparse.csr_matrix | None
     settings: RefineSettings
@@ -46,6 +48,7 @@ def run_refine(corpus: Corpus, context: StageContext) -> None:
     if settings.given is None:
         labels, confidence, counts = _refined(context, corpus, settings)
     else:
+        _described(context, corpus).write(context.run_dir)
         path = (context.settings.data.dir or Path()) / settings.given
         annotations = read_annotations(path, corpus.taxonomy)
         if absent := len(annotations.keys() - set(corpus.train.ids.to_pylist())):
@@ -80,56 +83,154 @@ def _given(corpus: Corpus, annotations: Mapping[str, list[int]]) -> Labeled:
     return labels, confidence, count(scores, predicted, gold[rows], taxonomy.depth)
 
 
+def _described(context: StageContext, corpus: Corpus) -> ClassVectors:
+    """Return the vectors of the descriptions, without a center."""
+    stored = embeddings_of(context.run_dir, corpus, context.settings.encode, "classes")
+    encoded = np.concatenate([vectors for _, vectors in stored.blocks()])
+    return ClassVectors.of_descriptions(encoded, np.zeros(encoded.shape[1], np.float32))
+
+
 def _refined(context: StageContext, corpus: Corpus, settings: RefineSettings) -> Labeled:
     """Refine the class vectors by documents, then label the documents."""
-    encoding = context.settings.encode
-    documents = embeddings_of(context.run_dir, corpus, encoding, "train")
-    classes = embeddings_of(context.run_dir, corpus, encoding, "classes")
-    described = normalize(np.concatenate([vectors for _, vectors in classes.blocks()]))
-    inputs = _Inputs(documents, described, corpus.taxonomy, None, settings)
-    labels = np.full((documents.rows, settings.max_labels), -1, np.int32)
-    confidence = np.zeros(documents.rows, np.float32)
-    total: Counts | None = None
+    documents = embeddings_of(context.run_dir, corpus, context.settings.encode, "train")
+    described = _described(context, corpus)
     context.begin(settings.rounds + 1)
     with context.pool(pool_options(context, settings, neural=False)) as pool:
+        inputs = _Inputs(documents, described, corpus.taxonomy, None, settings)
         parts = groups(len(documents), pool.capacity / settings.cpus)
+        if settings.center:
+            calls = [(part, _unit_sums, part, documents) for part in parts]
+            total = np.zeros(described.vectors.shape[1] + 1)
+            for _, found in context.map(pool, calls):
+                total += found
+            center = (total[:-1] / max(1.0, total[-1])).astype(np.float32)
+            described = ClassVectors.of_descriptions(described.vectors, center)
+            inputs = replace(inputs, classes=described)
+        first = np.full(documents.rows, -1, np.int32)
         for number in range(settings.rounds):
-            shared = pool.share(inputs)
-            top = TopDocuments.empty(settings.top_documents, len(described))
-            for _, best in context.map(pool, [(p, _best_documents, p, shared) for p in parts]):
-                top = top.merge(best)
-            rows = top.members()[1]
-            vectors = refinement.class_vectors(
-                top, documents.read_rows(rows), inputs.classes, settings.anchor * described
-            )
-            inputs = replace(inputs, classes=vectors)
-            context.advance(number + 1, f"{len(np.unique(rows))} documents make the classes")
-        shared = pool.share(replace(inputs, gold=corpus.train.gold))
-        calls = [(part, _labels, part, shared) for part in parts]
-        for part, (best_labels, gaps, counts) in context.map(pool, calls):
-            start = documents.bounds(part.start)[0]
-            labels[start : start + len(gaps)] = best_labels
-            confidence[start : start + len(gaps)] = gaps
-            total = _sum(total, counts)
+            choices, sums = _round(context, pool, parts, inputs)
+            agreement = float(np.mean(choices == first))
+            if agreement >= settings.agreement:
+                context.say(f"stopped after {number} rounds: {agreement:.1%} of choices agree")
+                break
+            first, anchors = choices, settings.anchor * described.vectors
+            vectors = refinement.class_vectors(sums, inputs.classes.vectors, anchors)
+            inputs = replace(inputs, classes=replace(described, vectors=vectors))
+            moved = int((sums.documents > 0).sum())
+            context.advance(number + 1, f"{moved} of {len(vectors)} classes have documents")
+        inputs.classes.write(context.run_dir)
+        labels, confidence, counts = _labeled(
+            context, pool, parts, replace(inputs, gold=corpus.train.gold)
+        )
+        if corpus.test is not None and corpus.test.gold is not None:
+            predicted = embeddings_of(context.run_dir, corpus, context.settings.encode, "test")
+            measured = replace(inputs, documents=predicted, gold=corpus.test.gold)
+            spread = groups(len(predicted), pool.capacity / settings.cpus)
+            *_, found = _labeled(context, pool, spread, measured)
+            if found is not None:
+                record_measures(context, corpus.taxonomy, "refined", "test", found)
     kept = labels[:, 0] >= 0
     if kept.any() and settings.keep < 1:
         kept &= confidence >= np.quantile(confidence[kept], 1 - settings.keep)
     labels[~kept] = -1
-    return _matrix(labels, len(corpus.taxonomy)), confidence, total
+    return refinement.label_sets(labels, len(corpus.taxonomy)), confidence, counts
 
 
-def _best_documents(blocks: range, inputs: _Inputs) -> TopDocuments:
-    """Task: return the most confident documents of each class in some blocks."""
-    taxonomy, settings = inputs.taxonomy, inputs.settings
+def _round(
+    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _Inputs
+) -> tuple[NDArray[np.int32], ClassSums]:
+    """Return the most similar class of each document, and the sums of the classes."""
+    settings, documents = inputs.settings, inputs.documents
+    count = len(inputs.taxonomy)
+    shared = pool.share(inputs)
+    choices = np.full(documents.rows, -1, np.int32)
+    if settings.top_documents is None:
+        total = ClassSums.empty(*inputs.classes.vectors.shape)
+        for part, (best, own) in context.map(pool, [(p, _sums, p, shared) for p in parts]):
+            choices[_rows(documents, part)] = best
+            total += own  # in double precision, whatever the order of the tasks
+        return choices, total
+    top = TopDocuments.empty(settings.top_documents, count)
+    calls = [(part, _best_documents, part, shared) for part in parts]
+    for part, (best, of_part) in context.map(pool, calls):
+        choices[_rows(documents, part)] = best
+        top = top.merge(of_part)
+    classes, rows = top.members()
+    weights = top.scores.T[top.rows.T >= 0]
+    if settings.weights == "equal":
+        weights = np.ones_like(weights)
+    vectors = centered(documents.read_rows(rows), inputs.classes.center)
+    places = np.arange(len(rows))
+    return choices, refinement.sums(classes, places, weights, vectors, count)
+
+
+def _labeled(
+    context: StageContext, pool: TaskPool, parts: Sequence[range], inputs: _Inputs
+) -> tuple[NDArray[np.int32], NDArray[np.float32], Counts | None]:
+    """Return labels ``[N, max_labels]``, confidence ``[N]`` and measures of all documents."""
+    documents = inputs.documents
+    labels = np.full((documents.rows, inputs.settings.max_labels), -1, np.int32)
+    confidence = np.zeros(documents.rows, np.float32)
+    total: Counts | None = None
+    shared = pool.share(inputs)
+    for part, (best, gaps, counts) in context.map(pool, [(p, _labels, p, shared) for p in parts]):
+        labels[_rows(documents, part)] = best
+        confidence[_rows(documents, part)] = gaps
+        total = _sum(total, counts)
+    return labels, confidence, total
+
+
+def _rows(documents: Embeddings, part: range) -> slice:
+    return slice(documents.bounds(part.start)[0], documents.bounds(part.stop - 1)[1])
+
+
+def _unit_sums(blocks: range, documents: Embeddings) -> NDArray[np.float64]:
+    """Task: return the sum of the unit vectors in some blocks, and their number ``[d + 1]``."""
+    total = np.zeros(documents.read(blocks.start).shape[1] + 1)
+    for number in blocks:
+        units = normalize(documents.read(number)).astype(np.float64)
+        total += np.append(units.sum(0), units.any(1).sum())
+    return total
+
+
+def _confidences(
+    number: int, inputs: _Inputs
+) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+    """Return a block's centered vectors, most similar classes, and confidence of candidates."""
+    taxonomy = inputs.taxonomy
     # each class with itself, its ancestors and its descendants
     related = (taxonomy.ancestors + taxonomy.ancestors.T).astype(bool)
-    best = TopDocuments.empty(settings.top_documents, len(inputs.classes))
+    vectors = centered(inputs.documents.read(number), inputs.classes.center)
+    scores = refinement.similarities(vectors, inputs.classes.vectors)
+    confidence = refinement.candidates(scores, related, inputs.settings)
+    return vectors, scores.argmax(1).astype(np.int32), confidence
+
+
+def _sums(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], ClassSums]:
+    """Task: return the most similar classes of the documents in some blocks, and the sums."""
+    choices = []
+    total = ClassSums.empty(*inputs.classes.vectors.shape)
     for number in blocks:
-        scores = refinement.similarities(inputs.documents.read(number), inputs.classes)
-        if settings.confidence == "margin":
-            scores = refinement.margins(scores, related)
-        best = best.with_block(scores, inputs.documents.bounds(number)[0])
-    return best
+        vectors, best, confidence = _confidences(number, inputs)
+        rows, classes = np.nonzero(confidence > refinement.NEVER)
+        weights = confidence[rows, classes]
+        if inputs.settings.weights == "equal":
+            weights = np.ones_like(weights)
+        choices.append(best)
+        total += refinement.sums(classes, rows, weights, vectors, len(inputs.taxonomy))
+    return np.concatenate(choices), total
+
+
+def _best_documents(blocks: range, inputs: _Inputs) -> tuple[NDArray[np.int32], TopDocuments]:
+    """Task: return the most similar classes in some blocks, and the best documents of classes."""
+    choices, most = [], inputs.settings.top_documents
+    assert most is not None
+    top = TopDocuments.empty(most, len(inputs.taxonomy))
+    for number in blocks:
+        _, best, confidence = _confidences(number, inputs)
+        choices.append(best)
+        top = top.with_block(confidence, inputs.documents.bounds(number)[0])
+    return np.concatenate(choices), top
 
 
 def _labels(
@@ -141,38 +242,15 @@ def _labels(
     total: Counts | None = None
     for number in blocks:
         start, stop = inputs.documents.bounds(number)
-        scores = refinement.similarities(inputs.documents.read(number), inputs.classes)
-        best, gaps = label(scores, taxonomy, inputs.settings)
+        scores = inputs.classes.similarities(inputs.documents.read(number))
+        best, gaps = refinement.label(scores, taxonomy, inputs.settings)
         labels.append(best)
         confidence.append(gaps)
         if gold is not None:
-            predicted = taxonomy.closure(_matrix(best, len(inputs.classes)))
+            predicted = taxonomy.closure(refinement.label_sets(best, len(taxonomy)))
             total = _sum(total, count(scores, predicted, gold[start:stop], taxonomy.depth))
     return np.concatenate(labels), np.concatenate(confidence), total
 
 
-def label(
-    scores: NDArray[np.float32], taxonomy: Taxonomy, settings: RefineSettings
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return labels ``[B, max_labels]``, -1 after the last, and confidence ``[B]`` of a block.
-
-    ``scores`` are similarities ``[B, C]``.
-    """
-    if settings.rule == "core":
-        candidates = refinement.reached(scores, taxonomy.children, taxonomy.roots)
-        scores = np.where(candidates, scores, refinement.NEVER)
-    best, values = refinement.best_labels(scores, settings.max_labels)
-    return refinement.cut_at_gap(best, values, settings.min_labels)
-
-
 def _sum(total: Counts | None, counts: Counts | None) -> Counts | None:
     return counts if total is None else total if counts is None else total + counts
-
-
-def _matrix(labels: NDArray[np.int32], classes: int) -> sparse.csr_matrix:
-    rows, places = np.nonzero(labels >= 0)
-    indices = labels[rows, places]
-    shape = (len(labels), classes)
-    matrix = sparse.csr_matrix((np.ones(len(indices), bool), (rows, indices)), shape)
-    matrix.sort_indices()
-    return matrix

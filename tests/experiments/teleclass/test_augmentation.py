@@ -18,7 +18,7 @@ from experiments.teleclass.data.documents import Documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
 from experiments.teleclass.generators import Assignment, from_keywords, load_generator
-from experiments.teleclass.phases.augment import run_augment
+from experiments.teleclass.phases.augment import documents_per_class, run_augment
 from experiments.teleclass.settings import AugmentSettings, DataSettings
 from raypipe.errors import ConfigError, UnitError
 from raypipe.storage.artifacts import write_parquet
@@ -70,7 +70,9 @@ def run(context, corpus, folder=None, **changed):
     run_augment(
         corpus,
         with_sections(
-            context, data=data, augment=AugmentSettings(starved_below=3, documents=2, **changed)
+            context,
+            data=data,
+            augment=AugmentSettings(starved_below=3, documents=2, **{"max_share": None} | changed),
         ),
     )
     return Counter(row["class_index"] for row in context.ledger.rows("generated"))
@@ -107,6 +109,19 @@ def test_starved_are_classes_with_few_documents_ancestors_counted(context, corpu
     assert sizes == {"c0": 5, "c1": 3, "c2": 2, "c3": 2, "c4": 0}
     run(context, corpus, generator="made:remember")
     assert len(generator) == 3  # nothing is asked twice
+
+
+@pytest.mark.parametrize(
+    ("share", "starved", "number"),
+    [(0.2, 10, 2), (0.2, 4, 5), (0.2, 85, 1), (0.01, 85, 1), (None, 85, 5), (0.2, 0, 5)],
+)
+def test_generated_documents_cannot_swamp_the_labeled_ones(share, starved, number):
+    settings = AugmentSettings(documents=5, max_share=share)
+    assert documents_per_class(settings, starved, labeled=100) == number
+
+
+def test_the_share_of_generated_documents_holds_for_a_run(context, corpus):
+    assert run(context, corpus, max_share=0.2) == {2: 1, 3: 1, 4: 1}
 
 
 def test_the_built_in_generator_writes_for_every_starved_class(context, corpus):

@@ -16,11 +16,13 @@ from experiments.teleclass import encoders
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.taxonomy import read_taxonomy
 from experiments.teleclass.embeddings import Embeddings
+from experiments.teleclass.settings import PUBLISHED_REFINE
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.fit import fit
 from raypipe.commands.request import Request
 from raypipe.commands.sweep import sweep
+from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
@@ -75,7 +77,7 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
     found = measures(folder)
     assert set(found.index) == {
         *("nearest_name", "nearest_description", "tfidf", "supervised"),
-        *("pseudo_labels", "classifier"),
+        *("pseudo_labels", "refined", "classifier"),
     }
     assert (found.loc[["nearest_name", "tfidf", "classifier"], "documents_of"] == "test").all()
 
@@ -94,7 +96,7 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
 
     assert run(folder, "encode.workers=1", "infer.batch_size=7") == 0
     assert "nothing to do" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"refine\.top_documents: stored 20, now 7"):
+    with pytest.raises(ConfigError, match=r"refine\.top_documents: stored None, now 7"):
         run(folder, "refine.top_documents=7")
 
 
@@ -249,6 +251,24 @@ def test_gold_labels_of_no_document_measure_nothing(tmp_path):
     assert len(labels_by_id(tmp_path / "run")) == 30
 
 
+@pytest.mark.usefixtures("inline")
+def test_rounds_stop_when_the_choices_agree(tmp_path, capsys):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    rounds = ("refine.rounds=50", "refine.agreement=1")
+    assert run(tmp_path / "run", *given, *rounds, only=("refine",)) == 0
+    assert "100.0% of choices agree" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("inline")
+def test_the_published_settings_are_one_key_per_phase(tmp_path):
+    given = write_files(tmp_path / "data", "a\tb\na\tc\n")
+    published = ("refine=published", "infer=published", "augment.max_share=null")
+    assert run(tmp_path / "run", *given, *published) == 0
+    stored = load_yaml((tmp_path / "run/config.yaml").read_text(), "config.yaml")
+    assert {k: stored["refine"][k] for k in PUBLISHED_REFINE} == PUBLISHED_REFINE
+    assert stored["infer"]["threshold"] == 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("inline")
 def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
@@ -281,7 +301,7 @@ def test_pretrained_weights_encode_and_are_trained_further(tmp_path):
         (["augment.source=files"], "generated_docs.txt.gz"),
         (["refine.rule=given"], "given"),
         (["refine.min_labels=9"], "min_labels = 9 is above max_labels"),
-        (["infer.top_k=2"], "threshold"),
+        (["infer.top_k=2", "infer.threshold=0.5"], "threshold"),
         (["data.text=[body]"], "body"),
         (["infer.precision=tf32", "infer.gpus=0"], r"infer\.precision = tf32: CPUs lack it"),
     ],

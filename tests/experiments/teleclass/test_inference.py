@@ -85,13 +85,21 @@ def test_a_precision_that_the_device_lacks_is_refused_by_its_key(trained, monkey
 def test_labels_are_those_above_the_threshold_or_the_best_closed_upward(seed, threshold, top_k):
     probabilities = np.random.default_rng(seed).integers(0, 11, (6, 5)).astype(np.float32) / 10
     limit = np.float32(threshold)
-    above = choose(probabilities, TAXONOMY, InferSettings(threshold=threshold))
-    best = choose(probabilities, TAXONOMY, InferSettings(threshold=None, top_k=top_k))
+    above = choose(probabilities, TAXONOMY, InferSettings(threshold=threshold), 1, 3)
+    best = choose(probabilities, TAXONOMY, InferSettings(top_k=top_k), 1, 3)
     for row, values in enumerate(probabilities):
         order = sorted(range(5), key=lambda c: (-values[c], c))
         chosen = [c for c in range(5) if values[c] >= limit] or order[:1]
         assert set(above[row].indices) == set().union(*(ABOVE[c] for c in chosen))
         assert set(best[row].indices) == set().union(*(ABOVE[c] for c in order[:top_k]))
+
+
+def test_labels_end_at_the_largest_gap_by_default():
+    scores = np.array([[0.9, 0.1, 0.8, 0.2, 0.7], [5.0, 4.0, 0.0, 0.0, 0.0]], np.float32)
+    found = choose(scores, TAXONOMY, InferSettings(), 1, 3)
+    assert [set(row.indices) for row in found] == [{0, 1, 2, 3, 4}, {0, 1}]
+    found = choose(scores, TAXONOMY, InferSettings(), 1, 1)
+    assert [set(row.indices) for row in found] == [{0}, {0}]
 
 
 def test_counts_of_a_block_survive_being_stored():

@@ -14,19 +14,21 @@ from sklearn.metrics.pairwise import cosine_similarity
 from experiments.teleclass import refinement
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
-from experiments.teleclass.phases.refine import label
 from experiments.teleclass.refinement import (
     NEVER,
     TopDocuments,
     best_labels,
+    candidates,
     class_vectors,
     cut_at_gap,
+    label,
     margins,
     ranked,
     reached,
     similarities,
+    sums,
 )
-from experiments.teleclass.settings import RefineSettings
+from experiments.teleclass.settings import PUBLISHED_REFINE, RefineSettings
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -163,29 +165,84 @@ def test_similarities_are_cosines_and_never_where_a_vector_is_zero():
     assert found.dtype == np.float32
 
 
-@given(SEEDS, st.integers(0, 4), st.integers(1, 6), st.booleans())
-def test_class_vectors_are_means_of_unit_vectors(seed, k, classes, anchored):
+def unit(vector: np.ndarray) -> np.ndarray:
+    length = np.linalg.norm(vector)
+    return vector / length if length else vector
+
+
+@given(SEEDS, st.integers(1, 6), st.sampled_from([0.0, 1.0, 10.0]))
+def test_class_vectors_are_weighted_sums_of_unit_vectors_and_anchors(seed, classes, anchor):
     draw = np.random.default_rng(seed)
-    unit = lambda x: x / np.linalg.norm(x) if np.linalg.norm(x) else x  # noqa: E731
     documents = draw.normal(size=(8, 3)).astype(np.float32)
     documents[draw.random(8) < 0.3] = 0
     earlier = np.array([unit(v) for v in draw.normal(size=(classes, 3))], np.float32)
     earlier[draw.random(classes) < 0.3] = 0
-    anchors = 0.5 * earlier if anchored else np.zeros_like(earlier)
-    rows = np.full((4, classes), -1, np.int64)
-    for c in range(classes):
-        members = draw.permutation(8)[: draw.integers(0, k + 1)]
-        rows[: len(members), c] = members
-    top = TopDocuments(np.zeros(rows.shape, np.float32), rows)
-    found = class_vectors(top, documents[top.members()[1]], earlier, anchors)
+    own, rows = np.nonzero(draw.random((classes, 8)) < 0.4)
+    weights = draw.uniform(0.1, 2, len(rows)).astype(np.float32)
+    cut = draw.integers(len(rows) + 1)  # two tasks
+    parts = [
+        sums(own[part], rows[part], weights[part], documents, classes)
+        for part in (slice(cut), slice(cut, None))
+    ]
+    found = class_vectors(parts[0] + parts[1], earlier, anchor * earlier)
     assert found.dtype == np.float32
     for c in range(classes):
-        units = [unit(documents[row]) for row in rows[:, c] if row >= 0 and documents[row].any()]
-        if units and earlier[c].any():
-            expected = unit(unit(np.mean(units, axis=0)) + anchors[c])
-        else:
-            expected = earlier[c]
-        np.testing.assert_allclose(found[c], expected, atol=1e-5)
+        members = [place for place in np.flatnonzero(own == c) if documents[rows[place]].any()]
+        expected = earlier[c]
+        if members and earlier[c].any():
+            added = sum(weights[p] / weights.mean() * unit(documents[rows[p]]) for p in members)
+            expected = unit(added + anchor * earlier[c])
+        np.testing.assert_allclose(found[c], expected, atol=1e-4)
+
+
+FIRST = RefineSettings()
+
+
+def refined(
+    documents: np.ndarray, described: np.ndarray, taxonomy: Taxonomy, given: RefineSettings
+) -> np.ndarray:
+    """The class vectors after one round over all documents."""
+    scores = candidates(similarities(documents, described), related_matrix(taxonomy), given)
+    rows, classes = np.nonzero(scores > NEVER)
+    total = sums(classes, rows, scores[rows, classes], documents, len(described))
+    return class_vectors(total, described, given.anchor * described)
+
+
+@given(SEEDS, st.integers(2, 9), st.sampled_from([0.0, 0.1, 0.3]))
+def test_a_class_that_no_document_has_as_its_first_choice_keeps_its_vector(seed, size, share):
+    draw = np.random.default_rng(seed)
+    taxonomy = random_taxonomy(draw, size, share)
+    described = np.array([unit(v) for v in draw.normal(size=(size, 4))], np.float32)
+    documents = draw.normal(size=(5, 4)).astype(np.float32)
+    best = set(similarities(documents, described).argmax(1).tolist())
+    found = refined(documents, described, taxonomy, FIRST)
+    for c, others in enumerate(related_to(taxonomy)):
+        if not others & best:  # neither it nor a relative of it is a first choice
+            np.testing.assert_array_equal(found[c], described[c])
+
+
+def test_a_small_class_stays_at_its_description_beside_a_large_one():
+    taxonomy = taxonomy_of(2, [])
+    described = np.eye(2, 3, dtype=np.float32)
+    large = np.tile([0.8, 0.0, 0.6], (200, 1))
+    small = np.tile([0.0, 0.8, 0.6], (2, 1))
+    documents = np.concatenate((large, small)).astype(np.float32)
+    found = refined(documents, described, taxonomy, FIRST)
+    kept = (found * described).sum(1)
+    assert kept[0] < 0.83  # nearly the direction of its documents
+    assert kept[1] > 0.98
+    alone = refined(documents, described, taxonomy, FIRST.model_copy(update={"anchor": 0.0}))
+    np.testing.assert_allclose((alone * described).sum(1), 0.8, atol=1e-6)
+
+
+def test_candidates_are_all_documents_in_the_published_settings():
+    taxonomy = taxonomy_of(3, [(0, 1)])
+    scores = np.array([[0.5, 0.4, 0.3], [0.1, 0.2, 0.3]], np.float32)
+    related = related_matrix(taxonomy)
+    published = RefineSettings.model_validate(PUBLISHED_REFINE)
+    np.testing.assert_array_equal(candidates(scores, related, published), scores)
+    own = candidates(scores, related, FIRST)
+    np.testing.assert_allclose(own, [[0.2, 0.1, NEVER], [NEVER, NEVER, 0.1]], atol=1e-6)
 
 
 @given(SEEDS, st.integers(1, 12), st.integers(1, 15))
