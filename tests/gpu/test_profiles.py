@@ -25,7 +25,7 @@ NEWSGROUPS = [
 OVERRIDES = {
     "lm_pretrain": ["data.source=random"], "lm_shakespeare": RANDOM_LM, "pabbo_lda": [],
     "summarization": T5, "teleclass_newsgroups": NEWSGROUPS,
-    "transformer": ["data.source=random", "model.numeric=8"],
+    "text_classification": [], "transformer": ["data.source=random", "model.numeric=8"],
 }  # fmt: skip
 
 
