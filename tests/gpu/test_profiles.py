@@ -14,7 +14,7 @@ from tests.gpu.conftest import PROJECT, Rig
 pytestmark = pytest.mark.gpu_rig
 
 #: of profiles without ``min_gpu_memory_gb``
-SMALLEST_GB = {"gpu": 8, "gpu_small": 4, "gpu_small_bf16": 4}
+SMALLEST_GB = {"gpu": 8, "gpu_bf16": 8, "gpu_small": 4, "gpu_small_bf16": 4}
 T5, MT5 = ["model=t5_220m", "copying=false"], ["model=mt5_1_2b", "copying=false"]
 RANDOM_LM = ["data={source: random, files: [], tokens: bpe}"]
 #: the sizes of the pretrained encoder, and data that needs no download
