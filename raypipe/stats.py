@@ -262,9 +262,7 @@ def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
     """
     only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
     differing = only_first + only_second
-    p_value = 1.0
-    if differing:
-        p_value = float(scipy.stats.binomtest(only_first, differing).pvalue)
+    p_value = float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0
     return McNemar(only_first=only_first, only_second=only_second, p_value=p_value)
 
 

@@ -237,7 +237,7 @@ def test_the_stage_is_there_only_where_the_studies_use_it():
     assert list(with_ours) == [*names[:-2], "train_curves", *names[-2:]]
     assert set(with_ours["lda"].needs) == {"hardware", "train_small", "train_curves"}
     ours, small, _ = with_ours["lda"].units[:3]
-    assert "lda" not in ours.literals  # its policy is that of its training
+    assert set(ours.literals["lda"]) == {"final_seeds"}  # its policy is that of its training
     assert small.literals["lda"]["policy"]["exploration"] == 0.3
     assert ours.needs == ("train_curves",)
     assert small.needs == ("train_small",)
