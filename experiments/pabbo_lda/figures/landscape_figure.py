@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.pabbo_lda.study.landscape import means_by_topics
+from experiments.pabbo_lda.study.landscape import means_by_topics, well_known
 from raypipe.report.formatting import number
 from raypipe.report.plots import (
     HEIGHT,
@@ -37,7 +36,7 @@ def over_topics(dataset: str, evaluations: pd.DataFrame, shape: pd.Series) -> Pl
     """
     figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes((0.12, 0.155, 0.85, 0.76))
-    means = means_by_topics(evaluations)["mean"]
+    means = well_known(means_by_topics(evaluations))["mean"]
     best, lowest, interval = int(shape["best_T"]), float(shape["best_mean"]), shape["interval"]
     color, line = single_stroke()
     axes.plot(evaluations["T"], evaluations["value"], linestyle="", marker="o", markersize=3,
@@ -49,7 +48,7 @@ def over_topics(dataset: str, evaluations: pd.DataFrame, shape: pd.Series) -> Pl
     axes.axvline(best, color=MUTED, linestyle=":", linewidth=1)
     axes.annotate(f"T = {best}", (best, 0), (4, 4), xycoords=axes.get_xaxis_transform(),
                   textcoords="offset points", color=INK, fontsize=9)  # fmt: skip
-    set_log(axes.xaxis, float(means.index.min()), float(means.index.max()))
+    set_log(axes.xaxis, float(evaluations["T"].min()), float(evaluations["T"].max()))
     sides = [finite(means[means.index < best]), finite(means[means.index > best])]
     limit = max(
         min((side.max() for side in sides if side.size), default=lowest),
@@ -60,10 +59,10 @@ def over_topics(dataset: str, evaluations: pd.DataFrame, shape: pd.Series) -> Pl
     axes.set_xlabel("number of topics T")
     axes.set_title("value of the objective, lower is better")
     caption = (
-        f"Every fit (gray) and the mean over the seeds of each T. T = {best} is lowest, of those "
-        "that more than half of the seeds tried. Shaded: within the noise of it, "
+        "Every fit (gray) and the mean over the seeds of each T that more than half of them tried "
+        f"(line), lowest at T = {best}. Shaded: within the noise of it, "
         f"{number(float(interval))}: two values of one T differ by less in 95 % of cases."
     )
-    if float(np.nanmax(means)) > axes.get_ylim()[1]:
+    if shown.max() > axes.get_ylim()[1]:
         caption += " Higher values are cut off."
     return Plot(f"landscape-{dataset}", dataset, caption, figure, "Objective over T")

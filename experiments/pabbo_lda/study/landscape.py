@@ -58,6 +58,11 @@ def means_by_topics(evaluations: pd.DataFrame) -> pd.DataFrame:
     return values.where(np.isfinite).groupby(evaluations["T"]).agg(["mean", "count"]).dropna()
 
 
+def well_known(means: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of :func:`means_by_topics` with values of more than half of the seeds."""
+    return means[means["count"] > means["count"].max() / 2]
+
+
 def _of_corpus(corpus: pd.DataFrame, lda_seeds: int) -> dict[str, Any]:
     priors = [name for name in ("alpha", "eta") if name in corpus and corpus[name].notna().any()]
     values = corpus.groupby(["T", *priors], dropna=False)["value"].agg(["count", "mean", "var"])
@@ -85,7 +90,7 @@ def _optimum(corpus: pd.DataFrame, half: float) -> dict[str, Any]:
     ``half`` is half of the interval of one fit.
     """
     every = means_by_topics(corpus)
-    known = every[every["count"] > every["count"].max() / 2]
+    known = well_known(every)
     best = known["mean"].idxmin()
     lowest, fits = known.loc[best]
     equal = known["mean"] - lowest <= half * np.sqrt(1 / fits + 1 / known["count"])
