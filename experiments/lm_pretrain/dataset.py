@@ -38,8 +38,11 @@ class PackedTokens(Dataset[Tensor]):
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        size = self._index.shard
-        start, end = index * self.context, (index + 1) * self.context + 1
+        return self.window(index * self.context)
+
+    def window(self, start: int) -> Tensor:
+        """Return the ``context + 1`` tokens from a token of the stream on, int64."""
+        size, end = self._index.shard, start + self.context + 1
         parts = [
             self._maps[shard][max(0, start - shard * size) : end - shard * size]
             for shard in range(start // size, (end - 1) // size + 1)

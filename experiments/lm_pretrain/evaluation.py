@@ -1,14 +1,15 @@
-"""Evaluation on held-out text: the trained model, and a unigram baseline."""
+"""Evaluation on held-out text: the trained model in two ways, and a unigram baseline."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Subset
+from torch import Tensor
 
 from experiments.common.blocks import Split, map_blocks
 from experiments.common.evaluation import (
@@ -30,6 +31,19 @@ _AT_ONCE = 8192
 _BLOCK = 2**18
 
 
+class Losses(NamedTuple):
+    """Summed cross-entropies of held-out tokens in nats.
+
+    Attributes:
+        samples: each token after those of its sample, of which the first one has none before it.
+        sliding: each token after ``context // 2`` or more tokens, except at the start of the text.
+
+    """
+
+    samples: float
+    sliding: float
+
+
 def run_evaluate(context: StageContext) -> None:
     """Record the measures of the language model and of the unigram model on the same tokens."""
     folder = run_folder(context.run_dir)
@@ -45,9 +59,13 @@ def run_evaluate(context: StageContext) -> None:
         lambda block: (held_out_loss, *arguments, range(block.start, block.end)),
         on_gpus=context.stage.on_gpu,
     )
-    loss = sum(total for _, total in parts) / predicted
+    found = [each for _, each in parts]
     bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
-    losses = {"language model": loss, "unigram": unigram_loss(folder, predicted, model.vocabulary)}
+    losses = {
+        "language model": sum(each.samples for each in found) / predicted,
+        "sliding window": sum(each.sliding for each in found) / predicted,
+        "unigram": unigram_loss(folder, predicted, model.vocabulary),
+    }
     measures = {
         method: {
             "loss": loss,
@@ -66,18 +84,38 @@ def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
 
 def held_out_loss(
     run_dir: RunDirectory, settings: LmSettings, arithmetic: Precision, part: range
-) -> float:
-    """Return the summed cross-entropy of held-out samples in nats; logarithms are in fp32."""
-    model = load_model(run_dir, settings)
-    device = model.embedding.weight.device
-    samples = Subset(PackedTokens(run_folder(run_dir), "held_out", settings.context), part)
-    total = 0.0
+) -> Losses:
+    """Return the losses of held-out samples; logarithms are in fp32.
+
+    The sliding window advances by half of the context: the first half of a sample is predicted in a
+    window that began in the sample before.
+    """
+    model, context = load_model(run_dir, settings), settings.context
+    samples = PackedTokens(run_folder(run_dir), "held_out", context)
+    ahead = context - context // 2  # tokens by which such a window begins before the sample
+    starts = [number * context for number in part]
+    shifted = [start - ahead for start in starts if start > 0]
     with torch.inference_mode(), task_arithmetic(arithmetic):
-        for batch in DataLoader(samples, max(1, _AT_ONCE // settings.context)):
-            tokens = batch.to(device)
-            logits = model(tokens[:, :-1]).flatten(0, 1)
-            total += F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
-    return total
+        own = _costs(model, samples, starts)
+        later = _costs(model, samples, shifted)
+    half = context // 2
+    first = own[: len(own) - len(later), :half]  # of the text's first sample
+    sliding = own[:, half:].sum() + later[:, ahead:].sum() + first.sum()
+    return Losses(own.sum().item(), sliding.item())
+
+
+def _costs(model: LanguageModel, samples: PackedTokens, starts: list[int]) -> Tensor:
+    """Return the cross-entropy of each next token in windows that start there, fp64 ``[W, L]``."""
+    device = model.embedding.weight.device
+    costs = [torch.empty(0, samples.context, dtype=torch.float64)]
+    at_once = max(1, _AT_ONCE // samples.context)
+    for place in range(0, len(starts), at_once):
+        windows = [samples.window(start) for start in starts[place : place + at_once]]
+        tokens = torch.stack(windows).to(device)
+        logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
+        found = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        costs.append(found.view_as(targets).double().cpu())
+    return torch.cat(costs)
 
 
 def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:

@@ -20,7 +20,8 @@ MEASURES = Table(
         Column(
             "method",
             "text",
-            "`language model`, or a baseline: `unigram`, `kneser-ney` or `xz`.",
+            "`language model`, sample by sample; `sliding window`, the same model with half of its "
+            "context or more before each token; or a baseline: `unigram`, `kneser-ney` or `xz`.",
         ),
         Column("tokens", "integer", "Number of held-out tokens that are predicted."),
         Column(

@@ -63,12 +63,33 @@ def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
             logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
             costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
     whole = held_out_loss(run, MODEL, "fp32", range(5))
-    assert whole == pytest.approx(sum(costs), rel=1e-5)
+    assert whole.samples == pytest.approx(sum(costs), rel=1e-5)
     parts = [held_out_loss(run, MODEL, "fp32", part) for part in (range(2), range(2, 5))]
-    assert sum(parts) == pytest.approx(whole, rel=1e-6)
+    assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-6)
     half = held_out_loss(run, MODEL, "bf16", range(5))
-    assert half != whole
+    assert half.samples != whole.samples
     assert half == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize("context", [1, 4, 5])
+def test_a_sliding_window_has_half_of_the_context_before_each_token(
+    run: RunDirectory, context: int
+) -> None:
+    settings = MODEL.model_copy(update={"context": context})
+    model, tokens = lively(), stream(run, "held_out")
+    samples, half = 28 // context, context // 2
+    expected = 0.0
+    for place in range(1, samples * context + 1):  # of the token to predict
+        sample, inside = divmod(place - 1, context)
+        start = sample * context
+        if inside < half and sample:
+            start -= context - half
+        logits = model(torch.tensor([tokens[start:place]]))[0, -1].double()
+        assert place - start > half or not sample
+        expected -= logits.log_softmax(0)[tokens[place]].item()
+    found = held_out_loss(run, settings, "fp32", range(samples))
+    assert found.sliding == pytest.approx(expected, rel=1e-5)
+    assert (found.sliding == pytest.approx(found.samples)) == (context == 1)
 
 
 def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:

@@ -72,6 +72,7 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
     model, unigram = measures.loc["language model"], measures.loc["unigram"]
     assert model["bits_per_byte"] < 0.7 * unigram["bits_per_byte"]
     assert model["perplexity"] == pytest.approx(np.exp(model["loss"]))
+    assert 0 < measures.loc["sliding window", "loss"] < model["loss"]
     trial = table(found, "trials").iloc[0]
     assert trial["status"] == "succeeded"
     assert model["loss"] == pytest.approx(trial["eval_loss"], rel=1e-5)
