@@ -60,7 +60,8 @@ def means_by_topics(evaluations: pd.DataFrame) -> pd.DataFrame:
 
 def well_known(means: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of :func:`means_by_topics` with values of more than half of the seeds."""
-    return means[means["count"] > means["count"].max() / 2]
+    known: pd.DataFrame = means[means["count"] > means["count"].max() / 2]
+    return known
 
 
 def _of_corpus(corpus: pd.DataFrame, lda_seeds: int) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def _optimum(corpus: pd.DataFrame, half: float) -> dict[str, Any]:
     """
     every = means_by_topics(corpus)
     known = well_known(every)
-    best = known["mean"].idxmin()
-    lowest, fits = known.loc[best]
+    place = int(known["mean"].to_numpy().argmin())
+    best, (lowest, fits) = int(known.index[place]), known.iloc[place]
     equal = known["mean"] - lowest <= half * np.sqrt(1 / fits + 1 / known["count"])
     low = high = best
     for T in reversed(known.index[known.index < best]):
