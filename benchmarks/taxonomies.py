@@ -28,7 +28,7 @@ from experiments.teleclass.settings import DataSettings
 ZIPF = 1.0
 #: documents of a small corpus
 SMALL = 1000
-#: every so many classes keep their documents, the others are empty
+#: one of this many classes keeps its documents, the others are empty
 KEPT = 4
 
 _DOTTED = {

@@ -43,7 +43,7 @@ Values = NDArray[np.float64]
 
 
 def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> dict[str, Any]:
-    """Run one structure in a process of its own, and return its row."""
+    """Run one structure in a separate process, and return its row."""
     with TemporaryDirectory(prefix="raypipe-structure-") as folder:
         files, run = Path(folder) / "files", RunDirectory.at(Path(folder) / "run")
         taxonomies.write(corpus, files)
