@@ -23,9 +23,11 @@ VARIABLE = "RAYPIPE_GPU_RIG"
 #: End of a script. A thread of autograd may still need the interpreter right after a backward
 #: pass; if it is gone, the process aborts.
 ENDING = """
-import atexit, os, sys
+import os, sys
 sys.stdout.flush()
-atexit._run_exitfuncs()
+if "RAYPIPE_COVERAGE" in os.environ:
+    import sitecustomize
+    sitecustomize.finish()
 os._exit(0)
 """
 

@@ -8,7 +8,6 @@ import os
 
 if "RAYPIPE_COVERAGE" in os.environ:
     import threading
-    import time
 
     import coverage
 
@@ -18,11 +17,21 @@ if "RAYPIPE_COVERAGE" in os.environ:
     )  # fmt: skip
     measuring.start()
 
+    ended = threading.Event()
+
     def write() -> None:
         """Write the data several times per second, and at the end of the process."""
         main = threading.main_thread()
-        while main.is_alive():
-            time.sleep(0.2)
+        while main.is_alive() and not ended.wait(0.2):
             measuring.save()
+        measuring.save()
 
-    threading.Thread(target=write, name="coverage", daemon=False).start()
+    writing = threading.Thread(target=write, name="coverage", daemon=False)
+    writing.start()
+
+    def finish() -> None:
+        """Write the last data, for a process that ends without ending its threads."""
+        ended.set()
+        writing.join()
+        measuring.stop()
+        measuring.save()
