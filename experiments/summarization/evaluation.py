@@ -30,7 +30,7 @@ from experiments.summarization.training import pad_sources
 from raypipe.errors import ConfigError
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
-from raypipe.storage.artifacts import read_arrow
+from raypipe.storage.artifacts import read_arrow, read_parquet, write_parquet
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 
@@ -42,6 +42,7 @@ LEAD = "lead sentence"
 #: number of sentences of each baseline
 LEADS = {LEAD: 1, "lead three sentences": 3}
 CENTRAL = {"central sentence": 1, "central three sentences": 3}
+BASELINES = (*LEADS, *CENTRAL)
 #: documents per task
 _BLOCK = 64
 #: documents in the table `summaries`
@@ -59,11 +60,16 @@ def run_evaluate(context: StageContext) -> None:
         **{name: [lead(text, number) for text in texts] for name, number in LEADS.items()},
     }
     scores = {method: score(written, references) for method, written in summaries.items()}
-    rows = _measured(context, summaries, scores)
-    context.ledger.put("measures", rows)
-    gains = ", ".join(_gain(rows[MODEL], name) for name in MEASURES)
-    context.say(f"{MODEL} - {LEAD}: {gains} ({_CONFIDENCE:.0%} bootstrap intervals)")
-    shown = {
+    context.ledger.put("measures", _measured(context, summaries, scores))
+    compared = {}
+    for baseline, own in _baseline_scores(context.run_dir).items():
+        compared[baseline] = gains(scores[MODEL] - own)
+        shown = ", ".join(_gain(compared[baseline], name) for name in MEASURES)
+        context.say(f"{MODEL} - {baseline}: {shown} ({_CONFIDENCE:.0%} bootstrap intervals)")
+    about = {"documents": len(texts)}
+    rows = {name: {"baseline": name, **about, **values} for name, values in compared.items()}
+    context.ledger.put("gains", rows)
+    first = {
         str(number): {
             "number": number,
             "document": texts[number],
@@ -74,18 +80,34 @@ def run_evaluate(context: StageContext) -> None:
         }
         for number in range(min(_SHOWN, len(texts)))
     }
-    context.ledger.put("summaries", shown)
+    context.ledger.put("summaries", first)
 
 
 def run_baselines(context: StageContext) -> None:
-    """Record the measures of the central sentences, which need no trained model."""
+    """Record the measures of the central sentences, and the scores of all baselines.
+
+    They need no trained model.
+    """
     documents = read_documents(context.run_dir)
     texts, references = (documents.column(name).to_pylist() for name in ("text", "references"))
     found = context.call("baselines/central", central, texts, tuple(CENTRAL.values()))
     summaries = dict(zip(CENTRAL, found, strict=True))
     scores = {method: score(written, references) for method, written in summaries.items()}
-    scores[LEAD] = score([lead(text, 1) for text in texts], references)
+    for name, number in LEADS.items():
+        scores[name] = score([lead(text, number) for text in texts], references)
     context.ledger.put("measures", _measured(context, summaries, scores))
+    columns = {name: pa.array(scores[name].tolist()) for name in BASELINES}
+    write_parquet(context.run_dir, _scores_path(context.run_dir), pa.table(columns))
+
+
+def _scores_path(run_dir: RunDirectory) -> str:
+    return run_dir.artifact("baselines", "scores.parquet")
+
+
+def _baseline_scores(run_dir: RunDirectory) -> dict[str, NDArray[np.float64]]:
+    """Return the scores of the baselines on each held-out document ``[n, 3]``, by name."""
+    table = read_parquet(run_dir, _scores_path(run_dir))
+    return {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
 
 
 def _measured(
@@ -103,7 +125,7 @@ def _measured(
     for method, row in rows.items():
         row["words"] = _mean_words(summaries[method])
         if method != LEAD:
-            row |= over_lead(scores[method] - scores[LEAD])
+            row |= gains(scores[method] - scores[LEAD])
     return rows
 
 
@@ -141,8 +163,8 @@ def summarize(
     return tokenizer_of(run_dir).decode(ids)
 
 
-def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
-    """Return the mean gain of each measure over the lead sentence, with its interval.
+def gains(differences: NDArray[np.float64]) -> dict[str, float]:
+    """Return the mean gain of each measure over a baseline, with its interval.
 
     Args:
         differences: per document, ``[n, 3]``.
@@ -152,7 +174,7 @@ def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
         (Efron, Tibshirani 1993, An introduction to the bootstrap, section 13.3).
 
     """
-    gains: dict[str, float] = {}
+    found: dict[str, float] = {}
     for name, column in zip(MEASURES, differences.T, strict=True):
         low = high = float(column.mean())
         if len(column) > 1:
@@ -164,9 +186,9 @@ def over_lead(differences: NDArray[np.float64]) -> dict[str, float]:
                 method="percentile",
                 rng=np.random.default_rng(0),
             ).confidence_interval
-        gains[f"{name}_gain"] = float(column.mean())
-        gains |= {f"{name}_gain_low": float(low), f"{name}_gain_high": float(high)}
-    return gains
+        found[f"{name}_gain"] = float(column.mean())
+        found |= {f"{name}_gain_low": float(low), f"{name}_gain_high": float(high)}
+    return found
 
 
 def _gain(row: Mapping[str, Any], name: str) -> str:

@@ -61,7 +61,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         Stage(
             "evaluate",
             run_evaluate,
-            needs=("train",),
+            needs=("train", "baselines"),
             reads=("model", "generation", "train.training.precision"),
             workload=workload,
             on_gpu=settings.train.scaling.gpus_per_worker != 0,

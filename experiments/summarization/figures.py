@@ -38,20 +38,19 @@ def _table(tables: Mapping[str, pd.DataFrame]) -> list[Part]:
 
 
 def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return the gain over the lead sentence with its interval over documents."""
+    """Return the gain over the strongest baseline with its interval over documents."""
     columns = [f"rouge_2_gain{end}" for end in ("", "_low", "_high")]
-    measures = tables.get("measures")
-    if measures is None or not {"method", "documents", *columns} <= {*measures.columns}:
+    compared = rows(tables, "gains", ["baseline", "documents", *columns])
+    if compared is None:
         return []
-    row = measures[measures["method"] == "summarizer"]
-    if row.empty or row[columns].isna().any(axis=None):
-        return []
-    gain, low, high = (float(row[name].iloc[0]) for name in columns)
+    row = min(compared.to_dict("records"), key=lambda row: float(row["rouge_2_gain"]))
+    gain, low, high = (float(row[name]) for name in columns)
     judged = "more than chance" if low * high > 0 else "it may be chance"
     return [
-        f"Over the {int(row['documents'].iloc[0])} held-out documents, the summarizer's ROUGE-2 is "
-        f"{number(abs(gain))} {'above' if gain > 0 else 'below'} that of the lead sentence (95 % "
-        f"bootstrap interval of the gain {number(low)} to {number(high)}): {judged}."
+        f"Over the {int(row['documents'])} held-out documents, the summarizer's ROUGE-2 is "
+        f"{number(abs(gain))} {'above' if gain > 0 else 'below'} that of the {row['baseline']}, "
+        "the best baseline (95 % bootstrap interval of the gain "
+        f"{number(low)} to {number(high)}): {judged}."
     ]
 
 

@@ -22,6 +22,10 @@ STEP_METRICS = (
         "lower",
     ),
 )
+_ENDS = {
+    "_low": "Lower end of the gain's 95 % bootstrap interval.",
+    "_high": "Upper end of the gain's 95 % bootstrap interval.",
+}
 MEASURES = Table(
     "measures",
     "a method on the held-out documents",
@@ -43,8 +47,7 @@ MEASURES = Table(
             for name, title in rouge.MEASURES.items()
             for end, meaning in {
                 "": "Mean gain of {} over the lead sentence.",
-                "_low": "Lower end of the gain's 95 % bootstrap interval.",
-                "_high": "Upper end of the gain's 95 % bootstrap interval.",
+                **_ENDS,
             }.items()
         ),
     ),
@@ -53,6 +56,23 @@ MEASURES = Table(
         *("lead sentence", "lead three sentences"),
         *("central sentence", "central three sentences"),
     ),
+)
+GAINS = Table(
+    "gains",
+    "the summarizer compared with a baseline, document by document",
+    (
+        Column("baseline", "text", "The baseline."),
+        Column("documents", "integer", "Number of held-out documents."),
+        *(
+            Column(f"{name}_gain{end}", "real", meaning.format(title))
+            for name, title in rouge.MEASURES.items()
+            for end, meaning in {
+                "": "Mean gain of the summarizer's {} over the baseline.",
+                **_ENDS,
+            }.items()
+        ),
+    ),
+    axes=("baseline",),
 )
 SUMMARIES = Table(
     "summaries",
@@ -69,4 +89,4 @@ SUMMARIES = Table(
         ),
     ),
 )
-TABLES = (MEASURES, SUMMARIES)
+TABLES = (MEASURES, GAINS, SUMMARIES)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.summarization.evaluation import over_lead
+from experiments.summarization.evaluation import gains
 from experiments.summarization.rouge import score
 
 
@@ -37,9 +37,9 @@ def test_of_several_references_the_best_counts_for_each_measure() -> None:
 
 def test_the_gain_has_an_interval_that_holds_what_is_sure() -> None:
     draw = np.random.default_rng(1)
-    found = over_lead(np.stack([np.full(50, 0.2), draw.normal(0, 1, 50), draw.normal(9, 1, 50)], 1))
+    found = gains(np.stack([np.full(50, 0.2), draw.normal(0, 1, 50), draw.normal(9, 1, 50)], 1))
     assert found["rouge_1_gain"] == found["rouge_1_gain_low"] == pytest.approx(0.2)
     assert found["rouge_2_gain_low"] < 0 < found["rouge_2_gain_high"]
     # the interval of a mean of 50 standard deviations of 1: about 2 x 1.96 / sqrt(50)
     assert found["rouge_l_gain_high"] - found["rouge_l_gain_low"] == pytest.approx(0.55, abs=0.15)
-    assert over_lead(np.ones((1, 3)))["rouge_1_gain_low"] == 1
+    assert gains(np.ones((1, 3)))["rouge_1_gain_low"] == 1

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from experiments.summarization import experiment
 from experiments.summarization.evaluation import load_model, summarize
+from experiments.summarization.figures import sections
 from experiments.summarization.model import next_token_logits
 from experiments.summarization.presets import PRESETS
 from experiments.summarization.rouge import score
@@ -105,6 +106,14 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     assert (rows["documents"] == len(documents)).all()
     # every reference is a sample, of the held-out documents too
     assert len(read_arrow(directory, pairs_path(directory, "held_out"))) == 2 * len(documents)
+    compared = found(tmp_path, "gains").set_index("baseline")
+    assert {*compared.index} == {*rows.index} - {"summarizer"}
+    for name in ("rouge_1", "rouge_2", "rouge_l"):
+        gain, low, high = (compared[f"{name}_gain{end}"] for end in ("", "_low", "_high"))
+        expected = own[name] - rows[name][compared.index]
+        np.testing.assert_allclose(gain.to_numpy(float), expected.to_numpy(float), atol=1e-9)
+        assert (low <= gain).all()
+        assert (gain <= high).all()
     texts = found(tmp_path, "summaries")
     assert {"document", "references", "summarizer", "lead_sentence", "rouge_l"} <= {*texts.columns}
     assert (texts["lead_sentence"].str.startswith("Some words come first")).all()
@@ -129,6 +138,11 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     said = capsys.readouterr().out
     assert re.search(r"tokenize: train: \d+ documents, of which 0 are cut at 64 tokens", said)
     assert "summarizer - lead sentence: rouge_1 +" in said
+    hardest = compared["rouge_2_gain"].astype(float).idxmin()
+    tables = {name: found(tmp_path, name) for name in ("measures", "gains")}
+    (sentence,) = sections(tables)[0].certainty
+    assert f"above that of the {hardest}, the best baseline" in sentence
+    assert sentence.endswith("more than chance.")
 
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
