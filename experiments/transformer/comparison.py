@@ -1,4 +1,4 @@
-"""Comparison of the transformer with each baseline on the same held-out rows."""
+"""Comparison of the transformer, and of its branches, with baselines on the same held-out rows."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ def store_predictions(context: StageContext, predicted: Mapping[str, ArrayLike])
 
 
 def run_compare(data: Data, context: StageContext) -> None:
-    """Record the test of McNemar for the transformer and each baseline."""
+    """Record the test of McNemar for each pair of a baseline and the transformer or a branch."""
     parts = [
         read_parquet(context.run_dir, predictions_path(context.run_dir, stage))
         for stage in ("evaluate", "baselines")
     ]
-    own, *others = (
+    methods, baselines = (
         {name: part[name].to_numpy() == data.held_out.target for name in part.column_names}
         for part in parts
     )
-    ((method, right),) = own.items()
-    rows = comparisons(method, right, others[0])
+    rows: dict[str, Row] = {}
+    for method, right in methods.items():
+        rows |= comparisons(method, right, baselines)
     for row in rows.values():
         context.say(
-            f"{method} against {row['baseline']}: {row['only_method_right']} rows right that it "
-            f"has wrong, {row['only_baseline_right']} the other way round (p = {row['p_holm']:.2g})"
+            f"{row['method']} against {row['baseline']}: {row['only_method_right']} rows right "
+            f"that it has wrong, {row['only_baseline_right']} the other way round "
+            f"(p = {row['p_holm']:.2g})"
         )
     context.finish(context.stage.name, {"comparisons": rows})
 
@@ -55,7 +57,7 @@ def comparisons(
     tests = {name: mcnemar(right, other) for name, other in baselines.items()}
     corrected = holm([test["p_value"] for test in tests.values()])
     return {
-        name: {
+        f"{method}/{name}": {
             "method": method,
             "baseline": name,
             "rows": len(right),

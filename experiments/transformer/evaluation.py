@@ -1,4 +1,4 @@
-"""Evaluation of the trained model on the held-out rows, with a trivial baseline."""
+"""Evaluation of the model and its branches on the held-out rows, with a trivial baseline."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import (
-    accuracy_score,
     f1_score,
     mean_absolute_error,
     r2_score,
@@ -29,6 +29,7 @@ from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer
 from experiments.transformer.settings import TransformerSettings
+from experiments.transformer.tables import BRANCHES
 from experiments.transformer.training import TransformerTask
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
@@ -44,7 +45,10 @@ OTHERS = "others"
 
 
 def run_evaluate(data: Data, context: StageContext) -> None:
-    """Record the measures of the transformer and of a baseline, and the confusion of classes."""
+    """Record the measures of the transformer and of a baseline, and the confusion of classes.
+
+    With a branch on n-grams, each branch is measured alone, too.
+    """
     model = context.settings.model.completed(data.sizes())
     target, gold = data.target, data.held_out.target
     arguments = (context.run_dir, model, context.settings.train.training.precision)
@@ -55,17 +59,20 @@ def run_evaluate(data: Data, context: StageContext) -> None:
         lambda block: (predict, *arguments, range(block.start, block.end)),
         on_gpus=context.stage.on_gpu,
     )
-    outputs = np.concatenate([part for _, part in blocks])
+    parts = np.concatenate([part for _, part in blocks])
+    outputs = {"transformer": parts.mean(1)}
+    if parts.shape[1] > 1:
+        outputs |= {name: parts[:, place] for place, name in enumerate(BRANCHES)}
     rows: dict[str, dict[str, Row]] = {}
     if target.kind == "classification":
-        predicted = outputs.argmax(1)
-        common = np.full_like(gold, np.bincount(data.train.target).argmax())
-        methods = {"transformer": predicted, "majority class": common}
-        store_predictions(context, {"transformer": predicted})
-        pairs = confused(gold, predicted, target)
+        methods = {name: values.argmax(1) for name, values in outputs.items()}
+        store_predictions(context, methods)
+        pairs = confused(gold, methods["transformer"], target)
+        methods["majority class"] = np.full_like(gold, np.bincount(data.train.target).argmax())
         rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:
-        methods = {"transformer": outputs[:, 0], "training mean": np.zeros_like(gold)}
+        methods = {name: values[:, 0] for name, values in outputs.items()}
+        methods["training mean"] = np.zeros_like(gold)
     measured = {method: measures(gold, guess, target) for method, guess in methods.items()}
     rows["measures"] = measure_rows(context, {"rows": len(gold)}, measured)
     context.finish(context.stage.name, rows)
@@ -74,7 +81,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
 def predict(
     run_dir: RunDirectory, model: TransformerSettings, arithmetic: Precision, part: range
 ) -> NDArray[np.float32]:
-    """Task: return the outputs ``[n, K]`` for ``n`` held-out rows."""
+    """Task: return the outputs ``[n, B, K]`` of ``B`` branches for ``n`` held-out rows."""
     device = task_device()
     network = load_trained(Transformer(model), run_dir).to(device)
     samples = StoredSamples(run_dir, "held_out")
@@ -82,17 +89,27 @@ def predict(
     parts = []
     with torch.inference_mode(), task_arithmetic(arithmetic):
         for *inputs, _ in DataLoader(Subset(samples, part), _BATCH, collate_fn=collate):
-            outputs = network(*(tensor.to(device) for tensor in inputs))
-            parts.append(outputs.float().cpu().numpy())
+            branches = network.branches(*(tensor.to(device) for tensor in inputs))
+            parts.append(torch.stack(branches, 1).float().cpu().numpy())
     return np.concatenate(parts)
 
 
 def measures(gold: NDArray[Any], predicted: NDArray[Any], target: Target) -> dict[str, float]:
-    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2."""
+    """Return accuracy and macro-F1 over the classes of ``gold``; or RMSE, MAE and R2.
+
+    The accuracy has the 95 % interval of Wilson 1927, for rows drawn from all possible ones.
+    """
     if target.kind == "classification":
         classes = np.unique(gold)
         f1 = f1_score(gold, predicted, labels=classes, average="macro", zero_division=0)
-        return {"accuracy": float(accuracy_score(gold, predicted)), "macro_f1": float(f1)}
+        right = int((gold == predicted).sum())
+        interval = scipy.stats.binomtest(right, len(gold)).proportion_ci(method="wilson")
+        return {
+            "accuracy": right / len(gold),
+            "accuracy_low": float(interval.low),
+            "accuracy_high": float(interval.high),
+            "macro_f1": float(f1),
+        }
     truth, guess = (
         target.mean + target.deviation * v.astype(np.float64) for v in (gold, predicted)
     )

@@ -7,15 +7,19 @@ from raypipe.storage.tables import Column, Table
 #: baselines of texts and of tables, besides the majority class and the training mean
 LOGISTIC, SVM = "tfidf, logistic regression", "tfidf, linear svm"
 RIDGE, BOOSTING, LINEAR = "tfidf, ridge", "gradient boosting", "linear model"
+#: the branches of a model with n-grams, each measured without the other
+BRANCHES = ("encoder alone", "n-grams alone")
 
 TABLES = (
     Table(
         "measures",
-        "a method on the held-out rows: the transformer or a baseline",
+        "a method on the held-out rows: the transformer, one of its branches, or a baseline",
         (
-            Column("method", "text", "The transformer or a baseline."),
+            Column("method", "text", "The transformer, one of its branches, or a baseline."),
             Column("rows", "integer", "Held-out rows."),
             Column("accuracy", "real", "Fraction of rows with the right class.", better="higher"),
+            Column("accuracy_low", "real", "Lower end of its 95 % interval (Wilson)."),
+            Column("accuracy_high", "real", "Upper end of its 95 % interval (Wilson)."),
             Column(
                 "macro_f1",
                 "real",
@@ -34,13 +38,16 @@ TABLES = (
             Column("r2", "real", "Coefficient of determination.", better="higher"),
         ),
         axes=("method",),
-        baselines=("majority class", "training mean", LOGISTIC, SVM, RIDGE, BOOSTING, LINEAR),
+        baselines=(
+            *("majority class", "training mean", LOGISTIC, SVM, RIDGE, BOOSTING, LINEAR),
+            *BRANCHES,
+        ),
     ),
     Table(
         "comparisons",
-        "a comparison of the transformer with a baseline on the same held-out rows",
+        "a comparison of the transformer, or of a branch, with a baseline on the same rows",
         (
-            Column("method", "text", "The transformer."),
+            Column("method", "text", "The transformer, or one of its branches."),
             Column("baseline", "text", "The baseline."),
             Column("rows", "integer", "Held-out rows."),
             Column("only_method_right", "integer", "Rows that only the method has right."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import re
 from pathlib import Path
@@ -147,6 +148,13 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
     assert rows.loc["transformer", "accuracy"] > 0.95
+    assert rows.loc["n-grams alone", "accuracy"] > 0.95
+    pairs = found(tmp_path, "comparisons")
+    assert {*zip(pairs["method"], pairs["baseline"], strict=True)} == {
+        (method, baseline)
+        for method in ("transformer", "encoder alone", "n-grams alone")
+        for baseline in ("tfidf, logistic regression", "tfidf, linear svm")
+    }
     ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")[0]
     assert len(ids) > 1
     assert len(ngrams) == len(weights) > 1
@@ -260,7 +268,14 @@ def test_measures_are_those_of_their_definitions():
     target = Target("classification", ("a", "b", "c"))
     gold, predicted = np.array([0, 0, 1, 1]), np.array([0, 1, 1, 2])
     # f1 of a: 2/3, of b: 1/2; c does not occur
-    expected = {"accuracy": 0.5, "macro_f1": pytest.approx((2 / 3 + 1 / 2) / 2)}
+    # the interval of k = 2 of n = 4: (k + z^2 / 2 +- z sqrt(k (n - k) / n + z^2 / 4)) / (n + z^2)
+    half = 1.959964 * math.sqrt(2 * 2 / 4 + 1.959964**2 / 4) / (4 + 1.959964**2)
+    expected = {
+        "accuracy": 0.5,
+        "accuracy_low": pytest.approx(0.5 - half),
+        "accuracy_high": pytest.approx(0.5 + half),
+        "macro_f1": pytest.approx((2 / 3 + 1 / 2) / 2),
+    }
     assert measures(gold, predicted, target) == expected
     pairs = {(r["gold"], r["predicted"]): r["rows"] for r in confused(gold, predicted, target)}
     assert pairs == {("a", "a"): 1, ("a", "b"): 1, ("b", "b"): 1, ("b", "c"): 1}
