@@ -27,9 +27,9 @@ from experiments.common.evaluation import (
 from experiments.transformer.comparison import store_predictions
 from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
-from experiments.transformer.model import Transformer
+from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
-from experiments.transformer.tables import BRANCHES
+from experiments.transformer.tables import OWN
 from experiments.transformer.training import TransformerTask
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
@@ -60,9 +60,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
         on_gpus=context.stage.on_gpu,
     )
     parts = np.concatenate([part for _, part in blocks])
-    outputs = {"transformer": parts.mean(1)}
-    if parts.shape[1] > 1:
-        outputs |= {name: parts[:, place] for place, name in enumerate(BRANCHES)}
+    outputs = {name: parts[:, i] for i, name in zip(range(parts.shape[1]), OWN, strict=False)}
     rows: dict[str, dict[str, Row]] = {}
     if target.kind == "classification":
         methods = {name: values.argmax(1) for name, values in outputs.items()}
@@ -81,7 +79,10 @@ def run_evaluate(data: Data, context: StageContext) -> None:
 def predict(
     run_dir: RunDirectory, model: TransformerSettings, arithmetic: Precision, part: range
 ) -> NDArray[np.float32]:
-    """Task: return the outputs ``[n, B, K]`` of ``B`` branches for ``n`` held-out rows."""
+    """Task: return outputs ``[n, M, K]`` for ``n`` held-out rows.
+
+    They are those of the model, and of each of its branches if there are two.
+    """
     device = task_device()
     network = load_trained(Transformer(model), run_dir).to(device)
     samples = StoredSamples(run_dir, "held_out")
@@ -90,7 +91,8 @@ def predict(
     with torch.inference_mode(), task_arithmetic(arithmetic):
         for *inputs, _ in DataLoader(Subset(samples, part), _BATCH, collate_fn=collate):
             branches = network.branches(*(tensor.to(device) for tensor in inputs))
-            parts.append(torch.stack(branches, 1).float().cpu().numpy())
+            outputs = [combined(branches, model), *(branches if len(branches) > 1 else ())]
+            parts.append(torch.stack(outputs, 1).float().cpu().numpy())
     return np.concatenate(parts)
 
 

@@ -153,13 +153,14 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(EncoderLayer(s) for _ in range(s.layers))
         self.norm = nn.LayerNorm(s.hidden)
         self.head = nn.Linear(s.hidden, s.outputs)
+        self.settings = s
         self.ngrams: NgramBranch | None = None
         if s.ngrams is not None:
             self.ngrams = NgramBranch(s.ngrams.width, s.ngrams.most, s.outputs)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return outputs ``[B, K]``: the mean of those of the branches."""
-        return mean_of(self.branches(*inputs))
+        """Return outputs ``[B, K]``: the weighted mean of those of the branches."""
+        return combined(self.branches(*inputs), self.settings)
 
     def branches(self, *inputs: Tensor) -> list[Tensor]:
         """Return the outputs ``[B, K]`` of the encoder, and of the n-grams, if any.
@@ -180,6 +181,14 @@ class Transformer(nn.Module):
         # only the [CLS] token is read after the last layer
         outputs: Tensor = self.head(self.norm(self.layers[-1](tokens, mask, 1)[:, 0]))
         return outputs
+
+
+def combined(branches: Sequence[Tensor], settings: TransformerSettings) -> Tensor:
+    """Return the mean of the branches' outputs, in which the n-grams have their share as weight."""
+    if settings.ngrams is None:
+        return branches[0]
+    encoded, linear = branches
+    return (1 - settings.ngrams.share) * encoded + settings.ngrams.share * linear
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:

@@ -84,6 +84,12 @@ class NgramSettings(Settings):
         "training texts, and in two or more.",
     )
     width: PositiveInt = Field(64, description="Width of the vector of an n-gram.")
+    share: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="Weight of the n-grams in the output; the rest is that of the encoder.",
+    )
 
     @model_validator(mode="after")
     def _some(self) -> Self:

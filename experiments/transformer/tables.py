@@ -9,6 +9,8 @@ LOGISTIC, SVM = "tfidf, logistic regression", "tfidf, linear svm"
 RIDGE, BOOSTING, LINEAR = "tfidf, ridge", "gradient boosting", "linear model"
 #: the branches of a model with n-grams, each measured without the other
 BRANCHES = ("encoder alone", "n-grams alone")
+#: what is measured of the trained model
+OWN = ("transformer", *BRANCHES)
 
 TABLES = (
     Table(

@@ -17,6 +17,7 @@ from experiments.transformer.model import (
     PADDING,
     EncoderLayer,
     Transformer,
+    combined,
     flops_per_sample,
     mean_of,
 )
@@ -85,7 +86,7 @@ class TransformerTask(TrainTask):
         branches = model.branches(*inputs)
         if branches[0].dtype != torch.float64:  # half precision under autocast
             branches = [branch.float() for branch in branches]
-        outputs = mean_of(branches)
+        outputs = combined(branches, self.settings)
         parts = branches if model.training else [outputs]
         if self.settings.kind == "regression":
             target = target.to(outputs.dtype)

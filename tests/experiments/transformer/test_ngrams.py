@@ -27,7 +27,7 @@ WORDS = NgramSettings(bytes=None)
 GOLDEN = [4891581001957200621, 12654353108932391153, 10837309484634783084]
 SMALL = TransformerSettings(
     vocabulary=9, length=6, outputs=3, hidden=8, heads=2, layers=1, dropout=0.0,
-    ngrams=NgramSettings(most=20, width=4),
+    ngrams=NgramSettings(most=20, width=4, share=0.75),
 )  # fmt: skip
 
 
@@ -126,7 +126,8 @@ def test_the_branch_is_a_linear_model_of_the_weights() -> None:
     expected = branch.head(features @ branch.vectors * 2)  # the root of the width
     encoded, linear = model.branches(ids, ngrams, weights)
     torch.testing.assert_close(linear, expected)
-    torch.testing.assert_close(model(ids, ngrams, weights), (encoded + linear) / 2)
+    expected = 0.25 * encoded + 0.75 * linear
+    torch.testing.assert_close(model(ids, ngrams, weights), expected)
 
 
 @pytest.mark.parametrize(
