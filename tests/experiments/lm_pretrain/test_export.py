@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import shards
 from experiments.lm_pretrain.evaluation import load_model
-from experiments.lm_pretrain.export import export, library_tokenizer
+from experiments.lm_pretrain.export import check_exportable, export, library_tokenizer
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT, TextTokenizer, make_tokenizer
@@ -198,3 +198,9 @@ def test_a_finished_run_is_exported_when_it_is_asked_for(
     loaded = transformers.AutoTokenizer.from_pretrained(str(folder))
     assert loaded(TEXTS[1])["input_ids"] == tokenizer.encode(TEXTS[1]).tolist()
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == settings.vocabulary
+
+
+def test_a_model_with_ngrams_is_not_exported() -> None:
+    with pytest.raises(ValueError, match=r"model.ngrams = 8 is not a part of an architecture"):
+        check_exportable(LmSettings(ngrams=8))
+    check_exportable(LmSettings())

@@ -272,3 +272,55 @@ def test_settings_that_make_no_model_are_refused(changes: dict[str, object], mes
 def test_odd_heads_are_fine_with_learned_positions() -> None:
     settings = LmSettings.model_validate(SMALL.model_dump() | {"heads": 4, "positions": "learned"})
     assert _model(settings)(_tokens(settings)).shape == (2, 9, 11)
+
+
+def _with_ngrams(rows: int = 1000) -> LanguageModel:
+    """Tables of n-grams whose vectors are not zero."""
+    model = _model(SMALL.model_copy(update={"ngrams": rows})).eval()
+    with torch.no_grad():
+        for table in model.ngrams.tables:
+            table.weight.normal_()
+    return model
+
+
+def test_a_vector_of_ngrams_depends_on_the_last_three_tokens_alone() -> None:
+    ngrams, tokens = _with_ngrams().ngrams, _tokens(SMALL, batch=1)
+    vectors = ngrams(tokens)
+    for changed in range(SMALL.context):
+        other = tokens.clone()
+        other[:, changed] = (other[:, changed] + 1) % SMALL.vocabulary
+        differs = (ngrams(other) != vectors).any(-1)[0].nonzero().flatten().tolist()
+        assert differs == [*range(changed, min(changed + 3, SMALL.context))]
+    pairs = torch.tensor([[1, 2, 3], [9, 2, 3]])
+    first, second = ngrams.tables
+    expected = ngrams(pairs)[:, 2]
+    with torch.no_grad():
+        second.weight.zero_()
+    assert torch.equal(*ngrams(pairs)[:, 2])  # the pair is the same, the triple is not
+    assert not torch.equal(*expected)
+    assert first.weight.shape == (1000, SMALL.width)
+
+
+def test_ngrams_are_dropped_in_training_and_begin_at_zero() -> None:
+    tokens = _tokens(SMALL, batch=200)
+    ngrams = _with_ngrams().ngrams
+    ngrams.tables[1].weight.data.zero_()
+    kept = ngrams(tokens)
+    ngrams.train()
+    drawn = ngrams(tokens)
+    left = (drawn == 0).all(-1)
+    assert left.double().mean().item() == pytest.approx(0.5, abs=0.06)
+    torch.testing.assert_close(drawn[~left], 2 * kept[~left])
+    fresh = _model(SMALL.model_copy(update={"ngrams": 8}))
+    plain = _model(SMALL)
+    plain.load_state_dict({k: v for k, v in fresh.state_dict().items() if "ngrams" not in k})
+    assert torch.equal(fresh(tokens), plain(tokens))
+    fresh(tokens)[..., 0].sum().backward()
+    assert all(table.weight.grad.abs().sum() > 0 for table in fresh.ngrams.tables)
+
+
+def test_ngrams_see_no_later_token_and_models_without_them_keep_their_identity() -> None:
+    model, tokens = _with_ngrams(), _tokens(SMALL)
+    torch.testing.assert_close(model(tokens[:, :5]), model(tokens)[:, :5])
+    assert "ngrams" not in SMALL.identity()
+    assert model.settings.identity()["ngrams"] == 1000
