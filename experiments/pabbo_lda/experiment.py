@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
 from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
-from experiments.pabbo_lda.pabbo.evaluation import regret_rows, regrets
+from experiments.pabbo_lda.pabbo.evaluation import regret_rows
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import parameter_count, restore_model
+from experiments.pabbo_lda.pabbo.preferential_gp import need_botorch
+from experiments.pabbo_lda.pabbo.search_measures import measure_rows
+from experiments.pabbo_lda.pabbo.searches import Searches, search
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import (
@@ -32,9 +35,6 @@ from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: stages whose model an optimizer uses
 TRAINED_BY: dict[OptimizerName, str] = {
@@ -105,6 +105,8 @@ def _evaluation_stage(
     size: str, settings: EvaluationSettings, trained: PabboStageSettings
 ) -> Stage:
     name, searches = f"evaluate_{size}", settings.functions * settings.starts
+    if settings.preferential_gp:
+        need_botorch(f"{name}.preferential_gp")
     return Stage(
         name,
         run_evaluation,
@@ -127,22 +129,28 @@ def run_evaluation(context: StageContext) -> None:
     settings = getattr(context.settings, name)
     functions = getattr(context.settings, train).pabbo.functions
     weights = read_verified(context.run_dir, context.run_dir.model(train))
-    rows = regret_rows(_regrets(context, weights, settings, functions))
+    searches = Searches.of(_searches(context, weights, settings, functions))
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
-    keyed = {f"{name}/{row['method']}/{row['step']}": {**about, **row} for row in rows}
-    context.finish(name, {"regret": keyed})
+    curves, measures = regret_rows([searches.regret]), measure_rows(searches, control="pabbo")
+    context.finish(
+        name,
+        {
+            "regret": {f"{name}/{row['method']}/{row['step']}": about | row for row in curves},
+            "measures": {f"{name}/{row['method']}/{row['start']}": about | row for row in measures},
+        },
+    )
 
 
-def _regrets(
+def _searches(
     context: StageContext,
     weights: bytes,
     settings: EvaluationSettings,
     functions: FunctionSettings,
-) -> list[dict[str, Tensor]]:
-    """Return the regrets of parts of the functions: one part on a GPU, else a task for each."""
+) -> list[Searches]:
+    """Return the searches on parts of the functions: one part on a GPU, else a task for each."""
     every, gpus = settings.functions, any(node.gpus for node in context.session.nodes)
     size = every if gpus else _PART
-    name, arguments = context.stage.name, (regrets, weights, settings, functions)
+    name, arguments = context.stage.name, (search, weights, settings, functions)
     parts = [range(first, min(first + size, every)) for first in range(0, every, size)]
     if len(parts) == 1:
         return [context.call(name, *arguments, parts[0], on_gpu=True)]

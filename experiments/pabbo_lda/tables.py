@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.pabbo_lda.pabbo.search_measures import TOLERANCES
 from experiments.pabbo_lda.study.convergence import NOISE, TARGETS
 from raypipe.storage.tables import Column, Table
 
@@ -44,6 +45,10 @@ _PAIR = (
     Column("effect_size", "real", "Rank-biserial correlation; negative if the first is lower."),
     *_TEST,
 )
+_SEARCH = {
+    "regret": "Simple regret after the last duel",
+    "area": "Mean of the simple regret after each duel",
+}
 _QUARTILES = {"median": "median", "q25": "lower quartile", "q75": "upper quartile"}
 _NEAR = {
     **{target: f"within {excess:.0%} of the best known" for target, excess in TARGETS.items()},
@@ -117,12 +122,67 @@ TABLES = (
         (
             Column("trial_id", "text", "Training run of the model."),
             Column("stage", "text", "Evaluation stage."),
-            Column("method", "text", "`pabbo` or `random`."),
+            Column("method", "text", "`pabbo`, `random` or `preferential_gp`."),
             Column("step", "integer", "Duels after the first one."),
             Column("mean", "real", "Mean simple regret over functions."),
             Column("low", "real", "Lower end of the 95 % confidence interval of the mean."),
             Column("high", "real", "Upper end of the 95 % confidence interval of the mean."),
         ),
+    ),
+    Table(
+        "measures",
+        "the searches on held-out functions by one method, from one kind of start",
+        (
+            Column("trial_id", "text", "Training run of the model."),
+            Column("stage", "text", "Evaluation stage."),
+            Column(
+                "start",
+                "text",
+                "`all`; `near` and `far`: an end of the first duel is within a quarter of the "
+                "range from the optimum, or none.",
+            ),
+            Column("method", "text", "`pabbo`, `random` or `preferential_gp`."),
+            Column("functions", "integer", "Functions with such a start."),
+            Column("searches", "integer", "Searches from such a start."),
+            *(
+                column
+                for name, meaning in _SEARCH.items()
+                for column in (
+                    Column(name, "real", f"{meaning}, mean over functions.", better="lower"),
+                    Column(f"{name}_half", "real", "Half of its 95 % confidence interval."),
+                )
+            ),
+            *(
+                column
+                for to, share in TOLERANCES.items()
+                for column in (
+                    Column(
+                        f"reached_{to}",
+                        "real",
+                        f"Share of searches that came within {share:.0%} of the function's range.",
+                    ),
+                    Column(
+                        f"duels_to_{to}",
+                        "real",
+                        f"Median number of duels until within {share:.0%}; missing if fewer than "
+                        "half of the searches came there.",
+                    ),
+                )
+            ),
+            *(
+                Column(
+                    f"p_{name}",
+                    "real",
+                    f"P-value of the difference of `{name}` to `pabbo`: Wilcoxon's test over "
+                    "functions, corrected by Holm for the number of methods.",
+                )
+                for name in (*_SEARCH, *(f"duels_to_{to}" for to in TOLERANCES))
+            ),
+        ),
+        axes=("method",),
+        groups=("stage", "start"),
+        baselines=("random", "preferential_gp"),
+        headline={"start": "all"},
     ),
     Table(
         "landscape",

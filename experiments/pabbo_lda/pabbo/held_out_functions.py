@@ -18,6 +18,8 @@ from raypipe.training import keyed_random
 #: number of the first held-out sample, beyond the samples of any training
 HELD_OUT = 2**62
 _STREAM_PAIRS, _STREAM_STARTS = 20, 21
+#: a start is far if both ends of its duel are farther from the optimum, a quarter of the range
+FAR = 0.5
 
 
 class EvaluationSettings(Settings):
@@ -36,6 +38,11 @@ class EvaluationSettings(Settings):
         False, description="Whether to draw duels from the policy instead of the best score."
     )
     seed: int = Field(0, ge=0, description="Seed of the held-out functions.")
+    preferential_gp: bool = Field(
+        False,
+        description="Whether to compare with a preferential Gaussian process, which takes about a "
+        "second per search; needs BoTorch, the extra `duels`.",
+    )
 
     @model_validator(mode="after")
     def _fit_together(self) -> EvaluationSettings:
@@ -63,12 +70,25 @@ class HeldOut:
     candidates: Candidates
     best_utility: Tensor
     """[B]"""
+    best_point: Tensor
+    """[B]"""
     duels: Tensor
     """[B, R, 1, 2]"""
     utility: Tensor
     """[B, R, 1, 2]"""
     first: int
     total: int
+
+    @property
+    def far(self) -> Tensor:
+        """Whether a start is far from the optimum, bool ``[B, R]``."""
+        gap = (self.duels[:, :, 0] - self.best_point[:, None, None]).abs()
+        return gap.amin(2) > FAR
+
+    @property
+    def spread(self) -> Tensor:
+        """Range ``[B]`` of each function: the best utility minus the lowest of the candidates."""
+        return self.best_utility - self.candidates.utility.amin((1, 2))
 
     def samples(self, step: int) -> Tensor:
         """Return the sample numbers ``[B * R]`` of a step's draws, the same for any parts."""
@@ -98,6 +118,7 @@ def held_out_functions(
     return HeldOut(
         candidates,
         drawn.best_utility,
+        drawn.best_point,
         candidates.duels.gather(1, index)[:, :, None],
         candidates.utility.gather(1, index)[:, :, None],
         part.start,
@@ -123,6 +144,7 @@ def published_functions(path: Path, settings: EvaluationSettings) -> HeldOut:
     return HeldOut(
         Candidates.of(points, utility, pairs),
         arrays["y_opt"],
+        arrays["x_opt"],
         arrays["initial_pairs"].transpose(0, 1)[:, :, None],
         arrays["initial_pairs_y"].transpose(0, 1)[:, :, None],
         0,
