@@ -107,17 +107,18 @@ def _posterior(
     ends = torch.arange(duels.numel()).view_as(duels)
     winner_first: Tensor = torch.where(preferred[:, None].bool(), ends.flip(1), ends)
     places = _in_unit_interval(duels.flatten())
-    with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")  # a fit that ends early is not a failure
-        model = PairwiseGP(places, winner_first, covar_module=kernel)
-        if fit:
-            objective = PairwiseLaplaceMarginalLogLikelihood(model.likelihood, model)
-            fit_gpytorch_mll_scipy(objective, options={"maxiter": FIT_STEPS})
-            model.set_train_data(places, winner_first, update_model=True)
-    model.eval()
-    with torch.no_grad():
-        found: Any = model.posterior(_in_unit_interval(points))
-        return found.mvn.mean, found.mvn.covariance_matrix
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fits that end early, and jitter on the diagonal
+        with torch.enable_grad():
+            model = PairwiseGP(places, winner_first, covar_module=kernel)
+            if fit:
+                objective = PairwiseLaplaceMarginalLogLikelihood(model.likelihood, model)
+                fit_gpytorch_mll_scipy(objective, options={"maxiter": FIT_STEPS})
+                model.set_train_data(places, winner_first, update_model=True)
+        model.eval()
+        with torch.no_grad():
+            found: Any = model.posterior(_in_unit_interval(points))
+            return found.mvn.mean, found.mvn.covariance_matrix
 
 
 def _in_unit_interval(points: Tensor) -> Tensor:
