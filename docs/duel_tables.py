@@ -58,6 +58,8 @@ def start_lines() -> Iterator[str]:
     rows = json.loads((_RESULTS / "measures.json").read_text(encoding="utf-8"))["rows"]
     for start in ("near", "far"):
         of = [row for row in rows if row["start"] == start]
+        if start == "far":
+            yield ""
         yield f"From {start} starts ({of[0]['searches']} searches, {of[0]['functions']} functions):"
         yield ""
         yield from _table(
@@ -66,7 +68,6 @@ def start_lines() -> Iterator[str]:
             ([*_values(row)[:5], *(_test(row, control, "area") for control in _CONTROLS)]
              for row in of),
         )  # fmt: skip
-        yield ""
 
 
 def ablation_lines() -> Iterator[str]:
@@ -130,7 +131,7 @@ def _difference(mean: float, half: float, p: float, conclusion: str, name: str) 
     verdict = "level"
     if conclusion.endswith("is lower"):
         verdict = "lower" if conclusion.startswith(f"{name} ") else "higher"
-    digits = 4 if abs(mean) < 1 else 2
+    digits = 4 if half < 0.1 else 2
     return f"{mean:+.{digits}f} ± {half:.{digits}f}, {verdict}, p {probability(p)}"
 
 
