@@ -1,4 +1,4 @@
-"""Names and strokes of the optimizers, the same in every figure."""
+"""Names and strokes of the optimizers and models, the same in every figure."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ NAMES = {
     "bisect": "bisection",
     "gp_ei": "GP with EI",
     "pfn_ei": "PFN with EI",
+    "cma_es": "CMA-ES",
+    "shipped": "shipped model",
+    "preferential_gp": "preferential GP",
 }
 #: place of axes with room on the right for names and values
 LABELED = (0.13, 0.155, 0.5, 0.76)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, get_args
 
 from experiments.pabbo_lda.optimizers.bisection import Bisection
+from experiments.pabbo_lda.optimizers.cma_es import CovarianceAdaptation
 from experiments.pabbo_lda.optimizers.evolution import EvolutionStrategy
 from experiments.pabbo_lda.optimizers.gaussian_process import ExpectedImprovement
 from experiments.pabbo_lda.optimizers.genetic import GeneticAlgorithm
@@ -33,6 +34,7 @@ OptimizerName = Literal[
     "bisect",
     "gp_ei",
     "pfn_ei",
+    "cma_es",
 ]
 
 #: optimizers that search T alone; the priors are 1/T
@@ -121,6 +123,8 @@ def make_optimizer(
             return Bisection(space.topics)
         case "gp_ei":
             return ExpectedImprovement(space, seed)
+        case "cma_es":
+            return CovarianceAdaptation(space, seed)
         case "pfn_ei":
             return SurrogateImprovement(space, seed)
         case _:
@@ -135,5 +139,9 @@ def deciding_libraries(name: OptimizerName) -> dict[str, str]:
     """
     if name == "pfn_ei":
         return {"raypipe.surrogate": weights_sha256()}
-    libraries = {"tpe": ("optuna",), "gp_ei": ("scikit-learn", "scipy")}.get(name, ())
+    libraries = {
+        "tpe": ("optuna",),
+        "gp_ei": ("scikit-learn", "scipy"),
+        "cma_es": ("cmaes",),
+    }.get(name, ())
     return {library: str(release(library)) for library in libraries}

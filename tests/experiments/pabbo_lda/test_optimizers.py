@@ -43,6 +43,7 @@ NAMES: tuple[OptimizerName, ...] = (
     "bisect",
     "gp_ei",
     "pfn_ei",
+    "cma_es",
 )
 #: optimizers that draw nothing at random
 FIXED = ("golden_section", "bisect", "gp_ei", "pfn_ei")

@@ -40,7 +40,7 @@ def best_found(name: OptimizerName, seed: int) -> float:
     return study.history[-1].best_value
 
 
-@pytest.mark.parametrize("name", ["ga", "es", "sabbo", "tpe"])
+@pytest.mark.parametrize("name", ["ga", "es", "sabbo", "tpe", "cma_es"])
 def test_finds_the_bottom_of_a_bowl_better_than_random_search(name: OptimizerName):
     seeds = range(2) if name == "tpe" else range(20)
     ours = np.mean([best_found(name, seed) for seed in seeds])
