@@ -14,12 +14,13 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_IMPORT = re.compile(r"^(\s*(?:from|import) )experiments\b", re.MULTILINE)
+_IMPORT = re.compile(rb"^(\s*(?:from|import) )experiments\b", re.MULTILINE)
+_SHIPPED = (("experiments", ".py"), ("experiments", ".safetensors"), ("configs", ".yaml"))
 _ABOUT = '"""Experiments and configurations of raypipe; `raypipe run --list` lists them."""\n'
 
 
 class ShippedHook(BuildHookInterface):
-    """Adds the renamed files; an editable installation uses the repository's own folders."""
+    """Adds the files; an editable installation uses the repository's own folders."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the files to a temporary folder, and have it included."""
@@ -28,14 +29,14 @@ class ShippedHook(BuildHookInterface):
         self._folder = TemporaryDirectory()
         target = Path(self._folder.name)
         (target / "__init__.py").write_text(_ABOUT, encoding="utf-8")
-        for name, suffix in (("experiments", ".py"), ("configs", ".yaml")):
-            for file in (Path(self.root) / name).rglob(f"*{suffix}"):
-                text = file.read_text(encoding="utf-8")
+        for folder, suffix in _SHIPPED:
+            for file in (Path(self.root) / folder).rglob(f"*{suffix}"):
+                content = file.read_bytes()
                 if suffix == ".py":
-                    text = _IMPORT.sub(r"\1raypipe.shipped.experiments", text)
+                    content = _IMPORT.sub(rb"\1raypipe.shipped.experiments", content)
                 written = target / file.relative_to(self.root)
                 written.parent.mkdir(parents=True, exist_ok=True)
-                written.write_text(text, encoding="utf-8")
+                written.write_bytes(content)
         build_data["force_include"][str(target)] = "raypipe/shipped"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002

@@ -83,6 +83,7 @@ def test_every_configuration_experiment_and_template_is_in_the_wheel(wheel: Path
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, suffix, target in (
         ("experiments", ".py", "raypipe/shipped"),
+        ("experiments", ".safetensors", "raypipe/shipped"),
         ("configs", ".yaml", "raypipe/shipped"),
         ("raypipe/commands/templates", "", "."),
         ("raypipe/surrogate", ".safetensors", "."),

@@ -2,12 +2,12 @@
 
     python -m benchmarks.topics
     python -m benchmarks.topics --add mymodule:MyOptimizer
-    python -m benchmarks.topics --add pabbo_curves@runs/mine
+    python -m benchmarks.topics --add pabbo_curves@runs/mine --out runs/topics/mine.parquet
 
 A study looks values up, so that all of them take minutes; each is a task of ``raypipe map``.
 ``--add`` takes the class of an optimizer with ``ask`` and ``tell``, called with the space and a
-seed, or an optimizer of the main job with the run directory that trained its model. The optimizers
-of the main job that need no model always run. docs/benchmark.md describes the protocol.
+seed, or an optimizer of the main job with the run directory that trained its model, in place of
+the model that ships. docs/benchmark.md describes the protocol.
 
 Results: ``benchmarks/results/topics/studies.parquet``. ``python -m docs.generate`` writes the
 leaderboard into docs/benchmark.md.
@@ -16,7 +16,7 @@ leaderboard into docs/benchmark.md.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import pandas as pd
 import typer
@@ -24,11 +24,12 @@ import typer
 import raypipe as rp
 from benchmarks.topics.leaderboard import STUDIES, leaderboard
 from benchmarks.topics.protocol import PUBLISHED, RUNS, STARTS, corpora
+from experiments.pabbo_lda.optimizers import OptimizerName
 
 #: of the results: raise it when the protocol or an optimizer changes, so that all studies run again
 VERSION = 1
-#: optimizers of the main job that need no trained model
-OPTIMIZERS = ("random", "ga", "es", "sabbo", "tpe", "golden_section", "bisect", "gp_ei", "pfn_ei")
+#: all optimizers of the main job
+OPTIMIZERS = get_args(OptimizerName)
 
 
 def main(
@@ -52,7 +53,7 @@ def main(
     table = calls[
         ["corpus", "start", "optimizer", "run", "reached", "evaluations", "area", "regret"]
     ]
-    table = table.assign(optimizer=table["optimizer"].str.partition("@")[0])
+    table = table.assign(optimizer=table["optimizer"].str.replace("@.*", ", trained", regex=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     order = ["corpus", "start", "optimizer", "run"]
     table.sort_values(order).to_parquet(out, index=False)

@@ -24,10 +24,14 @@ from experiments.pabbo_lda.optimizers import (
     make_optimizer,
     model_scorer,
 )
+from experiments.pabbo_lda.optimizers.prior_fitted import SurrogateImprovement
 from experiments.pabbo_lda.pabbo.model import restore_model
+from experiments.pabbo_lda.pabbo.shipped import shipped_weights
 from experiments.pabbo_lda.settings import START
 from experiments.pabbo_lda.study.study import Study
 from raypipe.storage.run_directory import RunDirectory
+from raypipe.surrogate.model import restore_surrogate
+from raypipe.surrogate.posterior import Surrogate
 from raypipe.training.weights import read_verified
 
 DATA = Path(os.environ.get("RAYPIPE_DATA", "../shared/data"))
@@ -113,8 +117,8 @@ def study(corpus: str, start: str, optimizer: str, run: int) -> dict[str, float 
     Args:
         corpus: a name of :func:`corpora`.
         start: a key of ``STARTS``.
-        optimizer: a name of the main job, for one with a trained model ``NAME@RUN_DIR``, or
-            ``module:Class``, called with the space and a seed.
+        optimizer: a name of the main job, ``NAME@RUN_DIR`` with the model of a run directory
+            instead of the one that ships, or ``module:Class``, called with the space and a seed.
         run: from 0.
 
     Returns:
@@ -152,12 +156,25 @@ def _optimizer(name: str, space: Space, seed: int) -> Optimizer:
         made: Optimizer = resolve_name(name)(space, seed)
         return made
     known, _, run_dir = name.partition("@")
-    scorer = _scorer(known, run_dir) if run_dir else None
+    if known == "pfn_ei" and run_dir:
+        return SurrogateImprovement(space, seed, _surrogate(run_dir))
+    scorer = _scorer(known, run_dir) if known in TRAINED_BY else None
     return make_optimizer(cast("OptimizerName", known), space=space, seed=seed, scorer=scorer)
 
 
 @cache
 def _scorer(name: str, run_dir: str) -> Scorer:
+    """Return the model of a run directory, or without one the model that ships."""
+    stage = TRAINED_BY[cast("OptimizerName", name)]
+    weights = _trained(run_dir, stage) if run_dir else shipped_weights(stage)
+    return model_scorer(restore_model(weights))
+
+
+@cache
+def _surrogate(run_dir: str) -> Surrogate:
+    return Surrogate(restore_surrogate(_trained(run_dir, "train")))
+
+
+def _trained(run_dir: str, stage: str) -> bytes:
     run = RunDirectory.at(Path(run_dir))
-    trained = run.model(TRAINED_BY[cast("OptimizerName", name)])
-    return model_scorer(restore_model(read_verified(run, trained)))
+    return read_verified(run, run.model(stage))

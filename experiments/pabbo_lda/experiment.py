@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,12 @@ from experiments.pabbo_lda.pabbo.model import parameter_count, restore_model
 from experiments.pabbo_lda.pabbo.preferential_gp import need_botorch
 from experiments.pabbo_lda.pabbo.search_measures import measure_rows
 from experiments.pabbo_lda.pabbo.searches import Searches, search
+from experiments.pabbo_lda.pabbo.shipped import (
+    checked_weights,
+    digest,
+    shipped_weights,
+    trained_on,
+)
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
 from experiments.pabbo_lda.settings import (
@@ -29,7 +35,7 @@ from experiments.pabbo_lda.study.aggregation import aggregate
 from experiments.pabbo_lda.study.study_runner import forget_studies, run_studies, study_specs
 from experiments.pabbo_lda.tables import STEP_METRICS, TABLES
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.experiment import Experiment, Stage
+from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
@@ -83,6 +89,8 @@ def _training_stage(
     settings: PabboStageSettings | CurveStageSettings,
     kind: type[PabboTask | CurvePolicyTask],
 ) -> Stage:
+    if settings.weights == "shipped":
+        return _shipped_stage(name, settings)
     sizes = ("d_model", "layers", "feed_forward", "embedding_depth")
     return train_stage(
         name,
@@ -92,6 +100,32 @@ def _training_stage(
         features={"parameters": parameter_count(settings.pabbo.model)},
         featured=tuple(f"{name}.pabbo.model.{size}" for size in sizes),
     )
+
+
+def _shipped_stage(name: str, settings: PabboStageSettings | CurveStageSettings) -> Stage:
+    weights = checked_weights(name, settings.pabbo.model)
+    wanted = settings.pabbo.distribution.model_dump(mode="json")
+    known = trained_on(weights)
+    other = [key for key in wanted if wanted[key] != known.get(key)]
+    return Stage(
+        name,
+        partial(run_shipped, untrained=other),
+        [Unit(name, {"weights": digest(weights)})],
+        reads=(),
+        workload="the model that ships, no training",
+        portable=False,
+    )
+
+
+def run_shipped(context: StageContext, untrained: Sequence[str]) -> None:
+    """Take the shipped model; ``untrained`` are keys whose values its training did not have."""
+    name = context.stage.name
+    context.run_dir.write(context.run_dir.model(name), shipped_weights(name))
+    if untrained:
+        context.say(
+            f"WARNING: the shipped model was trained with other values of {', '.join(untrained)}; "
+            f"train it here if these matter: {name}.weights=trained"
+        )
 
 
 def _build_task(
@@ -107,9 +141,11 @@ def _evaluation_stage(
     name, searches = f"evaluate_{size}", settings.functions * settings.starts
     if settings.preferential_gp:
         need_botorch(f"{name}.preferential_gp")
+    also = _also_measured(f"train_{size}", trained)
     return Stage(
         name,
         run_evaluation,
+        [Unit(name, {method: digest(weights) for method, weights in also.items()})],
         needs=(f"train_{size}",),
         reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
         workload=f"{searches} runs of {settings.steps} duels",
@@ -123,13 +159,25 @@ def _evaluation_stage(
     )
 
 
+def _also_measured(train: str, settings: PabboStageSettings) -> dict[str, bytes]:
+    """Return the shipped model, unless the run uses it or trains for other functions."""
+    if settings.weights == "shipped":
+        return {}
+    weights = shipped_weights(train)
+    comparable = trained_on(weights) == settings.pabbo.distribution.model_dump(mode="json")
+    return {"shipped": weights} if comparable else {}
+
+
 def run_evaluation(context: StageContext) -> None:
     """Evaluate the model of the needed training on held-out functions."""
     name, (train,) = context.stage.name, context.stage.needs
+    (unit,) = context.stage.units
     settings = getattr(context.settings, name)
     functions = getattr(context.settings, train).pabbo.functions
-    weights = read_verified(context.run_dir, context.run_dir.model(train))
-    searches = Searches.of(_searches(context, weights, settings, functions))
+    models = {"pabbo": read_verified(context.run_dir, context.run_dir.model(train))}
+    if "shipped" in unit.literals:
+        models["shipped"] = shipped_weights(train)
+    searches = Searches.of(_searches(context, models, settings, functions))
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
     curves, measures = regret_rows([searches.regret]), measure_rows(searches, control="pabbo")
     context.finish(
@@ -143,14 +191,14 @@ def run_evaluation(context: StageContext) -> None:
 
 def _searches(
     context: StageContext,
-    weights: bytes,
+    models: Mapping[str, bytes],
     settings: EvaluationSettings,
     functions: FunctionSettings,
 ) -> list[Searches]:
     """Return the searches on parts of the functions: one part on a GPU, else a task for each."""
     every, gpus = settings.functions, any(node.gpus for node in context.session.nodes)
     size = every if gpus else _PART
-    name, arguments = context.stage.name, (search, weights, settings, functions)
+    name, arguments = context.stage.name, (search, models, settings, functions)
     parts = [range(first, min(first + size, every)) for first in range(0, every, size)]
     if len(parts) == 1:
         return [context.call(name, *arguments, parts[0], on_gpu=True)]
@@ -169,7 +217,7 @@ def _lda_stage(settings: MainSettings) -> Stage:
     trainings = [TRAINED_BY[name] for name in lda.optimizers if name in TRAINED_BY]
     return Stage(
         "lda",
-        run_lda,
+        partial(run_lda, warnings=_beyond_training(settings)),
         [spec.unit(lda, TRAINED_BY.get(spec.optimizer)) for spec in specs],
         needs=("hardware", *trainings),
         reads=("data", "lda"),
@@ -188,8 +236,29 @@ def _lda_features(lda: LdaSettings, objectives: Sequence[Objective]) -> dict[str
     }
 
 
-def run_lda(context: StageContext) -> None:
-    """Run the studies that are not finished."""
+def _beyond_training(settings: MainSettings) -> list[str]:
+    """Return how the studies ask `pabbo_curves` for what its training curves do not cover."""
+    lda, curves = settings.lda, settings.train_curves.pabbo.curves
+    if "pabbo_curves" not in lda.optimizers:
+        return []
+    (low, high), (few, many) = curves.t_max, curves.start
+    known = len(set(lda.start))
+    beyond = {
+        f"lda.objective = {lda.objective}": lda.objective == "coherence",
+        f"lda.t_max = {lda.t_max} (curves: {low} to {high})": not low <= lda.t_max <= high,
+        f"{known} values of lda.start (curves: {few} to {many})": not few <= known <= many,
+    }
+    return [
+        f"WARNING: pabbo_curves was not trained for {what}; gp_ei and pfn_ei need no such training"
+        for what, holds in beyond.items()
+        if holds
+    ]
+
+
+def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
+    """Run the studies that are not finished, after the warnings."""
+    for warning in warnings:
+        context.say(warning)
     data, lda = context.settings.data, context.settings.lda
 
     @cache

@@ -53,6 +53,9 @@ def training_recipe(steps: int, effective_batch: int) -> TrainingSettings:
     )
 
 
+WeightsOrigin = Literal["trained", "shipped"]
+
+
 class StepsStageSettings(TrainStageSettings):
     """A training whose length is given in steps, since its samples are drawn without end."""
 
@@ -63,7 +66,17 @@ class StepsStageSettings(TrainStageSettings):
         return self
 
 
-class PabboStageSettings(StepsStageSettings):
+class ModelStageSettings(StepsStageSettings):
+    """A training, or the model that ships."""
+
+    weights: Operational[WeightsOrigin] = Field(
+        "trained",
+        description="Whether this run trains the model, or takes the one that ships with raypipe, "
+        "whose weights are then part of the identity.",
+    )
+
+
+class PabboStageSettings(ModelStageSettings):
     """Training of PABBO on synthetic functions."""
 
     training: TrainingSettings = Field(
@@ -90,7 +103,7 @@ class PabboStageSettings(StepsStageSettings):
         return self
 
 
-class CurveStageSettings(StepsStageSettings):
+class CurveStageSettings(ModelStageSettings):
     """Training of PABBO on perplexity curves, for the optimizer `pabbo_curves`."""
 
     training: TrainingSettings = Field(

@@ -122,7 +122,11 @@ TABLES = (
         (
             Column("trial_id", "text", "Training run of the model."),
             Column("stage", "text", "Evaluation stage."),
-            Column("method", "text", "`pabbo`, `random` or `preferential_gp`."),
+            Column(
+                "method",
+                "text",
+                "`pabbo`, `shipped` (the model that ships), `random` or `preferential_gp`.",
+            ),
             Column("step", "integer", "Duels after the first one."),
             Column("mean", "real", "Mean simple regret over functions."),
             Column("low", "real", "Lower end of the 95 % confidence interval of the mean."),

@@ -84,6 +84,17 @@ def parse_weights(content: bytes, *, own: bool = False) -> tuple[dict[str, Tenso
     return tensors, metadata
 
 
+def metadata_of(content: bytes) -> dict[str, str]:
+    """Return the metadata of a safetensors file, without its weights.
+
+    Raises:
+        ValueError: it is no safetensors file.
+
+    """
+    metadata: dict[str, str] = _split(content)[0].get("__metadata__", {})
+    return metadata
+
+
 def _split(content: bytes) -> tuple[dict[str, Any], memoryview]:
     """Return the header of a safetensors file (8-byte length, then JSON) and all values."""
     end = 8 + int.from_bytes(content[:8], "little")

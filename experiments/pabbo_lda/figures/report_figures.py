@@ -29,6 +29,7 @@ from experiments.pabbo_lda.figures.optimizer_styles import (
     runs_of,
     strokes_of,
 )
+from experiments.pabbo_lda.figures.verdict import listed
 from experiments.pabbo_lda.study.convergence import NOISE, progress
 from raypipe.report.formatting import number, plus_minus
 from raypipe.report.plots import (
@@ -265,16 +266,17 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
 
 
 def _regret(stage: str, table: pd.DataFrame) -> Plot:
-    """Draw the simple regret of the model and of random search, with confidence bands."""
+    """Draw the simple regret of the model and of the other methods, with confidence bands."""
     figure = Figure(figsize=(WIDTH, HEIGHT))
     axes = figure.add_axes(LABELED)
     model = f"pabbo_{stage.removeprefix('evaluate_')}"
-    fixed = strokes_of([model])
+    methods = [str(name) for name in table["method"].unique()]
+    fixed = strokes_of([model, *methods])
     ends: list[tuple[float, str, Stroke]] = []
     for (_, method), group in table.groupby(["trial_id", "method"], sort=False):
         group = group.sort_values("step")
         name = model if method == "pabbo" else str(method)
-        stroke = color, line = fixed.get(name, fixed["random"])
+        stroke = color, line = fixed[name]
         axes.plot(group["step"], group["mean"], color=color, linestyle=line, label=name)
         axes.fill_between(group["step"], group["low"], group["high"], color=color, alpha=0.16,
                           linewidth=0)  # fmt: skip
@@ -287,5 +289,5 @@ def _regret(stage: str, table: pd.DataFrame) -> Plot:
     axes.set_xlim(float(table["step"].min()), max(1.0, float(table["step"].max())))
     caption = "Utility of the optimum minus that of the best queried point, mean over held-out"
     caption += " functions with its confidence band. The label is the regret after the last duel."
-    title = f"{name_of(model)} and random search"
+    title = listed([name_of(model if name == "pabbo" else name) for name in methods])
     return Plot(f"regret-{stage}", title, caption, figure, "Simple regret of the model")

@@ -13,12 +13,14 @@ class SurrogateImprovement(ExpectedImprovement):
     """Bayesian optimization with a prior-fitted network (:mod:`raypipe.surrogate`).
 
     The network stands in for the Gaussian process; candidates and stabilized values are the same.
-    It needs no training and no fit.
+    It needs no training and no fit. ``surrogate`` is another network than the one that ships.
     """
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(
+        self, space: Space, seed: int, surrogate: posterior.Surrogate | None = None
+    ) -> None:
         super().__init__(space, seed)
-        self._surrogate = posterior.load()
+        self._surrogate = surrogate or posterior.load()
 
     def _gain(self, known: FloatArray, values: Sequence[float], places: FloatArray) -> FloatArray:
         return self._surrogate.expected_improvement(known, stabilized(values), places)

@@ -58,6 +58,11 @@ class CurvePolicySettings(Settings):
         256, description="Number of held-out curves of the evaluation during the training."
     )
 
+    @property
+    def distribution(self) -> CurveSettings:
+        """The distribution of the samples."""
+        return self.curves
+
     @model_validator(mode="after")
     def _enough_points(self) -> CurvePolicySettings:
         span = self.curves.t_max[0] - self.curves.t_min + 1
@@ -73,7 +78,7 @@ class CurvePolicyTask(ModelTask):
     """Training of PABBO on perplexity curves; a sample is a curve."""
 
     def __init__(self, settings: CurvePolicySettings) -> None:
-        super().__init__(settings.model)
+        super().__init__(settings.model, settings.distribution)
         self.settings = settings
 
     def loss(self, model: PabboModel, batch: Tensor, context: StepContext) -> Loss:

@@ -134,12 +134,15 @@ def evaluate_model(
 
 
 def regrets(
-    weights: bytes, settings: EvaluationSettings, functions: FunctionSettings, part: range
+    models: Mapping[str, bytes],
+    settings: EvaluationSettings,
+    functions: FunctionSettings,
+    part: range,
 ) -> dict[str, Tensor]:
-    """Return the regrets ``[B, R, steps + 1]`` of a trained model and of random search, by method.
+    """Return the regrets ``[B, R, steps + 1]`` of trained models and of random search, by method.
 
     Args:
-        weights: the model's safetensors file.
+        models: the models' safetensors files, by method.
         settings: the held-out functions.
         functions: their distribution.
         part: the numbers of the B functions among them.
@@ -148,7 +151,7 @@ def regrets(
     device = task_device()
     held_out = held_out_functions(settings, functions, device, part)
     scorers = {
-        "pabbo": policy_scorer(restore_model(weights).to(device)),
+        **{name: policy_scorer(restore_model(each).to(device)) for name, each in models.items()},
         "random": random_scorer(settings.seed, held_out),
     }
     return {name: simple_regret(each, held_out, settings).cpu() for name, each in scorers.items()}

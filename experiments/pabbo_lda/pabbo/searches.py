@@ -38,19 +38,22 @@ class Searches:
 
 
 def search(
-    weights: bytes, settings: EvaluationSettings, functions: FunctionSettings, part: range
+    models: Mapping[str, bytes],
+    settings: EvaluationSettings,
+    functions: FunctionSettings,
+    part: range,
 ) -> Searches:
     """Return the searches of :func:`regrets`, and those of a preferential Gaussian process.
 
     Args:
-        weights: the model's safetensors file.
+        models: the models' safetensors files, by method.
         settings: the held-out functions, and whether the process takes part. It takes the pair
             with the best score, also where the model's duels are drawn.
         functions: their distribution.
         part: the numbers of the B functions among them.
 
     """
-    regret = dict(regrets(weights, settings, functions, part))
+    regret = dict(regrets(models, settings, functions, part))
     held_out = held_out_functions(settings, functions, task_device(), part)
     if settings.preferential_gp:
         best = settings.model_copy(update={"sampled": False})

@@ -68,6 +68,11 @@ class PabboSettings(Settings):
         1.0, ge=0, description="Weight of the prediction loss in the policy phase."
     )
 
+    @property
+    def distribution(self) -> FunctionSettings:
+        """The distribution of the samples."""
+        return self.functions
+
     @model_validator(mode="after")
     def _fit_together(self) -> PabboSettings:
         check_pairs(self, "candidate_pairs", "query_points")

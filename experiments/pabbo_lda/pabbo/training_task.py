@@ -17,6 +17,7 @@ from experiments.pabbo_lda.pabbo.evaluation import evaluate_model
 from experiments.pabbo_lda.pabbo.losses import burn_in_loss, policy_loss
 from experiments.pabbo_lda.pabbo.model import ModelSettings, PabboModel
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
+from raypipe.config.settings import Settings
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.task import Loss, Phase, SampleIds, StepContext, TrainTask
 
@@ -28,16 +29,19 @@ class ModelTask(TrainTask):
     unused_parameters = True  # a phase may use one head only
     compile_loss = False  # a loop over duels would be unrolled
 
-    def __init__(self, model: ModelSettings) -> None:
-        self._model = model
+    def __init__(self, model: ModelSettings, trained_on: Settings) -> None:
+        self._model, self._trained_on = model, trained_on
 
     def build_model(self) -> PabboModel:
         """Return the transformer of the settings."""
         return PabboModel(self._model)
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the model's size, which ``pabbo.model.load_model`` reads."""
-        return {"model": self._model.model_dump_json()}
+        """Return the model's size, and the distribution of its samples."""
+        return {
+            "model": self._model.model_dump_json(),
+            "trained_on": self._trained_on.model_dump_json(),
+        }
 
     def build_dataset(self) -> Dataset[int]:
         """Return the numbers of samples."""
@@ -48,7 +52,7 @@ class PabboTask(ModelTask):
     """Training of PABBO on synthetic functions; a sample is a function."""
 
     def __init__(self, settings: PabboSettings) -> None:
-        super().__init__(settings.model)
+        super().__init__(settings.model, settings.distribution)
         self.settings = settings
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:

@@ -87,10 +87,10 @@ def test_the_parts_of_an_evaluation_are_the_whole(tmp_path: Path, sampled: bool)
     torch.manual_seed(0)
     run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
     write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
-    weights = read_verified(run, run.model("m"))
-    whole = regrets(weights, settings, FUNCTIONS, range(6))
+    models = {"pabbo": read_verified(run, run.model("m"))}
+    whole = regrets(models, settings, FUNCTIONS, range(6))
     ranges = (range(1), range(1, 4), range(4, 6))
-    parts = [regrets(weights, settings, FUNCTIONS, part) for part in ranges]
+    parts = [regrets(models, settings, FUNCTIONS, part) for part in ranges]
     assert torch.equal(torch.cat([part["random"] for part in parts]), whole["random"])
     torch.testing.assert_close(torch.cat([part["pabbo"] for part in parts]), whole["pabbo"])
     assert regret_rows([whole])[0] == pytest.approx(regret_rows(parts)[0])

@@ -85,7 +85,7 @@ def test_an_evaluation_can_compare_with_the_process(tmp_path) -> None:
     write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
     weights = read_verified(run, run.model("m"))
     drawn = SETTINGS.model_copy(update={"sampled": True})
-    searches = search(weights, drawn, FUNCTIONS, range(2))
+    searches = search({"pabbo": weights}, drawn, FUNCTIONS, range(2))
     assert list(searches.regret) == ["pabbo", "random", "preferential_gp"]
     assert torch.equal(searches.regret["preferential_gp"], _regret("improvement", range(2)))
 

@@ -1,0 +1,122 @@
+"""Models that ship: they load, they are what the settings say, and a run can use them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.pabbo_lda.experiment import EXPERIMENT
+from experiments.pabbo_lda.pabbo.evaluation import regrets
+from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
+from experiments.pabbo_lda.pabbo.model import restore_model
+from experiments.pabbo_lda.pabbo.shipped import shipped_weights, trained_on
+from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
+from experiments.pabbo_lda.settings import MainSettings
+from raypipe.launch.inline import InlineLauncher
+from raypipe.pipeline.experiment import Stage
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests.command import Ended, in_process
+
+STAGES = ("train_small", "train_large", "train_curves")
+MOST_BYTES = 2 * 2**20
+CONFIG = """
+experiment: experiments.pabbo_lda
+data: {options: {max_documents: 120, max_features: 100, min_df: 2}}
+train_small: {weights: shipped}
+train_large: {weights: shipped}
+train_curves: {weights: shipped}
+evaluate_small: &evaluation
+  {functions: 4, starts: 1, steps: 3, query_points: 32, candidate_pairs: 64}
+evaluate_large: *evaluation
+lda:
+  {runs: 1, t_max: 60, start: [9, 30, 55], evaluations: 5, max_iter: 1, batch_size: 64,
+   final_seeds: 0, optimizers: [pabbo_small, pabbo_curves], cache: false}
+"""
+
+
+def run(tmp_path: Path, *arguments: str) -> Ended:
+    config = tmp_path / "shipped.yaml"
+    config.write_text(CONFIG)
+    given = ("run", config, "--run-dir", tmp_path / "run", *arguments)
+    return in_process(InlineLauncher(), *given, environment={"RAYPIPE_CACHE": str(tmp_path)})
+
+
+def stage(name: str, **sections: dict[str, Any]) -> Stage:
+    settings = MainSettings.model_validate(sections)
+    return next(each for each in EXPERIMENT.stages(settings) if each.name == name)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_shipped_model_is_that_of_the_default_settings(name):
+    weights = shipped_weights(name)
+    assert len(weights) <= MOST_BYTES
+    pabbo = getattr(MainSettings(), name).pabbo
+    assert trained_on(weights) == pabbo.distribution.model_dump(mode="json")
+    model = restore_model(weights)
+    assert model.settings == pabbo.model
+
+
+def test_shipped_models_beat_random_search_on_held_out_functions():
+    settings = EvaluationSettings(functions=60, starts=1, steps=20, query_points=128,
+                                  candidate_pairs=256, sampled=True, seed=7)  # fmt: skip
+    models = {name: shipped_weights(name) for name in ("train_small", "train_large")}
+    found = regrets(models, settings, FunctionSettings(), range(60))
+    mean = {name: float(regret.mean()) for name, regret in found.items()}
+    assert mean["train_small"] < mean["random"]
+    assert mean["train_large"] < mean["random"]
+
+
+def test_a_run_takes_shipped_models_without_a_training(tmp_path):
+    ended = run(tmp_path)
+    assert ended.status == 0, ended.output
+    assert "steps" not in {path.stem for path in (tmp_path / "run" / "results").glob("*.parquet")}
+    found = RunDirectory.at(tmp_path / "run")
+    for name in STAGES:
+        assert found.read(found.model(name)) == shipped_weights(name)
+    regret = read_table(found, "regret")
+    assert set(regret["method"]) == {"pabbo", "random"}
+    assert set(read_table(found, "studies")["optimizer"]) == {"pabbo_small", "pabbo_curves"}
+    again = run(tmp_path)
+    assert again.status == 0
+    assert "nothing to do" in again.output
+
+
+def test_another_size_is_refused_before_anything_starts(tmp_path):
+    ended = run(tmp_path, "train_small.pabbo.model.layers=2")
+    assert ended.status == 2
+    assert "train_small.weights = shipped: the shipped model has another size" in ended.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_shipped_model_says_that_it_was_trained_for_other_samples(tmp_path):
+    ended = run(tmp_path, "train_small.pabbo.functions.std=[0.5,1.0]", "--only", "train_small")
+    assert ended.status == 0, ended.output
+    assert "WARNING: the shipped model was trained with other values of std" in ended.output
+
+
+def test_a_trained_model_is_measured_beside_the_shipped_one_on_the_same_functions():
+    assert set(stage("evaluate_small").units[0].literals) == {"shipped"}
+    other = {"pabbo": {"functions": {"std": [0.5, 1.0]}}}
+    assert not stage("evaluate_small", train_small=other).units[0].literals
+    assert not stage("evaluate_small", train_small={"weights": "shipped"}).units[0].literals
+
+
+@pytest.mark.parametrize(
+    ("lda", "said"),
+    [
+        ({"objective": "coherence"}, "lda.objective = coherence"),
+        ({"t_max": 100, "start": [9, 30]}, "lda.t_max = 100 (curves: 200 to 1000)"),
+        ({"start": [9, 9]}, "1 values of lda.start (curves: 2 to 20)"),
+        ({}, ""),
+    ],
+)
+def test_pabbo_curves_says_what_its_training_did_not_cover(lda, said):
+    found = stage("lda", lda={"optimizers": ["pabbo_curves"], **lda})
+    warnings = found.run.keywords["warnings"]
+    assert len(warnings) == bool(said)
+    assert all(said in warning for warning in warnings)
+    without = stage("lda", lda={"optimizers": ["gp_ei"], **lda})
+    assert without.run.keywords["warnings"] == []
