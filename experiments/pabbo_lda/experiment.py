@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from hashlib import sha256
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,6 @@ from experiments.pabbo_lda.pabbo.search_measures import measure_rows
 from experiments.pabbo_lda.pabbo.searches import Searches, search
 from experiments.pabbo_lda.pabbo.shipped import (
     checked_weights,
-    digest,
     shipped_weights,
     trained_on,
 )
@@ -110,7 +110,7 @@ def _shipped_stage(name: str, settings: PabboStageSettings | CurveStageSettings)
     return Stage(
         name,
         partial(run_shipped, untrained=other),
-        [Unit(name, {"weights": digest(weights)})],
+        [Unit(name, {"weights": sha256(weights).hexdigest()})],
         reads=(),
         workload="the model that ships, no training",
         portable=False,
@@ -145,7 +145,7 @@ def _evaluation_stage(
     return Stage(
         name,
         run_evaluation,
-        [Unit(name, {method: digest(weights) for method, weights in also.items()})],
+        [Unit(name, {method: sha256(weights).hexdigest() for method, weights in also.items()})],
         needs=(f"train_{size}",),
         reads=(f"evaluate_{size}", f"train_{size}.pabbo.functions"),
         workload=f"{searches} runs of {settings.steps} duels",
@@ -179,7 +179,7 @@ def run_evaluation(context: StageContext) -> None:
         models["shipped"] = shipped_weights(train)
     searches = Searches.of(_searches(context, models, settings, functions))
     about = {"trial_id": context.run_dir.trial_id(train), "stage": name}
-    curves, measures = regret_rows([searches.regret]), measure_rows(searches, control="pabbo")
+    curves, measures = regret_rows(searches.regret), measure_rows(searches, control="pabbo")
     context.finish(
         name,
         {

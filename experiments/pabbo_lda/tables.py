@@ -45,6 +45,15 @@ _PAIR = (
     Column("effect_size", "real", "Rank-biserial correlation; negative if the first is lower."),
     *_TEST,
 )
+_EVALUATION = (
+    Column("trial_id", "text", "Training run of the model."),
+    Column("stage", "text", "Evaluation stage."),
+    Column(
+        "method",
+        "text",
+        "`pabbo`, `shipped` (the model that ships), `random` or `preferential_gp`.",
+    ),
+)
 _SEARCH = {
     "regret": "Simple regret after the last duel",
     "area": "Mean of the simple regret after each duel",
@@ -120,13 +129,7 @@ TABLES = (
         "regret",
         "one step of the search on held-out functions by one method",
         (
-            Column("trial_id", "text", "Training run of the model."),
-            Column("stage", "text", "Evaluation stage."),
-            Column(
-                "method",
-                "text",
-                "`pabbo`, `shipped` (the model that ships), `random` or `preferential_gp`.",
-            ),
+            *_EVALUATION,
             Column("step", "integer", "Duels after the first one."),
             Column("mean", "real", "Mean simple regret over functions."),
             Column("low", "real", "Lower end of the 95 % confidence interval of the mean."),
@@ -137,15 +140,13 @@ TABLES = (
         "measures",
         "the searches on held-out functions by one method, from one kind of start",
         (
-            Column("trial_id", "text", "Training run of the model."),
-            Column("stage", "text", "Evaluation stage."),
+            *_EVALUATION,
             Column(
                 "start",
                 "text",
                 "`all`; `near` and `far`: an end of the first duel is within a quarter of the "
                 "range from the optimum, or none.",
             ),
-            Column("method", "text", "`pabbo`, `random` or `preferential_gp`."),
             Column("functions", "integer", "Functions with such a start."),
             Column("searches", "integer", "Searches from such a start."),
             *(

@@ -22,10 +22,22 @@ STEP_METRICS = (
         "lower",
     ),
 )
-_ENDS = {
-    "_low": "Lower end of the gain's 95 % bootstrap interval.",
-    "_high": "Upper end of the gain's 95 % bootstrap interval.",
-}
+
+
+def _gain_columns(meaning: str) -> tuple[Column, ...]:
+    """Return the columns of a gain and its interval, for each ROUGE measure."""
+    ends = {
+        "": meaning,
+        "_low": "Lower end of the gain's 95 % bootstrap interval.",
+        "_high": "Upper end of the gain's 95 % bootstrap interval.",
+    }
+    return tuple(
+        Column(f"{name}_gain{end}", "real", text.format(title))
+        for name, title in rouge.MEASURES.items()
+        for end, text in ends.items()
+    )
+
+
 MEASURES = Table(
     "measures",
     "a method on the held-out documents",
@@ -42,14 +54,7 @@ MEASURES = Table(
             for name, title in rouge.MEASURES.items()
         ),
         Column("words", "real", "Mean length of a summary.", "words"),
-        *(
-            Column(f"{name}_gain{end}", "real", meaning.format(title))
-            for name, title in rouge.MEASURES.items()
-            for end, meaning in {
-                "": "Mean gain of {} over the lead sentence.",
-                **_ENDS,
-            }.items()
-        ),
+        *_gain_columns("Mean gain of {} over the lead sentence."),
     ),
     axes=("method",),
     baselines=(
@@ -63,14 +68,7 @@ GAINS = Table(
     (
         Column("baseline", "text", "The baseline."),
         Column("documents", "integer", "Number of held-out documents."),
-        *(
-            Column(f"{name}_gain{end}", "real", meaning.format(title))
-            for name, title in rouge.MEASURES.items()
-            for end, meaning in {
-                "": "Mean gain of the summarizer's {} over the baseline.",
-                **_ENDS,
-            }.items()
-        ),
+        *_gain_columns("Mean gain of the summarizer's {} over the baseline."),
     ),
     axes=("baseline",),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raypipe.storage.tables import Column, Table
 
-#: baselines of texts and of tables, besides the majority class and the training mean
+#: baselines of texts and of tables, in addition to the majority class and the training mean
 LOGISTIC, SVM = "tfidf, logistic regression", "tfidf, linear svm"
 RIDGE, BOOSTING, LINEAR = "tfidf, ridge", "gradient boosting", "linear model"
 #: the branches of a model with n-grams, each measured without the other

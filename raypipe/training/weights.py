@@ -88,7 +88,7 @@ def metadata_of(content: bytes) -> dict[str, str]:
     """Return the metadata of a safetensors file, without its weights.
 
     Raises:
-        ValueError: it is no safetensors file.
+        ValueError: it is not a safetensors file.
 
     """
     metadata: dict[str, str] = _split(content)[0].get("__metadata__", {})

@@ -5,7 +5,7 @@ All functions and starts advance together: one step is one forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +13,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from experiments.common.evaluation import task_device
 from experiments.pabbo_lda.pabbo.duels import Candidates, winners
 from experiments.pabbo_lda.pabbo.held_out_functions import (
     EvaluationSettings,
     HeldOut,
     held_out_functions,
 )
-from experiments.pabbo_lda.pabbo.model import PabboModel, restore_model
+from experiments.pabbo_lda.pabbo.model import PabboModel
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
 from raypipe.training import keyed_random
 
@@ -133,38 +132,14 @@ def evaluate_model(
     return measures
 
 
-def regrets(
-    models: Mapping[str, bytes],
-    settings: EvaluationSettings,
-    functions: FunctionSettings,
-    part: range,
-) -> dict[str, Tensor]:
-    """Return the regrets ``[B, R, steps + 1]`` of trained models and of random search, by method.
-
-    Args:
-        models: the models' safetensors files, by method.
-        settings: the held-out functions.
-        functions: their distribution.
-        part: the numbers of the B functions among them.
-
-    """
-    device = task_device()
-    held_out = held_out_functions(settings, functions, device, part)
-    scorers = {
-        **{name: policy_scorer(restore_model(each).to(device)) for name, each in models.items()},
-        "random": random_scorer(settings.seed, held_out),
-    }
-    return {name: simple_regret(each, held_out, settings).cpu() for name, each in scorers.items()}
-
-
-def regret_rows(parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float | str]]:
-    """Return the regret curves of all methods over all parts, a row per step."""
+def regret_rows(regret: Mapping[str, Tensor]) -> list[dict[str, float | str]]:
+    """Return the curve of the regrets ``[B, R, steps + 1]`` of each method, a row per step."""
     rows: list[dict[str, float | str]] = []
-    for method in parts[0]:
-        c = regret_curve(torch.cat([part[method] for part in parts]))
-        values = (column.tolist() for column in (c.step, c.mean, c.low, c.high))
+    for method, values in regret.items():
+        c = regret_curve(values)
+        columns = (column.tolist() for column in (c.step, c.mean, c.low, c.high))
         rows += [
             {"method": method, "step": step, "mean": mean, "low": low, "high": high}
-            for step, mean, low, high in zip(*values, strict=True)
+            for step, mean, low, high in zip(*columns, strict=True)
         ]
     return rows

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from experiments.common.evaluation import task_device
-from experiments.pabbo_lda.pabbo.evaluation import regrets, simple_regret
+from experiments.pabbo_lda.pabbo.evaluation import policy_scorer, random_scorer, simple_regret
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings, held_out_functions
+from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.preferential_gp import preferential_gp_scorer
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings
 
@@ -43,20 +44,27 @@ def search(
     functions: FunctionSettings,
     part: range,
 ) -> Searches:
-    """Return the searches of :func:`regrets`, and those of a preferential Gaussian process.
+    """Return the searches of trained models, and of the methods that they are compared with.
+
+    These are random search and, if the settings say so, a preferential Gaussian process, which
+    takes the pair with the best score, also where the models' duels are drawn.
 
     Args:
         models: the models' safetensors files, by method.
-        settings: the held-out functions, and whether the process takes part. It takes the pair
-            with the best score, also where the model's duels are drawn.
+        settings: the held-out functions.
         functions: their distribution.
         part: the numbers of the B functions among them.
 
     """
-    regret = dict(regrets(models, settings, functions, part))
-    held_out = held_out_functions(settings, functions, task_device(), part)
+    device = task_device()
+    held_out = held_out_functions(settings, functions, device, part)
+    scorers = {
+        **{name: policy_scorer(restore_model(each).to(device)) for name, each in models.items()},
+        "random": random_scorer(settings.seed, held_out),
+    }
+    regret = {name: simple_regret(each, held_out, settings) for name, each in scorers.items()}
     if settings.preferential_gp:
         best = settings.model_copy(update={"sampled": False})
-        found = simple_regret(preferential_gp_scorer(), held_out, best)
-        regret["preferential_gp"] = found.cpu()
+        regret["preferential_gp"] = simple_regret(preferential_gp_scorer(), held_out, best)
+    regret = {name: values.cpu() for name, values in regret.items()}
     return Searches(regret, held_out.far.cpu(), held_out.spread.cpu())

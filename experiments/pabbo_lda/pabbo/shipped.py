@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib import resources
 
@@ -38,8 +37,3 @@ def trained_on(weights: bytes) -> dict[str, object]:
     """Return the distribution of functions or curves that a model was trained on, by key."""
     distribution: dict[str, object] = json.loads(metadata_of(weights)["trained_on"])
     return distribution
-
-
-def digest(weights: bytes) -> str:
-    """Return the SHA-256 of a weights file."""
-    return hashlib.sha256(weights).hexdigest()

@@ -14,7 +14,6 @@ from experiments.pabbo_lda.pabbo.evaluation import (
     random_scorer,
     regret_curve,
     regret_rows,
-    regrets,
     simple_regret,
 )
 from experiments.pabbo_lda.pabbo.held_out_functions import (
@@ -24,6 +23,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
     published_functions,
 )
 from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
+from experiments.pabbo_lda.pabbo.searches import Searches, search
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified, write_weights
@@ -88,12 +88,14 @@ def test_the_parts_of_an_evaluation_are_the_whole(tmp_path: Path, sampled: bool)
     run, metadata = RunDirectory.at(tmp_path), {"model": SMALL.model_dump_json()}
     write_weights(run, run.model("m"), PabboModel(SMALL).state_dict(), metadata)
     models = {"pabbo": read_verified(run, run.model("m"))}
-    whole = regrets(models, settings, FUNCTIONS, range(6))
+    whole = search(models, settings, FUNCTIONS, range(6))
     ranges = (range(1), range(1, 4), range(4, 6))
-    parts = [regrets(models, settings, FUNCTIONS, part) for part in ranges]
-    assert torch.equal(torch.cat([part["random"] for part in parts]), whole["random"])
-    torch.testing.assert_close(torch.cat([part["pabbo"] for part in parts]), whole["pabbo"])
-    assert regret_rows([whole])[0] == pytest.approx(regret_rows(parts)[0])
+    parts = Searches.of([search(models, settings, FUNCTIONS, part) for part in ranges])
+    assert torch.equal(parts.regret["random"], whole.regret["random"])
+    torch.testing.assert_close(parts.regret["pabbo"], whole.regret["pabbo"])
+    assert torch.equal(parts.far, whole.far)
+    torch.testing.assert_close(parts.spread, whole.spread)
+    assert regret_rows(whole.regret)[0] == pytest.approx(regret_rows(parts.regret)[0])
 
 
 def test_held_out_functions_are_not_training_functions() -> None:
