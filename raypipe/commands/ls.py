@@ -99,7 +99,7 @@ def ago(at: datetime | None) -> str:
 def _listed(folder: RunDirectory) -> tuple[bool, list[str]]:
     """Return whether a folder is a run directory, and the names of its folders."""
     try:
-        infos = folder.fs.get_file_info(arrow_fs.FileSelector(folder.path(), allow_not_found=True))
+        infos = folder.infos(folder.path())
     except OSError:  # another user's
         return False, []
     names = {info.base_name for info in infos}

@@ -193,8 +193,7 @@ def _files(context: StageContext) -> Iterator[tuple[tuple[str, ...], bytes]]:
     """Yield the files of a stage, each with its place: kind, unit or table, and name."""
     run_dir, stage = context.run_dir, context.stage
     root = run_dir.artifact(stage.name)
-    selector = arrow_fs.FileSelector(root, allow_not_found=True, recursive=True)
-    for info in run_dir.fs.get_file_info(selector):
+    for info in run_dir.infos(root, recursive=True):
         if info.type == arrow_fs.FileType.File:
             yield (
                 (_ARTIFACT, *info.path.removeprefix(f"{root}/").split("/")),

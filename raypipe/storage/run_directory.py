@@ -33,6 +33,8 @@ BASE = "base"
 _UNFINISHED = re.compile(r".+\.\d+-[0-9a-f]{8}\.tmp")
 #: names in a message
 _MOST_NAMED = 3
+#: attempts to list a folder that changes
+_MOST_LISTINGS = 10
 #: bytes of the name of a log
 _LONGEST_NAME = 200
 #: seconds after which a process that survived its command writes no more
@@ -251,13 +253,20 @@ class RunDirectory:
 
     def list(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; empty if the folder is missing."""
-        selector = arrow_fs.FileSelector(folder, allow_not_found=True)
-        return sorted(info.base_name for info in self.fs.get_file_info(selector))
+        return sorted(info.base_name for info in self.infos(folder))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes in bytes of the files in a folder by name; empty if it is missing."""
-        selector = arrow_fs.FileSelector(folder, allow_not_found=True)
-        return {info.base_name: info.size or 0 for info in self.fs.get_file_info(selector)}
+        return {info.base_name: info.size or 0 for info in self.infos(folder)}
+
+    def infos(self, folder: str, *, recursive: bool = False) -> tuple[arrow_fs.FileInfo, ...]:
+        """Return what is in a folder, with types and sizes; empty if the folder is missing."""
+        selector = arrow_fs.FileSelector(folder, allow_not_found=True, recursive=recursive)
+        for _ in range(_MOST_LISTINGS - 1):
+            # Arrow raises the error if another process creates or deletes a folder meanwhile
+            with suppress(FileNotFoundError):
+                return tuple(self.fs.get_file_info(selector))
+        return tuple(self.fs.get_file_info(selector))
 
     def read(self, path: str) -> bytes:
         """Return the content of a file. Raises FileNotFoundError."""

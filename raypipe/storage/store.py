@@ -285,8 +285,7 @@ class Store:
 
     def _walk_infos(self, folder: str) -> Iterator[tuple[str, datetime, int]]:
         files = self._files
-        selector = arrow_fs.FileSelector(files.path(folder), allow_not_found=True, recursive=True)
-        for info in files.fs.get_file_info(selector):
+        for info in files.infos(files.path(folder), recursive=True):
             if info.type == arrow_fs.FileType.File and not info.base_name.endswith(".tmp"):
                 yield info.path, info.mtime, info.size
 

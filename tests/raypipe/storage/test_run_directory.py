@@ -4,6 +4,8 @@ import errno
 import os
 import pickle
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,28 @@ def test_files_and_folders(anywhere: RunDirectory) -> None:
     assert run.list(run.path("a")) == ["a.txt", "b.txt"]
     run.delete(run.path("a"))
     assert not run.exists(path)
+
+
+def test_a_folder_is_listed_while_another_process_creates_and_deletes_it(
+    anywhere: RunDirectory, tmp_path: Path
+) -> None:
+    folder = Path(tmp_path, anywhere.path("a"))  # the first is ignored if the second is absolute
+    folder.parent.mkdir(parents=True)
+    done = threading.Event()
+
+    def create_and_delete() -> None:
+        while not done.is_set():
+            folder.mkdir()
+            folder.rmdir()
+
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(create_and_delete)
+        try:
+            for _ in range(20_000):  # Arrow alone raises an error in about 30 of them
+                assert anywhere.list(anywhere.path("a")) == []
+        finally:
+            done.set()
+        ended.result()
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
