@@ -1,4 +1,4 @@
-"""Comparison of the transformer, and of its branches, with baselines on the same held-out rows."""
+"""Comparison of the transformer with its branches, and of all with baselines, on the same rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from experiments.transformer.data.splits import Data
+from experiments.transformer.tables import BRANCHES, TRANSFORMER
 from raypipe.pipeline.context import StageContext
 from raypipe.stats import holm, mcnemar
 from raypipe.storage.artifacts import read_parquet, write_parquet
@@ -29,7 +30,10 @@ def store_predictions(context: StageContext, predicted: Mapping[str, ArrayLike])
 
 
 def run_compare(data: Data, context: StageContext) -> None:
-    """Record the test of McNemar for each pair of a baseline and the transformer or a branch."""
+    """Record the tests of McNemar of the transformer and its branches.
+
+    Each is compared with every baseline, and the transformer with each of its branches.
+    """
     parts = [
         read_parquet(context.run_dir, predictions_path(context.run_dir, stage))
         for stage in ("evaluate", "baselines")
@@ -41,6 +45,8 @@ def run_compare(data: Data, context: StageContext) -> None:
     rows: dict[str, Row] = {}
     for method, right in methods.items():
         rows |= comparisons(method, right, baselines)
+    branches = {name: right for name, right in methods.items() if name in BRANCHES}
+    rows |= comparisons(TRANSFORMER, methods[TRANSFORMER], branches)
     for row in rows.values():
         context.say(
             f"{row['method']} against {row['baseline']}: {row['only_method_right']} rows right "

@@ -29,7 +29,7 @@ from experiments.transformer.data.splits import Data, Target
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.model import Transformer, combined
 from experiments.transformer.settings import TransformerSettings
-from experiments.transformer.tables import OWN
+from experiments.transformer.tables import OWN, TRANSFORMER
 from experiments.transformer.training import TransformerTask
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
@@ -65,7 +65,7 @@ def run_evaluate(data: Data, context: StageContext) -> None:
     if target.kind == "classification":
         methods = {name: values.argmax(1) for name, values in outputs.items()}
         store_predictions(context, methods)
-        pairs = confused(gold, methods["transformer"], target)
+        pairs = confused(gold, methods[TRANSFORMER], target)
         methods["majority class"] = np.full_like(gold, np.bincount(data.train.target).argmax())
         rows["confusion"] = {f"{row['gold']}/{row['predicted']}": row for row in pairs}
     else:

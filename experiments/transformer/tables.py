@@ -7,10 +7,11 @@ from raypipe.storage.tables import Column, Table
 #: baselines of texts and of tables, in addition to the majority class and the training mean
 LOGISTIC, SVM = "tfidf, logistic regression", "tfidf, linear svm"
 RIDGE, BOOSTING, LINEAR = "tfidf, ridge", "gradient boosting", "linear model"
+TRANSFORMER = "transformer"
 #: the branches of a model with n-grams, each measured without the other
 BRANCHES = ("encoder alone", "n-grams alone")
 #: what is measured of the trained model
-OWN = ("transformer", *BRANCHES)
+OWN = (TRANSFORMER, *BRANCHES)
 
 TABLES = (
     Table(
@@ -47,15 +48,19 @@ TABLES = (
     ),
     Table(
         "comparisons",
-        "a comparison of the transformer, or of a branch, with a baseline on the same rows",
+        "a comparison of the transformer or a branch with a baseline or a branch",
         (
             Column("method", "text", "The transformer, or one of its branches."),
-            Column("baseline", "text", "The baseline."),
+            Column("baseline", "text", "The baseline, or a branch of the transformer."),
             Column("rows", "integer", "Held-out rows."),
             Column("only_method_right", "integer", "Rows that only the method has right."),
             Column("only_baseline_right", "integer", "Rows that only the baseline has right."),
             Column("p_value", "real", "Exact test of McNemar, two-sided."),
-            Column("p_holm", "real", "The same, corrected by Holm for the number of baselines."),
+            Column(
+                "p_holm",
+                "real",
+                "The same, corrected by Holm for the number of baselines, or of branches.",
+            ),
         ),
         axes=("method", "baseline"),
     ),

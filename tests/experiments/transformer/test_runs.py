@@ -154,7 +154,11 @@ def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
         (method, baseline)
         for method in ("transformer", "encoder alone", "n-grams alone")
         for baseline in ("tfidf, logistic regression", "tfidf, linear svm")
-    }
+    } | {("transformer", branch) for branch in ("encoder alone", "n-grams alone")}
+    right = rows["accuracy"] * rows["rows"]
+    net = pairs["only_method_right"] - pairs["only_baseline_right"]
+    expected = right[pairs["method"]].to_numpy() - right[pairs["baseline"]].to_numpy()
+    np.testing.assert_allclose(net, expected, atol=1e-6)
     ids, ngrams, weights, _ = StoredSamples(RunDirectory.at(tmp_path / "run"), "train")[0]
     assert len(ids) > 1
     assert len(ngrams) == len(weights) > 1
