@@ -87,6 +87,11 @@ def selected(
     names = list(dict.fromkeys(stage.name for stage in stages))
     for name in only:
         if name not in names:
+            if name == SWEEP and (sweep := configuration.settings.sweep) is not None:
+                raise ConfigError(
+                    f"{origin}: sweep.stage = {sweep.stage!r}: this run takes a model that ships; "
+                    "to sweep its training, let the run train it"
+                )
             if name == SWEEP:
                 raise ConfigError(
                     f"{origin}: has no sweep: give it a section, such as "

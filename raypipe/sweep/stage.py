@@ -35,12 +35,15 @@ from raypipe.sweep.trials import (
     without_training,
 )
 from raypipe.training.batching import KEYS, BatchPlan
+from raypipe.training.settings import TrainStageSettings
 
 NAME = "sweep"
 
 
 def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[Stage]:
     """Return the stages of a configuration, the sweep before the stages that use its winner.
+
+    There is no sweep of a training that this run leaves out because its model is given.
 
     Raises:
         ConfigError: the swept stage is not a training stage, an axis has invalid values, no trial
@@ -55,7 +58,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
                 f"{configuration.origin}: {name}.from_sweep = true: there is no sweep of it "
                 f"(set sweep.stage: {name} and sweep.axes)"
             )
-    if sweep is None:
+    if sweep is None or _is_given(configuration, plain, sweep.stage):
         return plain
     tried, swept = training_stage(plain, sweep.stage, f"{configuration.origin}: sweep.stage")
     sweep = with_metric(configuration, swept)
@@ -113,6 +116,13 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
     return [_taking(s, maker) if s.name in takers else s for s in together]
+
+
+def _is_given(configuration: Configuration, stages: Sequence[Stage], name: str) -> bool:
+    """Whether a stage has the settings of a training, but its model ships and is not trained."""
+    section = getattr(configuration.settings, name, None)
+    found = [stage for stage in stages if stage.name == name and stage.training is None]
+    return isinstance(section, TrainStageSettings) and bool(found)
 
 
 def differing_batches(trials: Sequence[Trial]) -> str:

@@ -84,6 +84,18 @@ def test_a_run_takes_shipped_models_without_a_training(tmp_path):
     assert "nothing to do" in again.output
 
 
+def test_the_sweep_of_a_model_that_ships_is_left_out(tmp_path):
+    sweep = "sweep={stage: train_small, axes: {training.micro_batch: [4, 8]}}"
+    ended = run(tmp_path, sweep, "--only", "train_small")
+    assert ended.status == 0, ended.output
+    ended = run(tmp_path, sweep, "--only", "sweep")
+    assert ended.status == 2
+    assert "sweep.stage = 'train_small': this run takes a model that ships" in ended.output
+    ended = run(tmp_path, "sweep={stage: evaluate_small, axes: {functions: [4, 8]}}")
+    assert ended.status == 2
+    assert "must be a training stage" in ended.output
+
+
 def test_another_size_is_refused_before_anything_starts(tmp_path):
     ended = run(tmp_path, "train_small.pabbo.model.layers=2")
     assert ended.status == 2
