@@ -27,6 +27,7 @@ from experiments.pabbo_lda.study.aggregation import MEASURES
 from experiments.pabbo_lda.study.convergence import NOISE, quartiles
 from raypipe.report.formatting import MISSING, duration, heading, number, probability
 from raypipe.report.plots import encode, slug
+from raypipe.stats import ALPHA, paired_comparisons
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_tables
 
@@ -34,12 +35,16 @@ Tables = Mapping[str, pd.DataFrame]
 
 PROJECT = Path(__file__).resolve().parents[1]
 KINDS = ("excess_by_evaluation", "solved", "final_boxes")
+#: figure of an objective without a positive optimum, which has no excess in percent
+BEST = "best_by_evaluation"
 #: figures that a study of recorded values does not have
 OF_TIME = ("excess_by_time",)
 SETTINGS = (
-    *("runs", "seed", "t_min", "t_max", "evaluations", "iterations", "max_iter"),
-    *("batch_size", "precision"),
+    *("objective", "runs", "seed", "seeds", "final_seeds", "t_min", "t_max", "alpha", "eta"),
+    *("evaluations", "iterations", "max_iter", "batch_size", "precision"),
 )
+#: baseline without training that every optimizer is compared with, and the measure
+BASELINE, BASELINE_MEASURE = "gp_ei", "area_under_curve"
 PACKAGES = ("python", "raypipe", "ray", "torch", "scikit_learn")
 
 
@@ -57,7 +62,8 @@ _SPREADS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("CPU time of a study's evaluations to within 1 %, including the start",
      "time_to_1_percent_s", duration),
     ("Area under the curve: the mean of log(best so far / best known) over the evaluations "
-     "after the start, 0 is perfect", "area_under_curve", number),
+     "after the start, or of the difference where a best known value is not positive; 0 is perfect",
+     "area_under_curve", number),
 )  # fmt: skip
 
 
@@ -115,9 +121,8 @@ def lines_of(cells: Mapping[str, Sequence[str]]) -> list[list[str]]:
 def final_values(tables: Tables, published: Published | None) -> str:
     """Return mean and sample standard deviation of the final values, then the published ones."""
     summary = tables["summary"]
-    texts = [f"{m:.2f} ± {s:.2f}" for m, s in zip(summary["mean"], summary["std"], strict=True)]
     made = summary.groupby("optimizer")["evaluations_mean"].mean()
-    cells = by_corpus(summary.assign(texts=texts), "texts")
+    cells = by_corpus(summary.assign(texts=means(summary["mean"], summary["std"])), "texts")
     lines = lines_of({name: [*rest, f"{made[name]:.1f}"] for name, rest in cells.items()})
     datasets = corpora_of(summary)
     if published is not None:
@@ -126,6 +131,22 @@ def final_values(tables: Tables, published: Published | None) -> str:
             texts = [f"{v['mean']:.2f} ± {v['std']:.2f}" if v else MISSING for v in found]
             lines.append([f"published {method}", *texts, f"{count:.1f}"])
     return markdown_table(["optimizer", *datasets, "evaluations made"], lines)
+
+
+def means(mean: pd.Series, std: pd.Series) -> list[str]:
+    """Return means with their standard deviations; small ones have four decimal places."""
+    digits = 2 if mean.abs().max() >= 10 else 4
+    return [f"{m:.{digits}f} ± {s:.{digits}f}" for m, s in zip(mean, std, strict=True)]
+
+
+def confirmed_values(tables: Tables) -> str:
+    """Return the values of the best points on unseen seeds; empty if there are none."""
+    summary = tables["summary"]
+    if "confirmed_mean" not in summary or summary["confirmed_mean"].isna().all():
+        return ""
+    texts = means(summary["confirmed_mean"].astype(float), summary["confirmed_std"].astype(float))
+    cells = by_corpus(summary.assign(texts=texts), "texts")
+    return markdown_table(["optimizer", *corpora_of(summary)], lines_of(cells))
 
 
 def at_published_counts(tables: Tables, published: Published) -> str:
@@ -194,6 +215,28 @@ def _agreement(across: pd.Series) -> str:
     return f"{text}; {across['conclusion']}."
 
 
+def against_baseline(tables: Tables) -> str:
+    """Return the paired tests of each optimizer against ``gp_ei`` by area; empty without it."""
+    reached = tables["convergence"]
+    rows = []
+    for dataset, corpus in reached.groupby("dataset"):
+        values = corpus.pivot(index="run", columns="optimizer", values=BASELINE_MEASURE)
+        if BASELINE not in values or values.isna().all(axis=None):
+            continue
+        for _, pair in paired_comparisons(values.astype(float), BASELINE).iterrows():
+            lower = int((values[pair["first"]] < values[BASELINE]).sum())
+            differing = int(pair["n"] - pair["equal"])
+            found = ""
+            if pair["p_holm"] <= ALPHA:
+                found = "**lower**, " if pair["effect"] < 0 else "**higher**, "
+            cell = f"{found}{lower} of {differing}, p {probability(float(pair['p_holm']))}"
+            rows.append({"dataset": dataset, "optimizer": pair["first"], "cell": cell})
+    if not rows:
+        return ""
+    table = pd.DataFrame(rows)
+    return markdown_table(["optimizer", *corpora_of(table)], lines_of(by_corpus(table, "cell")))
+
+
 def _tests(ranks: pd.DataFrame, pairs: pd.DataFrame, against: pd.DataFrame) -> str:
     first = ranks.iloc[0]
     text = f"- {first['dataset']}: {first['conclusion']}"
@@ -209,7 +252,10 @@ def _tests(ranks: pd.DataFrame, pairs: pd.DataFrame, against: pd.DataFrame) -> s
 def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
     """Return the provenance of the numbers: settings, evaluations, time, code and packages."""
     lines = []
-    chosen = [f"{key} {settings[key]}" for key in SETTINGS if settings.get(key) is not None]
+    used = {key: settings.get(key) for key in SETTINGS}
+    if settings.get("objective") == "tabular":
+        used["final_seeds"] = None  # recorded values have no further seeds
+    chosen = [f"{key} {value}" for key, value in used.items() if value is not None]
     if settings.get("start"):
         chosen.append(f"{len(settings['start'])} start points")
     if chosen:
@@ -247,9 +293,11 @@ def page(
     parts = [
         f"# {title}\n\nMade by `python -m benchmarks.study_page`; do not edit. Lower is better.",
         provenance(tables, settings),
-        "## Final values\n\nThe best perplexity found: mean ± sample standard deviation over runs.",
+        "## Final values\n\nThe best value found: mean ± sample standard deviation over runs.",
         final_values(tables, published),
     ]
+    if confirmed := confirmed_values(tables):
+        parts += ["The same points, on LDA seeds that no search saw:", confirmed]
     if published is not None:
         parts += [
             "## At equal evaluations\n\nMeans after each published method's own number of distinct "
@@ -275,6 +323,13 @@ def page(
     )
     ranked = [name for name in MEASURES if (tables["rankings"]["measure"] == name).any()]
     parts += [f"### By {heading(name)}\n\n{ranking(tables, name)}" for name in ranked]
+    if against := against_baseline(tables):
+        parts += [
+            f"### Against `{BASELINE}`\n\nThe area under the curve of each optimizer against that "
+            f"of the Gaussian process: in how many of the runs that differ it is lower, and the "
+            "p-value of Wilcoxon's test with Holm's correction for the optimizers of a corpus.",
+            against,
+        ]
     parts.append("## Figures")
     parts += [
         f"![{caption}](figures/{name}.png)\n\n{caption} ([SVG](figures/{name}.svg))"
@@ -292,7 +347,10 @@ def write_page(
     pictures = []
     kinds = KINDS if settings.get("objective") == "tabular" else (*KINDS, *OF_TIME)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    for figure in figures(tables):
+    drawn = figures(tables)
+    if not any(figure.name.startswith(KINDS[0]) for figure in drawn):
+        kinds = (BEST, *kinds)
+    for figure in drawn:
         if figure.name.startswith(kinds):
             name = slug(figure.name)
             for kind, content in encode(figure).items():

@@ -275,7 +275,8 @@ TABLES = (
             Column(
                 "area_under_curve",
                 "real",
-                "Mean of log(lowest value so far / best known) after the start; 0 is perfect.",
+                "Mean of log(lowest value so far / best known) after the start, or of the "
+                "difference where a best known value is not positive; 0 is perfect.",
             ),
         ),
     ),

@@ -59,17 +59,17 @@ class Quantity:
 BEST = Quantity(
     column="best_value",
     name="best",
-    axis="lowest perplexity so far",
-    caption="Lowest perplexity found",
-    group="Best perplexity",
+    axis="lowest value so far",
+    caption="Lowest value found",
+    group="Best value",
     log_from=3,
     text=number,
 )
 EXCESS = Quantity(
     column="excess",
     name="excess",
-    axis="lowest perplexity so far, above the best known",
-    caption="Excess of the lowest perplexity over the best one that any study found for the corpus "
+    axis="lowest value so far, above the best known",
+    caption="Excess of the lowest value over the best one that any study found for the corpus "
     f"and seed (down to {_percent(RESOLUTION)}),",
     group="Distance to the best known",
     log_from=2,
@@ -183,7 +183,7 @@ def by_evaluation(
         )
         note += f" Shaded below {quantity.text(noise)}: within the noise of the best known."
     axes.set_xlim(1, max(2, last))
-    axes.set_xlabel("evaluation (distinct T)")
+    axes.set_xlabel("evaluation (distinct points)")
     if table.groupby("optimizer")["evaluation"].max().nunique() > 1:
         note += " Dotted: the studies have ended and their best is carried forward."
     caption = f"{quantity.caption} after each evaluation{note}"

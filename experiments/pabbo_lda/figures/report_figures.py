@@ -49,6 +49,9 @@ from raypipe.report.plots import (
     style,
 )
 
+#: most boxes whose names have room below them
+_SIDE_BY_SIDE = 9
+
 _Draw = Callable[[str, pd.DataFrame], Plot]
 
 
@@ -211,15 +214,15 @@ def _bars(dataset: str, table: pd.DataFrame) -> Plot:
     axes.grid(visible=False, axis="y")
     axes.grid(visible=True, axis="x")
     axes.spines["left"].set_visible(not logarithmic)
-    axes.set_xlabel("final best perplexity")
+    axes.set_xlabel("final best value")
     most = int(table["runs"].max())
-    caption = f"Final best perplexity of each optimizer, lower is better; {runs_of(most)}"
+    caption = f"Final best value of each optimizer, lower is better; {runs_of(most)}"
     caption += ", mean ± standard deviation." if most > 1 else "."
     caption += (
         " Logarithmic axis: points, not bars." if logarithmic else " The axis starts at zero."
     )
     caption += f" Left out for lack of a finite mean: {lost}." if lost else ""
-    return Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best perplexity, mean")
+    return Plot(f"final_bars-{dataset}", dataset, caption, figure, "Final best value, mean")
 
 
 def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
@@ -231,7 +234,9 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
     fixed = strokes_of(names)
     figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.add_axes((0.115, 0.16, 0.865, 0.755))
+    crowded = len(names) > _SIDE_BY_SIDE
+    bottom = 0.26 if crowded else 0.16
+    axes = figure.add_axes((0.115, bottom, 0.865, 0.915 - bottom))
     for place, name in enumerate(names):
         known, (color, _) = groups[name], fixed[name]
         if known.size > 1:
@@ -246,23 +251,25 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
         size = 9 if known.size > 1 else 30
         axes.scatter(np.broadcast_to(beside, known.shape), known, s=size, color=color,
                      edgecolor=PAPER, linewidth=0.4, zorder=3, label=name)  # fmt: skip
-    axes.set_xticks(range(len(names)), [name_of(name).replace(" ", "\n") for name in names])
+    texts = [name_of(name) for name in names]
+    if crowded:
+        axes.set_xticks(range(len(names)), texts, rotation=40, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(range(len(names)), [text.replace(" ", "\n") for text in texts])
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     frame_y(axes, np.concatenate(list(groups.values())))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set_title("final best perplexity")
+    axes.set_title("final best value")
     most = max(known.size for known in groups.values())
     lost = len(table) - sum(known.size for known in groups.values())
-    caption = "The final best perplexity of the one run."
+    caption = "The final best value of the one run."
     if most > 1:
         caption = "One point per run. The box spans the quartiles, its line is the median, and the"
         caption += " whiskers reach the furthest run within 1.5 box lengths."
     caption += " The axis does not start at zero."
     caption += f" {runs_of(lost)} without a finite value left out." if lost else ""
-    return Plot(
-        f"final_boxes-{dataset}", dataset, caption, figure, "Final best perplexity, every run"
-    )
+    return Plot(f"final_boxes-{dataset}", dataset, caption, figure, "Final best value, every run")
 
 
 def _regret(stage: str, table: pd.DataFrame) -> Plot:

@@ -46,7 +46,7 @@ def progress(history: pd.DataFrame | Sequence[Row]) -> pd.DataFrame:
 
 
 def best_so_far(studies: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return ``best_value`` or ``ratio`` after each evaluation: one column per study.
+    """Return a column such as ``ratio`` after each evaluation: one column per study.
 
     The rows are 1 to the largest number of evaluations of a study.
     """
@@ -66,6 +66,8 @@ def convergence(
     (censored) where the study never came as close. ``area_under_curve`` is the mean of
     log(best so far / best known) over the evaluations after the start, up to the longest study of
     the corpus: 0 is perfect, and 0.01 is one percent above the best known on (geometric) average.
+    On a corpus with a best known value that is not positive, such as a negative coherence, it is
+    the mean of the difference, in units of the objective.
     """
     grouped = studies.groupby(STUDY)
     last = grouped.last()
@@ -102,9 +104,13 @@ def convergence(
 
 def _area(studies: pd.DataFrame, start: pd.Series[Any]) -> pd.Series[float]:
     """Return the area under the curve of each study of one corpus."""
-    curve = best_so_far(studies, "ratio")
+    if (studies["best_known"] <= 0).any():
+        excess = studies["best_value"].astype(float) - studies["best_known"]
+        curve = best_so_far(studies.assign(excess=excess), "excess")
+    else:
+        curve = best_so_far(studies, "ratio").apply(np.log)
     beyond = curve.index.to_numpy()[:, None] > start[curve.columns].to_numpy(dtype=float)
-    area: pd.Series[float] = curve.apply(np.log).where(beyond).mean()
+    area: pd.Series[float] = curve.where(beyond).mean()
     return area
 
 

@@ -89,6 +89,13 @@ def test_the_area_is_the_mean_log_ratio_beyond_the_start_carried_to_the_longest(
     assert reached["at once"] == pytest.approx(np.log(1.005))
 
 
+def test_the_area_of_a_negative_objective_is_the_mean_difference() -> None:
+    values = {"a": [[-0.1, 0.2, -0.4, -0.5]], "b": [[-0.1, 0.2, 0.3, -0.2]]}
+    area = table(aggregate(history(values))["convergence"], "optimizer")["area_under_curve"]
+    assert area["a"] == pytest.approx((0.1 + 0) / 2)
+    assert area["b"] == pytest.approx((0.4 + 0.3) / 2)
+
+
 def test_a_study_that_finds_the_best_beyond_the_start_at_once_has_no_area() -> None:
     rows = history({"a": [[9.0, 8.0, 5.0, 7.0]], "b": [[9.0, 8.0, 6.0, 5.0]]})
     area = table(aggregate(rows)["convergence"], "optimizer")["area_under_curve"]

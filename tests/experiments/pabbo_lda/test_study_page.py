@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.study_page import Published, page, spread, write_page
+from benchmarks.study_page import Published, against_baseline, page, spread, write_page
 from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
 from raypipe.report.formatting import MISSING
 
@@ -96,6 +96,47 @@ def test_every_measure_has_its_ranking():
     unknown = ("evaluations_to_noise", "confirmed_value")  # the studies have one seed each
     for measure in MEASURES:
         assert (f"### By {measure.replace('_', ' ')}" in text) == (measure not in unknown)
+
+
+def reached(gp: float, *columns: tuple[str, float]) -> dict[str, pd.DataFrame]:
+    """Return areas of ten runs: those of ``gp_ei`` and, per optimizer, a multiple of them."""
+    base = gp * np.arange(1, 11)
+    frames = [
+        pd.DataFrame({"dataset": "c", "optimizer": name, "run": range(10),
+                      "area_under_curve": factor * base})
+        for name, factor in [("gp_ei", 1.0), *columns]
+    ]  # fmt: skip
+    return {"convergence": pd.concat(frames, ignore_index=True)}
+
+
+def test_every_optimizer_is_tested_against_the_gaussian_process_by_area():
+    lines = against_baseline(reached(0.01, ("tpe", 2.0), ("pfn_ei", 0.5), ("ga", 1.0)))
+    cells = dict(re.findall(r"\| `(\w+)` \| (.*) \|", lines))
+    assert cells == {  # 2 / 2 ** 10, times the optimizers that are left
+        "ga": "0 of 0, p = 1",
+        "tpe": "**higher**, 0 of 10, p = 0.0059",
+        "pfn_ei": "**lower**, 10 of 10, p = 0.0059",
+    }
+
+
+def test_without_the_gaussian_process_or_an_area_nothing_is_tested_against_it():
+    assert against_baseline(tables()) == ""
+    assert against_baseline(reached(float("nan"), ("tpe", 2.0))) == ""
+
+
+def test_a_negative_objective_has_its_best_value_as_the_figure_and_four_decimal_places(tmp_path):
+    found = tables()
+    history = found["study_history"]
+    for name in ("value", "best_value"):
+        history[name] = history[name] / 10_000 - 1
+    derived = aggregate(history.to_dict("records"))
+    found |= {name: pd.DataFrame(list(rows.values())) for name, rows in derived.items()}
+    write_page(found, {"objective": "coherence"}, tmp_path, None)
+    text = (tmp_path / "results.md").read_text()
+    mean = found["summary"].set_index("optimizer").loc["tpe"]
+    assert f"| `tpe` | {mean['mean']:.4f} ± {mean['std']:.4f} | 6.0 |" in text
+    assert "figures/best_by_evaluation-20news.png" in text
+    assert "objective coherence" in text
 
 
 def test_censored_runs_are_counted_and_their_quartiles_left_open():
