@@ -138,6 +138,11 @@ class LdaSettings(Settings):
         1,
         description="LDA seeds per value of T, whose mean is the value; the published study has 1.",
     )
+    racing: Operational[bool] = Field(
+        False,
+        description="Whether the value of a T is that of its first seed where this one is clearly "
+        "worse than the best so far: beyond the 95 % interval of the noise.",
+    )
     final_seeds: Operational[int] = Field(
         3,
         ge=0,
@@ -249,6 +254,8 @@ class LdaSettings(Settings):
                 f"seeds = {self.seeds} with recorded values, which have one seed per run; "
                 "leave lda.seeds out"
             )
+        if self.racing and self.seeds < 2:
+            raise ValueError("racing = true with seeds = 1: set lda.seeds to 2 or more")
         if self.cpus is not None and self.cpus > 1 and self.cpus != int(self.cpus):
             raise ValueError(f"cpus = {self.cpus}: above 1 it must be a whole number")
         return self

@@ -27,7 +27,7 @@ def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> pd.DataFram
     Args:
         evaluations: single fits: dataset, seed, value, T and the priors if they are searched.
         history: values of studies; ``lda_seeds`` is the number of fits whose mean a value is, 1
-            where it is missing.
+            where it is missing. The largest one counts: with racing, values near the best have all.
 
     Returns:
         One row per corpus with a point that two seeds evaluated: ``points``, ``fits``, ``std``
@@ -42,7 +42,7 @@ def landscape(evaluations: Sequence[Row], history: Sequence[Row]) -> pd.DataFram
         return pd.DataFrame(columns=["dataset", *_COLUMNS])
     table, studies = pd.DataFrame(evaluations), pd.DataFrame(history)
     seeds = studies.get("lda_seeds", pd.Series(1, studies.index)).fillna(1)
-    averaged = seeds.groupby(studies["dataset"]).min()
+    averaged = seeds.groupby(studies["dataset"]).max()
     table = table.assign(value=table["value"].astype(float).where(np.isfinite))
     rows = [
         {"dataset": dataset, **found}

@@ -24,6 +24,7 @@ from experiments.pabbo_lda.optimizers import (
 )
 from experiments.pabbo_lda.settings import LdaSettings
 from experiments.pabbo_lda.study.evaluations import Evaluations, Request, lda_seeds
+from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
 from raypipe.errors import FailureKind, UnitError
 from raypipe.pipeline.context import StageContext
@@ -70,7 +71,9 @@ class StudySpec:
         }
         if self.optimizer in ("pabbo_small", "pabbo_large"):
             literals["lda"] = {"policy": settings.policy.identity()}
-        averaged = {"seeds": settings.seeds} if settings.seeds > 1 else {}
+        averaged: dict[str, Any] = {"seeds": settings.seeds} if settings.seeds > 1 else {}
+        if settings.racing:
+            averaged["racing"] = True
         if settings.unseen_seeds:
             averaged["final_seeds"] = settings.unseen_seeds
         if averaged:
@@ -176,6 +179,7 @@ class _OpenStudies:
         self._searched = range(settings.seeds)
         self._final = range(settings.seeds, settings.seeds + settings.unseen_seeds)
         self._open: dict[str, tuple[StudySpec, Study]] = {}
+        self._single: dict[str, set[Point]] = defaultdict(set)
         self._waiting: dict[str, dict[str, None]] = defaultdict(dict)
         self._finished = 0
         self.failed: dict[str, UnitError] = {}
@@ -230,9 +234,14 @@ class _OpenStudies:
     def _serve(self, key: str) -> None:
         """Supply known values, request new ones, and record the study once it is done."""
         spec, study = self._open[key]
-        while known := self._evaluations.known(new := self._new(key)):
+        while True:
+            new, undecided = self._raced(key, self._new(key))
+            known = self._evaluations.known(new)
+            if not known:
+                break
             for point, value in known.items():  # a batch that is wholly known opens the next one
                 study.supply(point, value)
+        new |= undecided
         if study.done:
             self._end(key)
             return
@@ -244,6 +253,34 @@ class _OpenStudies:
         rest = batches * fmean(costs.values())
         for point, fits in new.items():
             self._ask(key, fits, costs[point] + rest)
+
+    def _raced(
+        self, key: str, fits: dict[Point, list[Request]]
+    ) -> tuple[dict[Point, list[Request]], dict[Point, list[Request]]]:
+        """Return the fits whose mean is the value of a point, and first fits that decide a race."""
+        limit = self._limit(key) if self._settings.racing and fits else math.inf
+        if limit == math.inf:
+            return fits, {}
+        firsts = {point: requests[:1] for point, requests in fits.items()}
+        values = self._evaluations.known(firsts)
+        self._single[key] |= {point for point, value in values.items() if not value <= limit}
+        decided = {
+            point: firsts[point] if point in self._single[key] else fits[point] for point in values
+        }
+        return decided, {point: fit for point, fit in firsts.items() if point not in values}
+
+    def _limit(self, key: str) -> float:
+        """Return the first value from which on a point of the next batch has no further fits."""
+        spec, study = self._open[key]
+        whole = [step for step in study.history if step.point not in self._single[key]]
+        lowest = sorted(whole, key=lambda step: step.value)[:LOWEST]
+        rows = ([self._evaluations.row(fit) or {} for fit in self._fits(spec, each.point)]
+                for each in lowest)  # fmt: skip
+        return most_for_a_race([[float(row["value"]) for row in fits] for fits in rows])
+
+    def _fits(self, spec: StudySpec, point: Point) -> list[Request]:
+        """Return the fits whose mean is the value of a point of a study."""
+        return spec.fits(point, self._searched[: 1 if point in self._single[spec.key] else None])
 
     def _ask(self, key: str, fits: Sequence[Request], path_s: float) -> None:
         """Request the fits of a study that are not stored."""
@@ -291,7 +328,8 @@ class _OpenStudies:
         elapsed, cpu = 0.0, 0.0
         history = {}
         for step in study.history:
-            for request in spec.fits(step.point, self._searched):
+            fits = self._fits(spec, step.point)
+            for request in fits:
                 row = self._evaluations.row(request) or {}
                 elapsed += row.get("duration_s", 0.0)
                 cpu += row.get("cpu_s", 0.0)
@@ -301,7 +339,7 @@ class _OpenStudies:
                 "batch": step.batch,
                 **_columns(step.point),
                 "value": step.value,
-                "lda_seeds": self._settings.seeds,
+                "lda_seeds": len(fits),
                 **_columns(step.best_point, "best_"),
                 "best_value": step.best_value,
                 "elapsed_s": elapsed,
