@@ -344,6 +344,8 @@ def write_page(
     """Write ``results.md`` and ``figures/`` into the folder."""
     if published is not None and not set(published.values) & set(tables["summary"]["dataset"]):
         published = None
+    if any(settings.get(prior) for prior in ("alpha", "eta")):  # the published ones are 1/T
+        published = None
     pictures = []
     kinds = KINDS if settings.get("objective") == "tabular" else (*KINDS, *OF_TIME)
     (out / "figures").mkdir(parents=True, exist_ok=True)

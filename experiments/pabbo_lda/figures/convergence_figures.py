@@ -144,7 +144,8 @@ def _curves(quantity: Quantity, table: pd.DataFrame, at: str) -> tuple[Figure, A
         beyond = best_of(group, "evaluation", quantity.column).loc[max(1, start) :]
         shown.extend(beyond.quantile([0.25, 0.75], axis=1).to_numpy().ravel())
         final = float(np.median(best.loc[last]))
-        ends.append((final, f"{name_of(name)}  {quantity.text(final)}", stroke))
+        text = quantity.text(final if abs(final) >= 1 else float(f"{final:.3g}"))  # has room
+        ends.append((final, f"{name_of(name)}  {text}", stroke))
     axes.set_title(quantity.axis)
     frame_y(axes, shown, ratio=quantity.log_from)
     if quantity.text is not number:  # powers of ten are kept

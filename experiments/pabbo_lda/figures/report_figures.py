@@ -50,7 +50,7 @@ from raypipe.report.plots import (
 )
 
 #: most boxes whose names have room below them
-_SIDE_BY_SIDE = 9
+_SIDE_BY_SIDE = 7
 
 _Draw = Callable[[str, pd.DataFrame], Plot]
 

@@ -90,6 +90,11 @@ def test_other_corpora_have_nothing_published_beside_them(tmp_path):
     assert "published" not in (tmp_path / "results.md").read_text()
 
 
+def test_studies_that_search_the_priors_have_nothing_published_beside_them(tmp_path):
+    write_page(tables(), {**SETTINGS, "eta": [0.001, 1.0]}, tmp_path, PUBLISHED)
+    assert "published" not in (tmp_path / "results.md").read_text()
+
+
 def test_every_measure_has_its_ranking():
     text = page("x", tables(), {}, [], None)
     assert text.count("Average ranks") == 1
