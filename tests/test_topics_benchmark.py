@@ -112,6 +112,14 @@ def test_leaderboard_counts_corpora_with_clear_differences() -> None:
     assert rows.loc["good", "rank_half"] == 0
 
 
+def test_runs_of_one_seed_and_start_are_one_block() -> None:
+    """An optimizer without random draws repeats its run from the published start."""
+    once = studies({"gp_ei": 0.2, "other": 0.1}).query("run < 10")
+    twice = pd.concat([once, once.assign(run=once["run"] + 10)])
+    assert against_control(twice)["n"].tolist() == [10, 10]
+    pd.testing.assert_frame_equal(against_control(twice), against_control(once))
+
+
 def test_tests_are_corrected_for_all_corpora_and_optimizers() -> None:
     tests = against_control(studies({"gp_ei": 0.2, "good": 0.1, "bad": 0.3}))
     assert len(tests) == 4
