@@ -5,20 +5,18 @@ from __future__ import annotations
 import lzma
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from experiments.common.blocks import Split
 from experiments.common.evaluation import measure_rows
+from experiments.lm_pretrain.kneser_ney import kneser_ney
 from experiments.lm_pretrain.shards import TokenFolder, run_folder
+from experiments.lm_pretrain.token_ngrams import store_token_ngrams
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
 
-#: bytes of an n-gram, at most 8, which a 64-bit integer holds
-ORDER = 7
 #: bytes at the end of the training text, and at the start of the held-out text, that they read
 _TRAINED_ON, _TESTED_ON = 2**24, 2**23
 #: tokens that are decoded at a time
@@ -27,11 +25,16 @@ _AT_ONCE = 2**18
 END_BYTE = b"\xff"
 _XZ = lzma.PRESET_EXTREME | 9
 
-Codes = NDArray[np.uint64]
-
 
 def run_baselines(context: StageContext) -> None:
-    """Record the measures of the baselines on the bytes of the held-out text."""
+    """Record the measures of the baselines on the bytes of the held-out text.
+
+    The probabilities of its tokens under n-grams of tokens are stored for the stage ``evaluate``,
+    which measures them on the tokens that the language model predicts.
+    """
+    context.call(
+        "baselines/tokens", store_token_ngrams, context.run_dir, context.settings.data.tuning_share
+    )
     index = run_folder(context.run_dir).index()
     bits: dict[str, float] = context.call("baselines/bytes", baseline_bits, context.run_dir)
     bytes_per_token = index.bytes["held_out"] / index.tokens["held_out"]
@@ -42,6 +45,8 @@ def run_baselines(context: StageContext) -> None:
             "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": value
         }  # fmt: skip
     rows = measure_rows(context, {"tokens": index.tokens["held_out"]}, measures)
+    for row in rows.values():
+        row["weight"] = 0.0
     context.ledger.put("measures", rows)
 
 
@@ -68,90 +73,13 @@ def compressed_bits(train: bytes, test: bytes) -> float:
     return 8 * (both - alone) / len(test)
 
 
-def kneser_ney_bits(train: bytes, test: bytes, order: int = ORDER) -> float:
+def kneser_ney_bits(train: bytes, test: bytes, order: int | None = None) -> float:
     """Return the cross-entropy of a text in bits per byte under an n-gram model of its bytes.
 
-    The model is interpolated, with modified Kneser-Ney smoothing (Chen and Goodman 1999, "An
-    empirical study of smoothing techniques for language modeling", section 3): three discounts per
-    order, and below the highest order the number of different bytes before an n-gram instead of its
-    count. Order 0 gives each byte 1/256.
+    Order 0 gives each byte 1/256; see :func:`~experiments.lm_pretrain.kneser_ney.kneser_ney`.
     """
-    order = min(order, len(train))
-    seen = np.frombuffer(train, np.uint8)
-    before = order - 1
-    text = np.concatenate([seen[len(seen) - before :], np.frombuffer(test, np.uint8)])
-    probability = np.full(len(test), 1 / 256)
-    for size in range(1, order + 1):
-        if size == order:
-            codes = _codes(seen, order)
-        else:
-            codes = np.unique(_codes(seen, size + 1)) & np.uint64(256**size - 1)
-        grams = _codes(text[before - size + 1 :], size)
-        probability = _Level.of(codes).interpolated(grams, probability)
-    return float(-np.log2(probability).mean())
-
-
-@dataclass(frozen=True)
-class _Level:
-    """One order of the model: its n-grams and their contexts, both sorted.
-
-    Attributes:
-        grams: n-grams as integers.
-        shares: their discounted shares of the counts of their contexts.
-        contexts: the n-grams without their last byte.
-        left: the share of each context that its discounts leave to the order below.
-
-    """
-
-    grams: Codes
-    shares: NDArray[np.float64]
-    contexts: Codes
-    left: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, codes: Codes) -> _Level:
-        """Return the level of n-grams, each as often as it counts."""
-        grams, counts = np.unique(codes, return_counts=True)
-        discounts = _discounts(counts)[np.minimum(counts, 3)]
-        contexts, starts = np.unique(grams >> np.uint64(8), return_index=True)
-        totals = np.add.reduceat(counts, starts)
-        sizes = np.diff([*starts, len(grams)])
-        shares = (counts - discounts) / np.repeat(totals, sizes)
-        return cls(grams, shares, contexts, np.add.reduceat(discounts, starts) / totals)
-
-    def interpolated(self, grams: Codes, below: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the probabilities of the last bytes of n-grams, given those of the order below."""
-        place, known = _places(self.contexts, grams >> np.uint64(8))
-        found, seen = _places(self.grams, grams)
-        own = np.where(seen, self.shares[found], 0.0)
-        return np.where(known, own + self.left[place] * below, below)
-
-
-def _places(values: Codes, wanted: Codes) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return where sorted values have the wanted ones, and whether they do."""
-    place = np.searchsorted(values, wanted).clip(max=len(values) - 1)
-    return place, values[place] == wanted
-
-
-def _discounts(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the discounts of counts 0, 1, 2, and 3 or more; of few n-grams 0.5."""
-    once, twice, thrice, four = (max(1, int((counts == number).sum())) for number in (1, 2, 3, 4))
-    share = once / (once + 2 * twice)
-    found = [
-        1 - 2 * share * twice / once,
-        2 - 3 * share * thrice / twice,
-        3 - 4 * share * four / thrice,
-    ]
-    return np.array([0.0, *(min(max(d, 0.05), n - 0.05) for n, d in enumerate(found, 1))])
-
-
-def _codes(text: NDArray[np.uint8], size: int) -> Codes:
-    """Return each n-gram of ``size`` bytes as an integer, its first byte the most significant."""
-    number = max(0, len(text) - size + 1)
-    codes = np.zeros(number, np.uint64)
-    for place in range(size):
-        codes = (codes << np.uint64(8)) | text[place : place + number]
-    return codes
+    seen, text = (np.frombuffer(part, np.uint8) for part in (train, test))
+    return float(-np.log2(kneser_ney(seen, text, 256, order)).mean())
 
 
 def _start(folder: TokenFolder, split: Split, most: int) -> bytes:

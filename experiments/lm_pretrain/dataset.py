@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -14,10 +14,11 @@ from torch.utils.data import Dataset
 
 from experiments.common.blocks import Split
 from experiments.lm_pretrain.model import LmSettings
-from experiments.lm_pretrain.shards import Index, TokenFolder
+from experiments.lm_pretrain.shards import TokenFolder, tokens_between
 from raypipe.training.keyed_random import words
 
 _TRAINING, _HELD_OUT = 0, 1
+_MOST_TUNING = 2**18
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,17 @@ class PackedTokens(Dataset[Tensor]):
     """Sample ``i`` is tokens ``[i context, (i + 1) context]`` of a split, int64.
 
     Each token but the first is predicted once, up to the last whole sample. Cheap to pickle: a
-    process maps the shards when it reads.
+    process maps the shards when it reads. ``tokens`` is the number of tokens at the start of the
+    split to which the samples belong; by default all.
     """
 
     folder: TokenFolder
     split: Split
     context: int
+    tokens: int | None = None
 
     def __len__(self) -> int:
-        return (self._index.tokens[self.split] - 1) // self.context
+        return (self._tokens - 1) // self.context
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
@@ -42,23 +45,19 @@ class PackedTokens(Dataset[Tensor]):
 
     def window(self, start: int) -> Tensor:
         """Return the ``context + 1`` tokens from a token of the stream on, int64."""
-        size, end = self._index.shard, start + self.context + 1
-        parts = [
-            self._maps[shard][max(0, start - shard * size) : end - shard * size]
-            for shard in range(start // size, (end - 1) // size + 1)
-        ]
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+        tokens = tokens_between(self._maps, start, start + self.context + 1)
+        return torch.from_numpy(tokens.astype(np.int64))
 
     @cached_property
-    def _index(self) -> Index:
-        return self.folder.index()
+    def _tokens(self) -> int:
+        return self.folder.index().tokens[self.split] if self.tokens is None else self.tokens
 
     @cached_property
     def _maps(self) -> list[NDArray[Any]]:
         return self.folder.maps(self.split)
 
     def __getstate__(self) -> dict[str, object]:
-        return {"folder": self.folder, "split": self.split, "context": self.context}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,16 @@ class RandomTokens(Dataset[Tensor]):
         stream = _HELD_OUT if self.held_out else _TRAINING
         draws = words(self.seed, stream, torch.tensor(indices), self.context + 1)
         return list((draws * self.vocabulary) >> 32)
+
+
+def tuning_start(folder: TokenFolder, share: float) -> int:
+    """Return the number of training tokens before the part that chooses the mixture's weight.
+
+    The part is the last ``share`` of the training tokens, at most 2^18. The model does not train on
+    it.
+    """
+    tokens = folder.index().tokens["train"]
+    return tokens - min(int(tokens * share), _MOST_TUNING)
 
 
 def model_of(folder: TokenFolder, settings: LmSettings) -> LmSettings:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from experiments.common.blocks import Split, map_blocks
 from experiments.common.evaluation import (
@@ -18,9 +17,20 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.lm_pretrain.dataset import PackedTokens, model_of
+from experiments.lm_pretrain.dataset import PackedTokens, model_of, tuning_start
+from experiments.lm_pretrain.mixture import (
+    MIXTURE,
+    MODELS,
+    NGRAMS,
+    WEIGHTS,
+    Costs,
+    Losses,
+    gain_rows,
+    mixed,
+)
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
-from experiments.lm_pretrain.shards import TokenFolder, run_folder
+from experiments.lm_pretrain.shards import Index, TokenFolder, run_folder
+from experiments.lm_pretrain.token_ngrams import token_log_probabilities
 from raypipe.hardware import Precision
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.run_directory import RunDirectory
@@ -31,50 +41,90 @@ _AT_ONCE = 8192
 _BLOCK = 2**18
 
 
-class Losses(NamedTuple):
-    """Summed cross-entropies of held-out tokens in nats.
-
-    Attributes:
-        samples: each token after those of its sample, of which the first one has none before it.
-        sliding: each token after ``context // 2`` or more tokens, except at the start of the text.
-
-    """
-
-    samples: float
-    sliding: float
+#: tokens that intervals count as one observation, in whole samples
+_GROUP = 1024
 
 
 def run_evaluate(context: StageContext) -> None:
-    """Record the measures of the language model and of the unigram model on the same tokens."""
+    """Record the measures of the language model, of n-grams of the same tokens, and of both mixed.
+
+    The weight of the mixture is the one with the lowest loss on the end of the training text, which
+    neither the model nor the n-grams of that choice have seen.
+    """
     folder = run_folder(context.run_dir)
     index, model = folder.index(), model_of(folder, context.settings.model)
     samples = len(PackedTokens(folder, "held_out", model.context))
     predicted = samples * model.context
-    rows: dict[Split, int] = {"held_out": samples}
-    arguments = (context.run_dir, model, context.settings.train.training.precision)
-    parts = map_blocks(
-        context,
-        rows,
-        max(1, _BLOCK // model.context),
-        lambda block: (held_out_loss, *arguments, range(block.start, block.end)),
-        on_gpus=context.stage.on_gpu,
-    )
-    found = [each for _, each in parts]
-    bits_per_nat = index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
-    losses = {
-        "language model": sum(each.samples for each in found) / predicted,
-        "sliding window": sum(each.sliding for each in found) / predicted,
+    weight = _weight(context, model)
+    found = _losses(context, model, "held_out", range(samples), () if weight is None else (weight,))
+    nats = {
+        "language model": found.samples.sum() / predicted,
+        "sliding window": found.sliding.sum() / predicted,
         "unigram": unigram_loss(folder, predicted, model.vocabulary),
     }
-    measures = {
+    rows = measure_rows(context, {"tokens": predicted}, _measures(nats, index))
+    known = found.part(np.isfinite(found.ngrams))
+    if counted := int(known.tokens.sum()):
+        nats = {NGRAMS: known.ngrams.sum() / counted}
+        if weight is not None:
+            nats[MIXTURE] = known.mixtures.sum() / counted
+        rows |= measure_rows(context, {"tokens": counted}, _measures(nats, index))
+        context.ledger.put("gains", gain_rows(known, bits_per_nat(index)))
+    for method, row in rows.items():
+        row["weight"] = weight if method == MIXTURE else float(method in MODELS)
+    context.ledger.put("measures", rows)
+
+
+def _weight(context: StageContext, model: LmSettings) -> float | None:
+    """Return the weight of the model in the mixture; None without a sample to choose it on."""
+    folder, share = run_folder(context.run_dir), context.settings.data.tuning_share
+    start = tuning_start(folder, share)
+    first = -(-(start - 1) // model.context)  # the first sample that predicts no earlier token
+    part = range(first, len(PackedTokens(folder, "train", model.context)))
+    if not part:
+        return None
+    found = _losses(context, model, "train", part, WEIGHTS)
+    weight = WEIGHTS[int(found.mixtures.sum(0).argmin())]
+    tokens = len(part) * model.context
+    context.say(f"weight of the language model: {weight}, chosen on {tokens} training tokens")
+    return weight
+
+
+def _losses(
+    context: StageContext,
+    model: LmSettings,
+    split: Split,
+    part: range,
+    weights: tuple[float, ...],
+) -> Losses:
+    """Return the losses of samples of a split, from a task per block of them."""
+    arguments = (context.run_dir, model, context.settings.train.training.precision, split)
+    group = max(1, _GROUP // model.context)
+    found = map_blocks(
+        context,
+        {split: len(part)},
+        max(1, _BLOCK // (model.context * group)) * group,
+        lambda block: (block_losses, *arguments, part[block.start : block.end], weights),
+        on_gpus=context.stage.on_gpu,
+    )
+    return Losses(*map(np.concatenate, zip(*(each for _, each in found), strict=True)))
+
+
+def _measures(nats: Mapping[str, float], index: Index) -> dict[str, dict[str, float]]:
+    """Return the measures of methods from their losses in nats per token."""
+    return {
         method: {
-            "loss": loss,
+            "loss": float(loss),
             "perplexity": math.exp(loss),
-            "bits_per_byte": loss * bits_per_nat,
+            "bits_per_byte": float(loss * bits_per_nat(index)),
         }
-        for method, loss in losses.items()
+        for method, loss in nats.items()
     }
-    context.ledger.put("measures", measure_rows(context, {"tokens": predicted}, measures))
+
+
+def bits_per_nat(index: Index) -> float:
+    """Return the bits per byte of held-out text of a loss of one nat per token."""
+    return index.tokens["held_out"] / index.bytes["held_out"] / math.log(2)
 
 
 def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
@@ -82,40 +132,79 @@ def load_model(run_dir: RunDirectory, settings: LmSettings) -> LanguageModel:
     return load_trained(LanguageModel(settings), run_dir).to(task_device())
 
 
-def held_out_loss(
-    run_dir: RunDirectory, settings: LmSettings, arithmetic: Precision, part: range
+def block_losses(
+    run_dir: RunDirectory,
+    settings: LmSettings,
+    arithmetic: Precision,
+    split: Split,
+    part: range,
+    weights: tuple[float, ...] = (),
 ) -> Losses:
-    """Return the losses of held-out samples; logarithms are in fp32.
+    """Task: return the losses of samples of a split, and of mixtures with n-grams.
 
-    The sliding window advances by half of the context: the first half of a sample is predicted in a
-    window that began in the sample before.
+    Args:
+        run_dir: with the model, the tokens and the stored probabilities of the n-grams.
+        settings: of the model.
+        arithmetic: of the forward passes; logarithms are in fp32.
+        split: of the samples.
+        part: numbers of the samples.
+        weights: of the model in each mixture.
+
+    """
+    context = settings.context
+    own, sliding = token_costs(run_dir, settings, arithmetic, split, part)
+    first, last = part.start * context + 1, part.stop * context + 1
+    ngrams = -token_log_probabilities(run_dir, split, first, last).reshape(own.shape)
+    mixtures = [mixed(sliding, ngrams, weight) for weight in weights]
+    starts = np.arange(0, len(part), max(1, _GROUP // context))
+
+    def summed(costs: Costs) -> Costs:
+        return np.add.reduceat(costs.sum(1), starts)
+
+    return Losses(
+        tokens=summed(np.ones_like(own)),
+        samples=summed(own),
+        sliding=summed(sliding),
+        ngrams=summed(ngrams),
+        mixtures=np.array([summed(each) for each in mixtures]).reshape(len(weights), len(starts)).T,
+    )
+
+
+def token_costs(
+    run_dir: RunDirectory, settings: LmSettings, arithmetic: Precision, split: Split, part: range
+) -> tuple[Costs, Costs]:
+    """Return the cross-entropy of each token of samples in nats, ``[samples, context]``.
+
+    The first result predicts it within its sample, the second with a sliding window, which
+    advances by half of the context: the first half of a sample is predicted in a window that began
+    in the sample before.
     """
     model, context = load_model(run_dir, settings), settings.context
-    samples = PackedTokens(run_folder(run_dir), "held_out", context)
-    ahead = context - context // 2  # tokens by which such a window begins before the sample
+    samples = PackedTokens(run_folder(run_dir), split, context)
+    half = context // 2
+    ahead = context - half  # tokens by which such a window begins before the sample
     starts = [number * context for number in part]
     shifted = [start - ahead for start in starts if start > 0]
     with torch.inference_mode(), task_arithmetic(arithmetic):
         own = _costs(model, samples, starts)
         later = _costs(model, samples, shifted)
-    half = context // 2
-    first = own[: len(own) - len(later), :half]  # of the text's first sample
-    sliding = own[:, half:].sum() + later[:, ahead:].sum() + first.sum()
-    return Losses(own.sum().item(), sliding.item())
+    sliding = own.copy()
+    sliding[len(own) - len(later) :, :half] = later[:, ahead:]  # the text's first sample has none
+    return own, sliding
 
 
-def _costs(model: LanguageModel, samples: PackedTokens, starts: list[int]) -> Tensor:
-    """Return the cross-entropy of each next token in windows that start there, fp64 ``[W, L]``."""
+def _costs(model: LanguageModel, samples: PackedTokens, starts: list[int]) -> Costs:
+    """Return the cross-entropy of each next token in windows that start there, ``[W, L]``."""
     device = model.embedding.weight.device
-    costs = [torch.empty(0, samples.context, dtype=torch.float64)]
+    costs: list[Costs] = [np.empty((0, samples.context))]
     at_once = max(1, _AT_ONCE // samples.context)
     for place in range(0, len(starts), at_once):
         windows = [samples.window(start) for start in starts[place : place + at_once]]
         tokens = torch.stack(windows).to(device)
         logits, targets = model(tokens[:, :-1]), tokens[:, 1:]
         found = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        costs.append(found.view_as(targets).double().cpu())
-    return torch.cat(costs)
+        costs.append(found.view_as(targets).double().cpu().numpy())
+    return np.concatenate(costs)
 
 
 def unigram_loss(folder: TokenFolder, predicted: int, vocabulary: int) -> float:

@@ -36,6 +36,13 @@ class DataSettings(Settings):
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of the text that is held out, at its end."
     )
+    tuning_share: float = Field(
+        0.02,
+        ge=0,
+        lt=1,
+        description="Share of the training text, at its end, that is not trained on but chooses "
+        "the weight of the language model in its mixture with n-grams; 0 leaves the mixture out.",
+    )
     column: str = Field("text", description="Key of the document in each row of a .jsonl file.")
     tokens: Kind = Field(
         "bpe",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -169,6 +169,16 @@ class ShardWriter:
         content, name = ids.astype(self.dtype).tobytes(), shard_name(self.split, len(self.sha256))
         self.folder.write(name, content)
         self.sha256[name] = hashlib.sha256(content).hexdigest()
+
+
+def tokens_between(shards: Sequence[NDArray[Any]], start: int, end: int) -> NDArray[Any]:
+    """Return the tokens ``[start, end)``, at least one, of the shards of a split."""
+    size = len(shards[0])
+    parts = [
+        shards[number][max(0, start - number * size) : end - number * size]
+        for number in range(start // size, (end - 1) // size + 1)
+    ]
+    return np.concatenate(parts)
 
 
 def shard_name(split: Split, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.lm_pretrain.mixture import MIXTURE, NGRAMS
 from raypipe.storage.tables import Column, Table
 
 STEP_METRICS = (
@@ -21,7 +22,9 @@ MEASURES = Table(
             "method",
             "text",
             "`language model`, sample by sample; `sliding window`, the same model with half of its "
-            "context or more before each token; or a baseline: `unigram`, `kneser-ney` or `xz`.",
+            "context or more before each token; `language model + kneser-ney`, the sliding window "
+            "interpolated with n-grams of tokens; or a baseline: `unigram`, `kneser-ney` (n-grams "
+            "of bytes), `kneser-ney tokens` or `xz`.",
         ),
         Column("tokens", "integer", "Number of held-out tokens that are predicted."),
         Column(
@@ -35,9 +38,36 @@ MEASURES = Table(
             "bits per byte",
             "lower",
         ),
+        Column("weight", "real", "Weight of the language model in the method's probabilities."),
     ),
     axes=("method",),
-    baselines=("unigram", "kneser-ney", "xz"),
+    baselines=("unigram", "kneser-ney", NGRAMS, "xz"),
+    # it contains a baseline: the model is judged without it
+    references=(MIXTURE,),
+)
+GAINS = Table(
+    "gains",
+    "a method compared with n-grams of the same held-out tokens",
+    (
+        Column("method", "text", "The method, as in `measures`."),
+        Column("baseline", "text", "`kneser-ney tokens`."),
+        Column("tokens", "integer", "Number of held-out tokens that both predict."),
+        Column("groups", "integer", "Number of groups of about 1,024 successive tokens."),
+        Column(
+            "gain",
+            "real",
+            "How much lower the loss of the method is than that of the baseline.",
+            "bits per byte",
+        ),
+        Column(
+            "gain_low",
+            "real",
+            "Lower end of the gain's 95 % interval over groups, for this trained model.",
+            "bits per byte",
+        ),
+        Column("gain_high", "real", "Upper end of the interval.", "bits per byte"),
+    ),
+    axes=("method",),
 )
 SAMPLES = Table(
     "samples",
@@ -51,4 +81,4 @@ SAMPLES = Table(
         Column("text", "text", "Continuation of the prompt."),
     ),
 )
-TABLES = (MEASURES, SAMPLES)
+TABLES = (MEASURES, GAINS, SAMPLES)

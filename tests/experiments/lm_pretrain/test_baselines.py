@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +15,26 @@ from hypothesis import strategies as st
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import baselines, shards
 from experiments.lm_pretrain.baselines import baseline_bits, compressed_bits, kneser_ney_bits
+from experiments.lm_pretrain.kneser_ney import kneser_ney, order_of
 from experiments.lm_pretrain.shards import TOKENIZER, Index, ShardWriter, run_folder
 from experiments.lm_pretrain.tokenizer import Chunk, Kind, encode_chunk, make_tokenizer
 from raypipe.storage.run_directory import RunDirectory
 
 
-def by_dictionaries(train: bytes, order: int, history: bytes, byte: int) -> float:
+def by_dictionaries(
+    train: Sequence[int], order: int, history: Sequence[int], symbol: int, vocabulary: int
+) -> float:
     """Interpolated Kneser-Ney with three discounts, written from the formulas, n-gram by n-gram."""
+    text = tuple(train)
 
-    def counts(size: int) -> Counter[bytes]:
-        grams = Counter(train[i : i + size] for i in range(len(train) - size + 1))
+    def counts(size: int) -> Counter[tuple[int, ...]]:
+        grams = Counter(text[i : i + size] for i in range(len(text) - size + 1))
         if size == order:
             return grams
-        longer = {train[i : i + size + 1] for i in range(len(train) - size)}
+        longer = {text[i : i + size + 1] for i in range(len(text) - size)}
         return Counter(gram[1:] for gram in longer)
 
-    probability = 1 / 256
+    probability = 1 / vocabulary
     for size in range(1, order + 1):
         known = counts(size)
         n = {k: max(1, sum(c == k for c in known.values())) for k in (1, 2, 3, 4)}
@@ -37,13 +42,13 @@ def by_dictionaries(train: bytes, order: int, history: bytes, byte: int) -> floa
         discount = {
             k: min(max(k - (k + 1) * share * n[k + 1] / n[k], 0.05), k - 0.05) for k in (1, 2, 3)
         }
-        context = history[len(history) - size + 1 :] if size > 1 else b""
+        context = tuple(history[len(history) - size + 1 :]) if size > 1 else ()
         following = {g: c for g, c in known.items() if g[:-1] == context}
         if not following:
             continue
         total = sum(following.values())
         cuts = {g: discount[min(c, 3)] for g, c in following.items()}
-        gram = context + bytes([byte])
+        gram = (*context, symbol)
         own = (following[gram] - cuts[gram]) / total if gram in following else 0.0
         probability = own + sum(cuts.values()) / total * probability
     return probability
@@ -59,10 +64,41 @@ def test_the_n_gram_model_is_the_one_of_the_formulas(train: str, test: str, orde
     seen, text = train.encode(), test.encode()
     order = min(order, len(seen))
     costs = [
-        -math.log2(by_dictionaries(seen, order, (seen + text[:place])[-8:], byte))
+        -math.log2(by_dictionaries(seen, order, (seen + text[:place])[-8:], byte, 256))
         for place, byte in enumerate(text)
     ]
     assert kneser_ney_bits(seen, text, order) == pytest.approx(np.mean(costs), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), vocabulary=st.sampled_from([1, 2, 3, 300, 1024, 50_000, 2**17]))
+def test_n_grams_of_tokens_are_those_of_the_formulas(data: st.DataObject, vocabulary: int) -> None:
+    """At the highest order that the vocabulary allows; the largest tokens use all bits."""
+    few = st.sampled_from(sorted({0, vocabulary // 2, vocabulary - 1}))
+    seen = data.draw(st.lists(few, min_size=1, max_size=60))
+    text = data.draw(st.lists(few, min_size=1, max_size=9))
+    order = min(order_of(vocabulary), len(seen))
+    expected = [
+        by_dictionaries(seen, order, (seen + text[:place])[-8:], token, vocabulary)
+        for place, token in enumerate(text)
+    ]
+    found = kneser_ney(np.array(seen, np.uint32), np.array(text, np.uint32), vocabulary)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "order"), [(2, 7), (256, 7), (512, 7), (1024, 6), (50_000, 4), (2**17, 3)]
+)
+def test_the_order_is_seven_or_what_an_integer_holds(vocabulary: int, order: int) -> None:
+    assert order_of(vocabulary) == order
+
+
+@pytest.mark.parametrize("history", [[], [3, 4], [299, 0, 7], [1, 2, 3, 4, 5, 6, 7, 8]])
+def test_probabilities_of_all_tokens_sum_to_one(history: list[int]) -> None:
+    draws = np.random.default_rng(0).integers(0, 40, 500)
+    seen = np.concatenate([draws, np.arange(20), draws[:99]]).astype(np.uint16)
+    text = [np.array([*history, token], np.uint16) for token in range(300)]
+    assert sum(kneser_ney(seen, each, 300)[-1] for each in text) == pytest.approx(1, rel=1e-9)
 
 
 def test_its_probabilities_sum_to_one() -> None:

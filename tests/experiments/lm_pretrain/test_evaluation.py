@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from experiments.common.blocks import SPLITS, Split
-from experiments.lm_pretrain import shards
-from experiments.lm_pretrain.evaluation import held_out_loss, unigram_loss
+from experiments.lm_pretrain import evaluation, shards, token_ngrams
+from experiments.lm_pretrain.evaluation import block_losses, token_costs, unigram_loss
+from experiments.lm_pretrain.kneser_ney import kneser_ney
+from experiments.lm_pretrain.mixture import Losses
 from experiments.lm_pretrain.model import LanguageModel, LmSettings
 from experiments.lm_pretrain.sampling import continuation
 from experiments.lm_pretrain.settings import SampleSettings
 from experiments.lm_pretrain.shards import Index, ShardWriter, run_folder
+from experiments.lm_pretrain.token_ngrams import store_token_ngrams, token_log_probabilities
 from experiments.lm_pretrain.tokenizer import END_OF_TEXT
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
@@ -62,13 +65,13 @@ def test_the_loss_is_that_of_each_held_out_token(run: RunDirectory) -> None:
         for place in range(1, 6):
             logits = model(torch.tensor([tokens[start : start + place]]))[0, -1].double()
             costs.append(-logits.log_softmax(0)[tokens[start + place]].item())
-    whole = held_out_loss(run, MODEL, "fp32", range(5))
-    assert whole.samples == pytest.approx(sum(costs), rel=1e-5)
-    parts = [held_out_loss(run, MODEL, "fp32", part) for part in (range(2), range(2, 5))]
-    assert np.sum(parts, 0) == pytest.approx(whole, rel=1e-6)
-    half = held_out_loss(run, MODEL, "bf16", range(5))
-    assert half.samples != whole.samples
-    assert half == pytest.approx(whole, rel=0.02)
+    whole, _ = token_costs(run, MODEL, "fp32", "held_out", range(5))
+    assert whole.ravel() == pytest.approx(costs, rel=1e-5)
+    parts = [token_costs(run, MODEL, "fp32", "held_out", part) for part in (range(2), range(2, 5))]
+    assert np.concatenate([own for own, _ in parts]) == pytest.approx(whole, rel=1e-6)
+    half, _ = token_costs(run, MODEL, "bf16", "held_out", range(5))
+    assert half.sum() != whole.sum()
+    assert half.sum() == pytest.approx(whole.sum(), rel=0.02)
 
 
 @pytest.mark.parametrize("context", [1, 4, 5])
@@ -78,7 +81,7 @@ def test_a_sliding_window_has_half_of_the_context_before_each_token(
     settings = MODEL.model_copy(update={"context": context})
     model, tokens = lively(), stream(run, "held_out")
     samples, half = 28 // context, context // 2
-    expected = 0.0
+    expected = []
     for place in range(1, samples * context + 1):  # of the token to predict
         sample, inside = divmod(place - 1, context)
         start = sample * context
@@ -86,10 +89,55 @@ def test_a_sliding_window_has_half_of_the_context_before_each_token(
             start -= context - half
         logits = model(torch.tensor([tokens[start:place]]))[0, -1].double()
         assert place - start > half or not sample
-        expected -= logits.log_softmax(0)[tokens[place]].item()
-    found = held_out_loss(run, settings, "fp32", range(samples))
-    assert found.sliding == pytest.approx(expected, rel=1e-5)
-    assert (found.sliding == pytest.approx(found.samples)) == (context == 1)
+        expected.append(-logits.log_softmax(0)[tokens[place]].item())
+    own, sliding = token_costs(run, settings, "fp32", "held_out", range(samples))
+    assert sliding.ravel() == pytest.approx(expected, rel=1e-5)
+    assert np.allclose(sliding, own) == (context == 1)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_mixture_adds_the_probabilities_of_the_same_token(
+    run: RunDirectory, split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the held-out text after the training text, and of the tuning part after what is before."""
+    monkeypatch.setattr(evaluation, "_GROUP", 10)
+    store_token_ngrams(run, 0.52)  # the last 26 of 50 training tokens
+    train, held_out = stream(run, "train"), stream(run, "held_out")
+    start, part = (24, range(5, 9)) if split == "train" else (0, range(5))
+    seen, text = (train[:24], train[24:]) if split == "train" else (train, held_out)
+    ngrams = kneser_ney(np.array(seen, np.uint16), np.array(text, np.uint16), 11)
+    _, sliding = token_costs(run, MODEL, "fp32", split, part)
+    costs = {weight: [] for weight in (0.0, 0.3, 1.0)}
+    for place, cost in enumerate(sliding.ravel(), part.start * 5 + 1):
+        for weight, found in costs.items():
+            both = weight * math.exp(-cost) + (1 - weight) * ngrams[place - start]
+            found.append(-math.log(both))
+    losses = block_losses(run, MODEL, "fp32", split, part, tuple(costs))
+    assert losses.tokens.tolist() == [10, 10, 5][: len(losses.tokens)]
+    for place, found in enumerate(costs.values()):
+        groups = [sum(found[first : first + 10]) for first in range(0, len(found), 10)]
+        assert losses.mixtures[:, place] == pytest.approx(groups, rel=1e-5)
+    assert losses.mixtures[:, 0] == pytest.approx(losses.ngrams)
+    assert losses.mixtures[:, 2] == pytest.approx(losses.sliding)
+
+
+def test_tokens_without_stored_n_grams_are_left_out(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_ngrams, "_PREDICTED", 17)
+    monkeypatch.setattr(evaluation, "_GROUP", 5)
+    store_token_ngrams(run, 0.52)
+    assert np.isfinite(token_log_probabilities(run, "held_out", 10, 22)).tolist() == [
+        *[True] * 7, *[False] * 5
+    ]  # fmt: skip
+    assert np.isnan(token_log_probabilities(run, "held_out", 20, 22)).all()
+    assert np.isfinite(token_log_probabilities(run, "train", 20, 50)).tolist() == [
+        *[False] * 4, *[True] * 26
+    ]  # fmt: skip
+    losses = block_losses(run, MODEL, "fp32", "held_out", range(5), (0.5,))
+    known: Losses = losses.part(np.isfinite(losses.ngrams))
+    assert (known.tokens.sum(), losses.tokens.sum()) == (15, 25)
+    assert np.isfinite(known.mixtures).all()
 
 
 def test_the_baseline_knows_how_frequent_each_token_is(run: RunDirectory) -> None:

@@ -12,14 +12,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from experiments.common.blocks import SPLITS
-from experiments.lm_pretrain import shards
-from experiments.lm_pretrain.dataset import PackedTokens
+from experiments.lm_pretrain import dataset, shards
+from experiments.lm_pretrain.dataset import PackedTokens, tuning_start
 from experiments.lm_pretrain.shards import (
     TOKENIZER,
     DamagedError,
     Index,
     ShardWriter,
     TokenFolder,
+    tokens_between,
 )
 from raypipe.storage.run_directory import RunDirectory
 
@@ -82,6 +83,32 @@ def test_packed_samples_cover_the_stream(tmp_path, short, context):
     for outside in (-1, len(samples)):
         with pytest.raises(IndexError, match=f"of {len(samples)}"):
             samples[outside]
+
+
+@pytest.mark.parametrize("tokens", [40, 39, 31, 5])
+def test_samples_of_a_part_end_before_the_tokens_after_it(tmp_path, short, tokens):
+    whole, part = (PackedTokens(stored(tmp_path), "train", 4, most) for most in (None, tokens))
+    assert len(part) == (tokens - 1) // 4
+    for number in range(len(part)):
+        assert torch.equal(part[number], whole[number])
+    assert torch.equal(pickle.loads(pickle.dumps(part))[0], whole[0])
+    assert len(pickle.loads(pickle.dumps(part))) == len(part)
+
+
+@pytest.mark.parametrize(("share", "start"), [(0, 40), (0.02, 40), (0.1, 36), (0.99, 1), (0.5, 20)])
+def test_the_tuning_part_is_the_end_of_the_training_text(tmp_path, short, share, start):
+    assert tuning_start(stored(tmp_path), share) == start
+
+
+def test_the_tuning_part_has_a_limit(tmp_path, short, monkeypatch):
+    monkeypatch.setattr(dataset, "_MOST_TUNING", 3)
+    assert tuning_start(stored(tmp_path), 0.5) == 37
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 40), (3, 9), (6, 7), (7, 14), (13, 30)])
+def test_tokens_are_read_across_shards(tmp_path, short, start, end):
+    maps = stored(tmp_path).maps("train")
+    assert tokens_between(maps, start, end).tolist() == STREAMS["train"][start:end].tolist()
 
 
 def test_no_tokens_travel_with_the_samples(tmp_path, short):

@@ -73,6 +73,14 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
     assert model["bits_per_byte"] < 0.7 * unigram["bits_per_byte"]
     assert model["perplexity"] == pytest.approx(np.exp(model["loss"]))
     assert 0 < measures.loc["sliding window", "loss"] < model["loss"]
+    counts, mixture = measures.loc["kneser-ney tokens"], measures.loc["language model + kneser-ney"]
+    assert counts["tokens"] == mixture["tokens"] == model["tokens"]
+    assert mixture["loss"] < min(measures.loc["sliding window", "loss"], counts["loss"]) + 0.02
+    assert 0 <= mixture["weight"] <= 1
+    gains = table(found, "gains").set_index("method")
+    for method in ("language model", "sliding window", "language model + kneser-ney"):
+        difference = counts["bits_per_byte"] - measures.loc[method, "bits_per_byte"]
+        assert gains.loc[method, "gain"] == pytest.approx(difference, rel=1e-6)
     trial = table(found, "trials").iloc[0]
     assert trial["status"] == "succeeded"
     assert model["loss"] == pytest.approx(trial["eval_loss"], rel=1e-5)
@@ -97,6 +105,23 @@ def test_the_model_of_characters_has_as_many_as_the_text(run: Run) -> None:
     found = run("run", plain=False)
     assert run_folder(found).index().vocabulary == len(set(TEXT)) + 1
     assert table(found, "trials").iloc[0]["status"] == "succeeded"
+
+
+def test_without_a_tuning_part_there_is_no_mixture(run: Run) -> None:
+    found = run("run", "data.tuning_share=0")
+    methods = set(table(found, "measures")["method"])
+    assert "kneser-ney tokens" in methods
+    assert "language model + kneser-ney" not in methods
+
+
+def test_the_model_is_judged_without_the_n_grams_in_the_mixture(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that learned nothing is not better than the n-grams, whatever the mixture is."""
+    run("run", "train.training.steps=1", "train.training.warmup_steps=0")
+    output = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"WARNING: (language model|sliding window) is not better than", output)
+    assert "WARNING: language model + kneser-ney" not in output
 
 
 def test_any_chunks_give_the_same_tokens(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

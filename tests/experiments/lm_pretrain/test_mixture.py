@@ -1,0 +1,57 @@
+"""Gains of the model and of the mixture over n-grams, with their intervals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.lm_pretrain.mixture import Losses, gain_rows, mixed
+
+
+def losses(groups: int, gain: float, noise: float, seed: int = 0, size: int = 100) -> Losses:
+    """Groups of tokens in which the sliding window is better than the n-grams by ``gain``."""
+    generator = np.random.default_rng(seed)
+    tokens = np.full(groups, float(size))
+    ngrams = tokens * generator.uniform(2, 4, groups)
+    sliding = ngrams - tokens * (gain + noise * generator.standard_normal(groups))
+    return Losses(tokens, ngrams + tokens, sliding, ngrams, (sliding - tokens)[:, None])
+
+
+def test_the_gain_is_the_difference_of_the_losses() -> None:
+    found = losses(30, 0.1, 0.05)
+    for part in (found, found._replace(tokens=found.tokens * np.linspace(1, 2, 30))):
+        rows = gain_rows(part, 0.5)
+        total = part.tokens.sum()
+        for method, cost in (
+            ("language model", part.samples),
+            ("sliding window", part.sliding),
+            ("language model + kneser-ney", part.mixtures[:, 0]),
+        ):
+            row = rows[method]
+            expected = 0.5 * (part.ngrams.sum() - cost.sum()) / total
+            assert row["gain"] == pytest.approx(expected)
+            assert row["gain_low"] <= row["gain"] <= row["gain_high"]
+            assert (row["groups"], row["tokens"]) == (30, int(total))
+
+
+def test_the_interval_has_the_true_gain_as_often_as_it_says() -> None:
+    rows = [gain_rows(losses(20, 0.1, 0.3, seed), 1.0)["sliding window"] for seed in range(400)]
+    inside = np.mean([row["gain_low"] <= 0.1 <= row["gain_high"] for row in rows])
+    assert 0.92 < inside < 0.98
+
+
+def test_one_group_has_no_interval_and_no_weight_has_no_mixture() -> None:
+    found = losses(1, 0.1, 0)
+    rows = gain_rows(found._replace(mixtures=np.empty((1, 0))), 1.0)
+    assert [*rows] == ["language model", "sliding window"]
+    assert math.isnan(rows["sliding window"]["gain_low"])
+
+
+def test_a_mixture_is_between_its_parts_in_probability() -> None:
+    model, ngrams = -np.log([0.5, 0.1, 1e-30]), -np.log([0.25, 0.9, 0.5])
+    found = np.exp(-mixed(model, ngrams, 0.2))
+    assert found == pytest.approx([0.3, 0.74, 0.4])
+    assert mixed(model, ngrams, 0.0) == pytest.approx(ngrams)
+    assert mixed(model, ngrams, 1.0) == pytest.approx(model)
