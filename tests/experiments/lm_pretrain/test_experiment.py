@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import large, medium, tiny
 from raypipe.commands import cluster
 from raypipe.commands import configuration as config
@@ -75,8 +76,10 @@ def test_more_workers_keep_the_effective_batch():
 
 def test_a_cpu_trains_the_tiny_model():
     settings = resolved(PLAIN).settings
-    assert settings.model.model_dump() == {**tiny().model_dump(), "vocabulary": 1024}
-    assert settings.train.training.effective_batch == 12
+    changed = {"vocabulary": 2048, "context": 128, "tied": True}
+    assert settings.model.model_dump() == {**tiny().model_dump(), **changed}
+    assert settings.train.training.effective_batch == 8
+    check_exportable(settings.model)
 
 
 def test_a_model_is_a_size_or_its_parts():
@@ -93,7 +96,7 @@ def test_the_swept_configuration_is_the_plain_one_on_random_tokens(gib):
     assert swept.settings.model_copy(update={"sweep": None}) == plain.settings
 
 
-@pytest.mark.parametrize(("gib", "number", "batch"), [(None, 12, 12), (79.2, 56, 128)])
+@pytest.mark.parametrize(("gib", "number", "batch"), [(None, 12, 8), (79.2, 56, 128)])
 def test_the_sweep_keeps_the_effective_batch_where_it_can(gib, number, batch):
     found = points(gib)
     cells = {(t["micro_batch"], t["precision"], t["gradient_checkpointing"]) for t in found}
@@ -163,7 +166,7 @@ def test_fit_takes_samples_of_the_full_length_without_any_text():
     assert train.training is not None
     task = train.training.task(None)
     assert task.build_dataset()[0].shape == (configuration.settings.model.context + 1,)
-    assert task.build_model().embedding.num_embeddings == 1024
+    assert task.build_model().embedding.num_embeddings == 2048
 
 
 def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
