@@ -26,31 +26,26 @@ class PackedTokens(Dataset[Tensor]):
     """Sample ``i`` is tokens ``[i context, (i + 1) context]`` of a split, int64.
 
     Each token but the first is predicted once, up to the last whole sample. Cheap to pickle: a
-    process maps the shards when it reads. ``tokens`` is the number of tokens at the start of the
-    split to which the samples belong; by default all.
+    process maps the shards when it reads. ``first`` is the token that sample 0 begins with.
     """
 
     folder: TokenFolder
     split: Split
     context: int
-    tokens: int | None = None
+    first: int = 0
 
     def __len__(self) -> int:
-        return (self._tokens - 1) // self.context
+        return max(0, self.folder.index().tokens[self.split] - self.first - 1) // self.context
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        return self.window(index * self.context)
+        return self.window(self.first + index * self.context)
 
     def window(self, start: int) -> Tensor:
         """Return the ``context + 1`` tokens from a token of the stream on, int64."""
         tokens = tokens_between(self._maps, start, start + self.context + 1)
         return torch.from_numpy(tokens.astype(np.int64))
-
-    @cached_property
-    def _tokens(self) -> int:
-        return self.folder.index().tokens[self.split] if self.tokens is None else self.tokens
 
     @cached_property
     def _maps(self) -> list[NDArray[Any]]:
@@ -93,14 +88,13 @@ class RandomTokens(Dataset[Tensor]):
         return list((draws * self.vocabulary) >> 32)
 
 
-def tuning_start(folder: TokenFolder, share: float) -> int:
-    """Return the number of training tokens before the part that chooses the mixture's weight.
+def tuning_tokens(folder: TokenFolder, share: float) -> int:
+    """Return the number of training tokens that choose the mixture's weight: the first ones.
 
-    The part is the last ``share`` of the training tokens, at most 2^18. The model does not train on
-    it.
+    They are ``share`` of the training tokens, at most 2^18. The model does not train on them. The
+    end of the training text is of more use to the model: the held-out text often continues it.
     """
-    tokens = folder.index().tokens["train"]
-    return tokens - min(int(tokens * share), _MOST_TUNING)
+    return min(int(folder.index().tokens["train"] * share), _MOST_TUNING)
 
 
 def model_of(folder: TokenFolder, settings: LmSettings) -> LmSettings:

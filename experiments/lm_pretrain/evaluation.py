@@ -17,7 +17,7 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.lm_pretrain.dataset import PackedTokens, model_of, tuning_start
+from experiments.lm_pretrain.dataset import PackedTokens, model_of, tuning_tokens
 from experiments.lm_pretrain.mixture import (
     MIXTURE,
     MODELS,
@@ -48,8 +48,8 @@ _GROUP = 1024
 def run_evaluate(context: StageContext) -> None:
     """Record the measures of the language model, of n-grams of the same tokens, and of both mixed.
 
-    The weight of the mixture is the one with the lowest loss on the end of the training text, which
-    neither the model nor the n-grams of that choice have seen.
+    The weight of the mixture is the one with the lowest loss on the start of the training text,
+    which neither the model nor the n-grams of that choice have seen.
     """
     folder = run_folder(context.run_dir)
     index, model = folder.index(), model_of(folder, context.settings.model)
@@ -78,9 +78,8 @@ def run_evaluate(context: StageContext) -> None:
 def _weight(context: StageContext, model: LmSettings) -> float | None:
     """Return the weight of the model in the mixture; None without a sample to choose it on."""
     folder, share = run_folder(context.run_dir), context.settings.data.tuning_share
-    start = tuning_start(folder, share)
-    first = -(-(start - 1) // model.context)  # the first sample that predicts no earlier token
-    part = range(first, len(PackedTokens(folder, "train", model.context)))
+    # before the first sample there is no text, which the n-grams would suffer from
+    part = range(1, (tuning_tokens(folder, share) - 1) // model.context)
     if not part:
         return None
     found = _losses(context, model, "train", part, WEIGHTS)

@@ -40,7 +40,7 @@ class DataSettings(Settings):
         0.02,
         ge=0,
         lt=1,
-        description="Share of the training text, at its end, that is not trained on but chooses "
+        description="Share of the training text, at its start, that is not trained on but chooses "
         "the weight of the language model in its mixture with n-grams; 0 leaves the mixture out.",
     )
     column: str = Field("text", description="Key of the document in each row of a .jsonl file.")

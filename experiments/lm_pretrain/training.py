@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from experiments.common.blocks import SPLITS
-from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, tuning_start
+from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, tuning_tokens
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import run_folder
 from raypipe.datasets.corpus import CorpusError
@@ -84,15 +84,14 @@ def build_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask
     folder.check()
     folder.tokenizer().encode(settings.sample.prompt)
     model = model_of(folder, settings.model)
-    share = settings.data.tuning_share
-    tokens = {**folder.index().tokens, "train": tuning_start(folder, share)}
-    for split, number in tokens.items():
-        if number <= model.context:
+    first = {"train": tuning_tokens(folder, settings.data.tuning_share), "held_out": 0}
+    for split, number in folder.index().tokens.items():
+        if (number := number - first[split]) <= model.context:
             raise CorpusError(
                 f"the {split} text has {number} tokens; a sample needs model.context + 1 = "
                 f"{model.context + 1}: give more text or a shorter context"
             )
-    train, held_out = (PackedTokens(folder, s, model.context, tokens[s]) for s in SPLITS)
+    train, held_out = (PackedTokens(folder, s, model.context, first[s]) for s in SPLITS)
     return LanguageModelTask(model, train, held_out)
 
 

@@ -99,18 +99,18 @@ def test_a_sliding_window_has_half_of_the_context_before_each_token(
 def test_a_mixture_adds_the_probabilities_of_the_same_token(
     run: RunDirectory, split: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the held-out text after the training text, and of the tuning part after what is before."""
+    """N-grams of the held-out text are of the training text, those of its start of the rest."""
     monkeypatch.setattr(evaluation, "_GROUP", 10)
-    store_token_ngrams(run, 0.52)  # the last 26 of 50 training tokens
+    store_token_ngrams(run, 0.52)  # the first 26 of 50 training tokens
     train, held_out = stream(run, "train"), stream(run, "held_out")
-    start, part = (24, range(5, 9)) if split == "train" else (0, range(5))
-    seen, text = (train[:24], train[24:]) if split == "train" else (train, held_out)
+    seen, text = (train[26:], train[:26]) if split == "train" else (train, held_out)
+    part = range(5) if split == "held_out" else range(1, 5)
     ngrams = kneser_ney(np.array(seen, np.uint16), np.array(text, np.uint16), 11)
     _, sliding = token_costs(run, MODEL, "fp32", split, part)
     costs = {weight: [] for weight in (0.0, 0.3, 1.0)}
     for place, cost in enumerate(sliding.ravel(), part.start * 5 + 1):
         for weight, found in costs.items():
-            both = weight * math.exp(-cost) + (1 - weight) * ngrams[place - start]
+            both = weight * math.exp(-cost) + (1 - weight) * ngrams[place]
             found.append(-math.log(both))
     losses = block_losses(run, MODEL, "fp32", split, part, tuple(costs))
     assert losses.tokens.tolist() == [10, 10, 5][: len(losses.tokens)]
@@ -132,7 +132,7 @@ def test_tokens_without_stored_n_grams_are_left_out(
     ]  # fmt: skip
     assert np.isnan(token_log_probabilities(run, "held_out", 20, 22)).all()
     assert np.isfinite(token_log_probabilities(run, "train", 20, 50)).tolist() == [
-        *[False] * 4, *[True] * 26
+        *[True] * 6, *[False] * 24
     ]  # fmt: skip
     losses = block_losses(run, MODEL, "fp32", "held_out", range(5), (0.5,))
     known: Losses = losses.part(np.isfinite(losses.ngrams))

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import dataset, shards
-from experiments.lm_pretrain.dataset import PackedTokens, tuning_start
+from experiments.lm_pretrain.dataset import PackedTokens, tuning_tokens
 from experiments.lm_pretrain.shards import (
     TOKENIZER,
     DamagedError,
@@ -85,24 +85,26 @@ def test_packed_samples_cover_the_stream(tmp_path, short, context):
             samples[outside]
 
 
-@pytest.mark.parametrize("tokens", [40, 39, 31, 5])
-def test_samples_of_a_part_end_before_the_tokens_after_it(tmp_path, short, tokens):
-    whole, part = (PackedTokens(stored(tmp_path), "train", 4, most) for most in (None, tokens))
-    assert len(part) == (tokens - 1) // 4
+@pytest.mark.parametrize("first", [0, 1, 9, 35, 36, 40])
+def test_samples_begin_after_the_tuning_part(tmp_path, short, first):
+    part = PackedTokens(stored(tmp_path), "train", 4, first)
+    stream = STREAMS["train"].tolist()[first:]
+    assert len(part) == max(0, len(stream) - 1) // 4
     for number in range(len(part)):
-        assert torch.equal(part[number], whole[number])
-    assert torch.equal(pickle.loads(pickle.dumps(part))[0], whole[0])
-    assert len(pickle.loads(pickle.dumps(part))) == len(part)
+        assert part[number].tolist() == stream[number * 4 : number * 4 + 5]
+    copied = pickle.loads(pickle.dumps(part))
+    assert len(copied) == len(part)
+    assert all(torch.equal(copied[number], part[number]) for number in range(len(part)))
 
 
-@pytest.mark.parametrize(("share", "start"), [(0, 40), (0.02, 40), (0.1, 36), (0.99, 1), (0.5, 20)])
-def test_the_tuning_part_is_the_end_of_the_training_text(tmp_path, short, share, start):
-    assert tuning_start(stored(tmp_path), share) == start
+@pytest.mark.parametrize(("share", "count"), [(0, 0), (0.02, 0), (0.1, 4), (0.99, 39), (0.5, 20)])
+def test_the_tuning_part_is_a_share_of_the_training_text(tmp_path, short, share, count):
+    assert tuning_tokens(stored(tmp_path), share) == count
 
 
 def test_the_tuning_part_has_a_limit(tmp_path, short, monkeypatch):
     monkeypatch.setattr(dataset, "_MOST_TUNING", 3)
-    assert tuning_start(stored(tmp_path), 0.5) == 37
+    assert tuning_tokens(stored(tmp_path), 0.5) == 3
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 40), (3, 9), (6, 7), (7, 14), (13, 30)])

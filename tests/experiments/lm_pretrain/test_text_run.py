@@ -29,6 +29,7 @@ SMALL = [
     *["model.width=16", "model.heads=2", "model.layers=1", "model.feed_forward=16"],
     *["model.context=16", "model.vocabulary=270", "sample.tokens=20", "sample.temperature=0"],
     *["train.training.steps=60", "train.training.warmup_steps=5"],
+    *["model.tied=false", "train.training.micro_batch=12", "train.training.effective_batch=12"],
     *["train.training.optimizer=adamw", "train.training.learning_rate=0.02"],
 ]
 TEXT = "".join(f"line {number % 7} of the text\n" for number in range(400))
