@@ -107,7 +107,7 @@ class CurveStageSettings(ModelStageSettings):
     """Training of PABBO on perplexity curves, for the optimizer `pabbo_curves`."""
 
     training: TrainingSettings = Field(
-        training_recipe(steps=1200, effective_batch=48),
+        training_recipe(steps=2400, effective_batch=48),
         description="Length, optimizer, batch sizes and precision; `effective_batch` counts "
         "curves per step.",
     )

@@ -3,8 +3,10 @@
 The log-perplexity is a trend plus an error. The trend falls by ``gain`` for each factor e of T up
 to the best T, rises by ``rise`` for each factor beyond it, and has a cliff
 ``(T / edge) ** power``: each topic costs the bound a Dirichlet over all words, so that the
-perplexity explodes. The error is normal and independent for every T: a value is deterministic,
-but unrelated to that of T + 1. All draws are keyed by ``(seed, sample)``.
+perplexity explodes. The error is normal. It is interpolated between independent ones that lie a
+factor of T apart: a small factor makes that of T + 1 unrelated, as another random start of LDA
+does, and a large one is a smooth curve that is no straight line. All draws are keyed by
+``(seed, sample)``.
 """
 
 from __future__ import annotations
@@ -35,19 +37,24 @@ class CurveSettings(Settings):
         (200, 1000), description="Range of the largest number of topics."
     )
     gain: tuple[float, float] = Field(
-        (0.03, 0.2), description="Range of the slope below the best T, per unit of log T."
+        (0.02, 0.3), description="Range of the slope below the best T, per unit of log T."
     )
     rise: tuple[float, float] = Field(
-        (0.03, 0.2), description="Range of the slope above the best T, per unit of log T."
+        (0.02, 0.4), description="Range of the slope above the best T, per unit of log T."
     )
     edge: tuple[float, float] = Field(
-        (0.05, 0.5), description="Range of the position of the cliff, as a fraction of `t_max`."
+        (0.05, 2.0), description="Range of the position of the cliff, as a fraction of `t_max`."
     )
     power: tuple[float, float] = Field(
-        (1.2, 2.0), description="Range of the power of T with which the cliff rises."
+        (0.6, 2.2), description="Range of the power of T with which the cliff rises."
     )
     noise: tuple[float, float] = Field(
-        (0.005, 0.03), description="Range of the standard deviation of the log-perplexity."
+        (0.003, 0.04), description="Range of the standard deviation of the log-perplexity."
+    )
+    spacing: tuple[float, float] = Field(
+        (1.01, 1.5),
+        description="Range of the factor between values of T with independent errors; the errors "
+        "between them are interpolated.",
     )
     start: tuple[int, int] = Field(
         (2, 20), description="Range of the number of values of T that are known at the start."
@@ -55,10 +62,12 @@ class CurveSettings(Settings):
 
     @model_validator(mode="after")
     def _ordered(self) -> CurveSettings:
-        for name in ("t_max", "gain", "rise", "edge", "power", "noise", "start"):
+        for name in ("t_max", "gain", "rise", "edge", "power", "noise", "spacing", "start"):
             low, high = getattr(self, name)
             if not 0 < low <= high:
                 raise ValueError(f"{name} = [{low}, {high}]: must be positive and ascending")
+        if self.spacing[0] <= 1:
+            raise ValueError(f"spacing = {self.spacing}: must be above 1")
         if self.t_min >= self.t_max[0]:
             raise ValueError(f"t_max = {self.t_max} must lie above t_min = {self.t_min}")
         if self.start[0] < 2:
@@ -110,12 +119,13 @@ def _sample(
     seed: int, samples: Tensor, n: int, settings: CurveSettings, dtype: torch.dtype
 ) -> Curves:
     s, double = settings, torch.float64
-    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 7, double).unbind(1)
+    draws = keyed_random.uniform(seed, STREAM_CURVE, samples, 8, double).unbind(1)
     t_max = torch.floor(_log_uniform(draws[0], s.t_max))
+    ranges = (s.gain, s.rise, s.edge, s.power, s.noise)
     gain, rise, edge, power, noise = (
-        _log_uniform(u, bounds)[:, None]
-        for u, bounds in zip(draws[2:], (s.gain, s.rise, s.edge, s.power, s.noise), strict=True)
+        _log_uniform(u, bounds)[:, None] for u, bounds in zip(draws[2:7], ranges, strict=True)
     )
+    spacing = 1 + _log_uniform(draws[7], (s.spacing[0] - 1, s.spacing[1] - 1))[:, None]
     edge = edge * t_max[:, None]
     # even in the logarithm, from below the range (then its lower end is best) up to the cliff
     lowest = s.t_min / _BELOW
@@ -123,8 +133,7 @@ def _sample(
     start, started = _start(seed, samples, s, t_max)
     T = torch.cat((start, _spread(seed, samples, n, s.t_min, t_max)), 1)
     trend = trend_of(T.to(double), best, gain, rise, edge, power)
-    error = keyed_random.normal(seed, STREAM_NOISE, samples, s.t_max[1] + 1, double)
-    loss = trend + noise * error.gather(1, T)
+    loss = trend + noise * _errors(seed, samples, T.to(double) / s.t_min, spacing, s)
     points = 2 * torch.log(T.to(double) / s.t_min) / torch.log(t_max / s.t_min)[:, None] - 1
     return Curves(T, points.to(dtype), trend.to(dtype), loss.to(dtype), started)
 
@@ -132,6 +141,23 @@ def _sample(
 def _log_uniform(uniform: Tensor, bounds: tuple[float, float]) -> Tensor:
     low, high = bounds
     return low * torch.exp(uniform * math.log(high / low))
+
+
+def _errors(
+    seed: int, samples: Tensor, ratio: Tensor, spacing: Tensor, settings: CurveSettings
+) -> Tensor:
+    """Return the errors ``[B, S + N]`` at ``ratio`` = T / t_min, of variance 1.
+
+    They are interpolated linearly over log T between independent ones, a factor ``spacing``
+    ``[B, 1]`` apart.
+    """
+    knots = 2 + int(math.log(settings.t_max[1] / settings.t_min) / math.log(settings.spacing[0]))
+    draws = keyed_random.normal(seed, STREAM_NOISE, samples, knots, torch.float64)
+    place = torch.log(ratio) / torch.log(spacing)
+    below = place.long()
+    right = place - below
+    mixed = (1 - right) * draws.gather(1, below) + right * draws.gather(1, below + 1)
+    return mixed / torch.hypot(1 - right, right)
 
 
 def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Tensor:
@@ -152,12 +178,18 @@ def _spread(seed: int, samples: Tensor, n: int, t_min: int, t_max: Tensor) -> Te
 def _start(
     seed: int, samples: Tensor, settings: CurveSettings, t_max: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the T of the start, even in T or in log T, and their mask: int64, bool ``[B, S]``."""
+    """Return the T of the start and their mask: int64, bool ``[B, S]``.
+
+    They are even in T, even in log T, or even in log T of a random part of the range.
+    """
     (fewest, most), t_min = settings.start, settings.t_min
-    u = keyed_random.uniform(seed, STREAM_START, samples, most + 2, torch.float64)
+    u = keyed_random.uniform(seed, STREAM_START, samples, most + 4, torch.float64)
     count = fewest + torch.floor(u[:, 0] * (most + 1 - fewest))
+    kind, places = u[:, 1:2], u[:, 4:]
+    low, high = u[:, 2:4].sort(1).values.split(1, 1)
+    places = torch.where(kind < 2 / 3, places, low + places * (high - low))
     end = (t_max + 1)[:, None]
-    even = t_min + u[:, 2:] * (end - t_min)
-    even_in_log = t_min * torch.exp(u[:, 2:] * torch.log(end / t_min))
-    start = torch.floor(torch.where(u[:, 1:2] < 0.5, even, even_in_log)).long()
+    even = t_min + places * (end - t_min)
+    even_in_log = t_min * torch.exp(places * torch.log(end / t_min))
+    start = torch.floor(torch.where(kind < 1 / 3, even, even_in_log)).long()
     return start, torch.arange(most, device=samples.device) < count[:, None]
