@@ -22,7 +22,7 @@ from experiments.pabbo_lda.pabbo.held_out_functions import (
     held_out_functions,
     published_functions,
 )
-from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, scores_of, symmetric_scores
+from experiments.pabbo_lda.pabbo.model import SMALL, PabboModel, score_pairs
 from experiments.pabbo_lda.pabbo.searches import Searches, search
 from experiments.pabbo_lda.pabbo.synthetic_functions import FunctionSettings, sample_functions
 from raypipe.storage.run_directory import RunDirectory
@@ -103,27 +103,18 @@ def test_held_out_functions_are_not_training_functions() -> None:
     assert not torch.allclose(trained.points, _held_out().candidates.points)
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_all_runs_together_are_each_run_alone(symmetric: bool) -> None:
+def test_all_runs_together_are_each_run_alone() -> None:
     torch.manual_seed(0)
     model = PabboModel(SMALL).eval()
     held_out = _held_out()
-    together = simple_regret(policy_scorer(model, symmetric=symmetric), held_out, SETTINGS)
+    together = simple_regret(policy_scorer(model), held_out, SETTINGS)
     c, b, r = held_out.candidates, 4, 2
     duels, utility = held_out.duels[b, r], held_out.utility[b, r]
     asked = torch.zeros(40, dtype=torch.bool)
     best = [utility.max()]
     for step in range(SETTINGS.steps):
         used = (step + 1) / SETTINGS.steps
-        with torch.no_grad():
-            scores = (symmetric_scores if symmetric else scores_of)(
-                model,
-                duels[None, None],
-                winners(utility)[None, None],
-                c.points[b][None],
-                c.pairs[b][None],
-                used,
-            )[0, 0]
+        scores = score_pairs(model, duels, winners(utility), c.points[b], c.pairs[b], used)
         choice = scores.masked_fill(asked, -torch.inf).argmax()
         asked[choice] = True
         duels = torch.cat((duels, c.duels[b, choice][None]))

@@ -15,8 +15,6 @@ from experiments.pabbo_lda.pabbo.model import (
     attend,
     load_model,
     score_pairs,
-    scores_of,
-    symmetric_scores,
 )
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from experiments.pabbo_lda.pabbo.training_task import PabboTask
@@ -161,26 +159,6 @@ def test_the_winner_of_a_duel_matters() -> None:
         score_pairs(model, duel, torch.tensor([won]), points, pairs, 0.5).item() for won in (0, 1)
     ]
     assert scores[0] != scores[1]
-
-
-@pytest.mark.parametrize("preferred", [torch.tensor([0, 1, 1]), torch.tensor([0.2, 0.9, 0.5])])
-def test_symmetric_scores_are_those_of_the_mirror_image_and_of_the_other_order(
-    preferred: Tensor,
-) -> None:
-    model = _model().float()
-    points, pairs, duels = torch.rand(1, 7), torch.combinations(torch.arange(7)), torch.rand(3, 2)
-    duels, preferred, pairs = duels[None, None], preferred[None, None], pairs[None]
-    views = [
-        (duels, preferred, points, pairs),
-        (-duels, preferred, -points, pairs),
-        (duels.flip(-1), 1 - preferred, points, pairs.flip(-1)),
-        (-duels.flip(-1), 1 - preferred, -points, pairs.flip(-1)),
-    ]
-    with torch.no_grad():
-        alone = torch.stack([scores_of(model, *view, 0.5) for view in views])
-        assert (alone - alone[0]).abs().flatten(1).amax(1)[1:].min() > 1e-3
-        for view in views:
-            torch.testing.assert_close(symmetric_scores(model, *view, 0.5), alone.mean(0))
 
 
 def test_weights_and_settings_survive_the_file(tmp_path: Path) -> None:
