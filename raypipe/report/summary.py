@@ -73,13 +73,16 @@ def _varied(about: About) -> str:
     keys = {key: len(values) for key, values in about.varied.items() if len(values) > 1}
     seeds = seeds_of(about.tables)
     keys = {key: count for key, count in keys.items() if not is_seed(key)}
+    baselines: dict[str, int] = {}
     if not keys and seeds < 2:
         compared = [each for each in about.results if each.headlines or each.table.open]
-        counts = {
-            heading(name): _most_values(results, name)
-            for results in compared
-            for name in results.shape.axes
-        }
+        counts: dict[str, int] = {}
+        for results in compared:
+            for name in results.shape.axes:
+                found = _most_values(results, name)
+                if found >= counts.get(heading(name), 0):
+                    counts[heading(name)] = found
+                    baselines[heading(name)] = len(set(results.rows[name]) - set(results.own[name]))
         keys = {name: count for name, count in counts.items() if count > 1}
         listed = [
             results.rows[name].nunique() for results in compared for name in results.shape.seeds
@@ -88,13 +91,17 @@ def _varied(about: About) -> str:
         word = "Compared"
     else:
         word = "Varied"
-    named = [f"{key} ({count} values)" for key, count in keys.items()]
+    named = [f"{key} ({count} values{_and(baselines.get(key, 0))})" for key, count in keys.items()]
     if seeds > 1:
         named.append(f"{seeds} seeds")
     text = ", ".join(named)
     if not text:
         return ""
     return f"{word}: {text if len(text) <= 4 * _LONGEST else f'{len(keys)} keys'}."
+
+
+def _and(baselines: int) -> str:
+    return f", {baselines} baseline{'s' * (baselines > 1)}" if baselines else ""
 
 
 def _most_values(results: Results, axis: str) -> int:

@@ -117,7 +117,16 @@ def test_what_was_asked() -> None:
         "Classify things.", "1 of 1 stage succeeded.",
     ]  # fmt: skip
     several = _about(measures=_measures(ours=0.9, theirs=0.8, majority=0.5))
-    assert "Compared: method (2 values)." in list(asked(several))
+    assert "Compared: method (2 values, 1 baseline)." in list(asked(several))
+    fewer = replace(MEASURES, name="later")
+    declared = Declarations("Classify things", (MEASURES, fewer), METRICS, frozenset())
+    several = _about(
+        measures=_measures(ours=0.9, theirs=0.8, third=0.7, majority=0.5),
+        later=_measures(ours=0.9, theirs=0.8, majority=0.5),
+    )
+    assert "Compared: method (3 values, 1 baseline)." in list(
+        asked(replace(several, declared=declared))
+    )
 
 
 def test_what_came_out_is_the_best_against_the_baseline() -> None:
