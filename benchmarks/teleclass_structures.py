@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.preprocessing import normalize
 
-from benchmarks import taxonomies
+from benchmarks import taxonomies, teleclass_guards
 from experiments.teleclass.class_vectors import ClassVectors
 from experiments.teleclass.data.corpus import Corpus, load
 from experiments.teleclass.data.taxonomy import Taxonomy
@@ -64,38 +64,42 @@ def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> 
             raise SystemExit(f"{name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING")]
         own = load(DataSettings.model_validate(data))
-        by_document = document_values(own, run)
+        vectors = document_vectors(own, run)
+        by_document = document_values(own, run, vectors)
+        labels = teleclass_guards.label_statistics(own, run, vectors)
     table = taxonomies.sizes(corpus)
     return {"structure": name, **table, "seconds": round(seconds, 1), "warnings": warnings,
-            **compared(by_document)}  # fmt: skip
+            **compared(by_document), "labels": labels}  # fmt: skip
 
 
-def document_values(corpus: Corpus, run: RunDirectory) -> dict[str, Values]:
+def document_vectors(corpus: Corpus, run: RunDirectory) -> dict[str, NDArray[np.float32]]:
+    """Return the embeddings of the documents to predict, training documents, names and classes."""
+    names = {"documents": corpus.predicted} | {n: n for n in ("train", "names", "classes")}
+    encode = _settings(run).encode
+    blocks = {name: embeddings_of(run, corpus, encode, of).blocks() for name, of in names.items()}
+    return {name: np.concatenate([part for _, part in each]) for name, each in blocks.items()}
+
+
+def _settings(run: RunDirectory) -> TeleclassSettings:
+    return TeleclassSettings.model_validate(
+        {k: v for k, v in load_yaml(run.read(run.config).decode(), "config").items()
+         if k in TeleclassSettings.model_fields}
+    )  # fmt: skip
+
+
+def document_values(
+    corpus: Corpus, run: RunDirectory, vectors: Mapping[str, NDArray[np.float32]]
+) -> dict[str, Values]:
     """Return the example-F1 of each document to predict, by method."""
     taxonomy = corpus.taxonomy
     gold = corpus.documents(corpus.predicted).gold
     assert gold is not None
-    settings = TeleclassSettings.model_validate(
-        {k: v for k, v in load_yaml(run.read(run.config).decode(), "config").items()
-         if k in TeleclassSettings.model_fields}
-    )  # fmt: skip
-    vectors = {
-        name: np.concatenate(
-            [
-                block
-                for _, block in embeddings_of(
-                    run, corpus, settings.encode, corpus.predicted if name == "documents" else name
-                ).blocks()
-            ]
-        )
-        for name in ("documents", "names", "classes")
-    }
     labels: dict[str, sparse.csr_matrix] = {}
     for method, name in (("nearest_name", "names"), ("nearest_description", "classes")):
         labels[method] = _best(similarities(vectors["documents"], normalize(vectors[name])))
     labels["tfidf"] = _best(np.concatenate([scores for _, scores in tfidf_similarities(corpus)]))
     scores = ClassVectors.read(run).similarities(vectors["documents"])
-    best, _ = label(scores, taxonomy, settings.refine)
+    best, _ = label(scores, taxonomy, _settings(run).refine)
     labels["refined"] = label_sets(best, len(taxonomy))
     labels["trained"] = _predicted(run, taxonomy)
     found = {method: example_f1(taxonomy.closure(sets), gold) for method, sets in labels.items()}
@@ -187,3 +191,4 @@ def measure_all(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"given": list(given), "rows": rows}, indent=1) + "\n")
     print(markdown(rows))
+    print(f"\n{teleclass_guards.markdown(rows)}")
