@@ -22,7 +22,7 @@ from experiments.teleclass.data.taxonomy import Taxonomy
 from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.phases.infer import Predictor, choose
 from experiments.teleclass.refinement import label, label_sets, similarities
-from experiments.teleclass.settings import InferSettings, RefineSettings
+from experiments.teleclass.settings import InferSettings, TeleclassSettings
 from raypipe.storage.run_directory import RunDirectory
 
 Vectors = NDArray[np.float32]
@@ -50,7 +50,10 @@ _LEAST = 0.02
 
 
 def label_statistics(
-    corpus: Corpus, run: RunDirectory, vectors: Mapping[str, Vectors]
+    corpus: Corpus,
+    run: RunDirectory,
+    settings: TeleclassSettings,
+    vectors: Mapping[str, Vectors],
 ) -> dict[str, dict[str, float]]:
     """Return the example-F1 and the statistics of each label set of a run.
 
@@ -64,7 +67,7 @@ def label_statistics(
     every = documents.text_list(0, len(documents))
     texts, own = [every[i] for i in keep], vectors["documents"][keep]
     gold = sparse.csr_matrix(documents.gold[keep]).astype(bool)
-    sets = {**_label_sets(run, taxonomy, texts, own, vectors), "gold": gold}
+    sets = {**_label_sets(run, settings, taxonomy, texts, own, vectors), "gold": gold}
     features = TfidfVectorizer(
         sublinear_tf=True, stop_words="english", min_df=2, dtype=np.float32
     ).fit_transform(texts)
@@ -86,6 +89,7 @@ def label_statistics(
 
 def _label_sets(
     run: RunDirectory,
+    settings: TeleclassSettings,
     taxonomy: Taxonomy,
     texts: Sequence[str],
     own: Vectors,
@@ -102,7 +106,7 @@ def _label_sets(
         "means": similarities(own, _means_of_nearest(vectors["train"], vectors["classes"])),
     }
     for name, each in scores.items():
-        best, _ = label(each, taxonomy, RefineSettings())
+        best, _ = label(each, taxonomy, settings.refine)
         sets[name] = taxonomy.closure(label_sets(best, len(taxonomy)))
     probabilities = Predictor(run, "train", InferSettings()).probabilities(texts, own)
     alone = choose(probabilities, taxonomy, InferSettings(threshold=0.5), 1, 3)
@@ -181,6 +185,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
                 for row in rows
             ]
             counted = [own * gain > 0 for own, gain in moved if abs(gain) >= _LEAST]
-            cells.append(f"{sum(counted)} of {len(counted)}")
+            constant = key == "with_description" and before == "description"
+            cells.append("" if constant else f"{sum(counted)} of {len(counted)}")
         lines.append(f"| {text} | {' | '.join(cells)} |")
     return "\n".join(lines)

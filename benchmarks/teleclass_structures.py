@@ -66,7 +66,7 @@ def measure(name: str, corpus: Corpus, given: Sequence[str], limit_s: float) -> 
         own = load(DataSettings.model_validate(data))
         vectors = document_vectors(own, run)
         by_document = document_values(own, run, vectors)
-        labels = teleclass_guards.label_statistics(own, run, vectors)
+        labels = teleclass_guards.label_statistics(own, run, _settings(run), vectors)
     table = taxonomies.sizes(corpus)
     return {"structure": name, **table, "seconds": round(seconds, 1), "warnings": warnings,
             **compared(by_document), "labels": labels}  # fmt: skip

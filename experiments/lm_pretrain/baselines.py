@@ -76,7 +76,7 @@ def compressed_bits(train: bytes, test: bytes) -> float:
 def kneser_ney_bits(train: bytes, test: bytes, order: int | None = None) -> float:
     """Return the cross-entropy of a text in bits per byte under an n-gram model of its bytes.
 
-    Order 0 gives each byte 1/256; see :func:`~experiments.lm_pretrain.kneser_ney.kneser_ney`.
+    See :func:`~experiments.lm_pretrain.kneser_ney.kneser_ney`.
     """
     seen, text = (np.frombuffer(part, np.uint8) for part in (train, test))
     return float(-np.log2(kneser_ney(seen, text, 256, order)).mean())

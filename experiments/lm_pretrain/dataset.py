@@ -35,7 +35,7 @@ class PackedTokens(Dataset[Tensor]):
     first: int = 0
 
     def __len__(self) -> int:
-        return max(0, self.folder.index().tokens[self.split] - self.first - 1) // self.context
+        return max(0, self._tokens - self.first - 1) // self.context
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
@@ -46,6 +46,10 @@ class PackedTokens(Dataset[Tensor]):
         """Return the ``context + 1`` tokens from a token of the stream on, int64."""
         tokens = tokens_between(self._maps, start, start + self.context + 1)
         return torch.from_numpy(tokens.astype(np.int64))
+
+    @cached_property
+    def _tokens(self) -> int:
+        return self.folder.index().tokens[self.split]
 
     @cached_property
     def _maps(self) -> list[NDArray[Any]]:

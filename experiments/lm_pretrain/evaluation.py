@@ -20,8 +20,10 @@ from experiments.common.evaluation import (
 from experiments.lm_pretrain.dataset import PackedTokens, model_of, tuning_tokens
 from experiments.lm_pretrain.mixture import (
     MIXTURE,
+    MODEL,
     MODELS,
     NGRAMS,
+    SLIDING,
     WEIGHTS,
     Costs,
     Losses,
@@ -58,8 +60,8 @@ def run_evaluate(context: StageContext) -> None:
     weight = _weight(context, model)
     found = _losses(context, model, "held_out", range(samples), () if weight is None else (weight,))
     nats = {
-        "language model": found.samples.sum() / predicted,
-        "sliding window": found.sliding.sum() / predicted,
+        MODEL: found.samples.sum() / predicted,
+        SLIDING: found.sliding.sum() / predicted,
         "unigram": unigram_loss(folder, predicted, model.vocabulary),
     }
     rows = measure_rows(context, {"tokens": predicted}, _measures(nats, index))

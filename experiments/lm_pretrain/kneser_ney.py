@@ -30,13 +30,13 @@ def kneser_ney(
     The model is interpolated, with modified Kneser-Ney smoothing (Chen and Goodman 1999, "An
     empirical study of smoothing techniques for language modeling", section 3): three discounts per
     order, and below the highest order the number of different symbols before an n-gram instead of
-    its count. Order 0 gives each symbol 1 / ``vocabulary``.
+    its count. Below order 1 each symbol has 1 / ``vocabulary``.
 
     Args:
         train: the symbols to count, at least one.
         test: the symbols to predict, each from those before it.
         vocabulary: number of different symbols; all are below it.
-        order: highest order; :func:`order_of` if not given.
+        order: highest order, 1 or more; :func:`order_of` if not given.
 
     """
     width = _width(vocabulary)

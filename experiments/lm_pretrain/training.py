@@ -88,11 +88,15 @@ def build_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask
     for split, number in folder.index().tokens.items():
         if (number := number - first[split]) <= model.context:
             raise CorpusError(
-                f"the {split} text has {number} tokens; a sample needs model.context + 1 = "
-                f"{model.context + 1}: give more text or a shorter context"
+                f"the {split} text has {number} tokens{_without(first[split])}; a sample needs "
+                f"model.context + 1 = {model.context + 1}: give more text or a shorter context"
             )
     train, held_out = (PackedTokens(folder, s, model.context, first[s]) for s in SPLITS)
     return LanguageModelTask(model, train, held_out)
+
+
+def _without(tuning: int) -> str:
+    return f" without the {tuning} of data.tuning_share" if tuning else ""
 
 
 def build_random_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask:

@@ -91,7 +91,7 @@ def _varied(about: About) -> str:
         word = "Compared"
     else:
         word = "Varied"
-    named = [f"{key} ({count} values{_and(baselines.get(key, 0))})" for key, count in keys.items()]
+    named = [f"{key} ({count} values{_with(baselines.get(key, 0))})" for key, count in keys.items()]
     if seeds > 1:
         named.append(f"{seeds} seeds")
     text = ", ".join(named)
@@ -100,7 +100,7 @@ def _varied(about: About) -> str:
     return f"{word}: {text if len(text) <= 4 * _LONGEST else f'{len(keys)} keys'}."
 
 
-def _and(baselines: int) -> str:
+def _with(baselines: int) -> str:
     return f", {baselines} baseline{'s' * (baselines > 1)}" if baselines else ""
 
 

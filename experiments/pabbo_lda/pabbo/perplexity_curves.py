@@ -53,8 +53,8 @@ class CurveSettings(Settings):
     )
     spacing: tuple[float, float] = Field(
         (1.01, 1.5),
-        description="Range of the factor between values of T with independent errors; the errors "
-        "between them are interpolated.",
+        description="Range of the factor between values of T with independent errors, even in the "
+        "logarithm of the factor - 1; the errors between them are interpolated.",
     )
     start: tuple[int, int] = Field(
         (2, 20), description="Range of the number of values of T that are known at the start."

@@ -97,6 +97,15 @@ def test_samples_begin_after_the_tuning_part(tmp_path, short, first):
     assert all(torch.equal(copied[number], part[number]) for number in range(len(part)))
 
 
+def test_the_index_is_read_once_for_all_samples(tmp_path, short, monkeypatch):
+    samples, read = PackedTokens(stored(tmp_path), "train", 4), []
+    index = TokenFolder.index
+    monkeypatch.setattr(TokenFolder, "index", lambda folder: read.append(folder) or index(folder))
+    expected = [samples[number] for number in range(len(samples))]
+    assert len(expected) > 5
+    assert len(read) <= 2  # for the length, and for the shards
+
+
 @pytest.mark.parametrize(("share", "count"), [(0, 0), (0.02, 0), (0.1, 4), (0.99, 39), (0.5, 20)])
 def test_the_tuning_part_is_a_share_of_the_training_text(tmp_path, short, share, count):
     assert tuning_tokens(stored(tmp_path), share) == count
