@@ -5,8 +5,7 @@ to the best T, rises by ``rise`` for each factor beyond it, and has a cliff
 ``(T / edge) ** power``: each topic costs the bound a Dirichlet over all words, so that the
 perplexity explodes. The error is normal. It is interpolated between independent ones that lie a
 factor of T apart: a small factor makes that of T + 1 unrelated, as another random start of LDA
-does, and a large one is a smooth curve that is no straight line. All draws are keyed by
-``(seed, sample)``.
+does, and a large one makes the curve itself bend. All draws are keyed by ``(seed, sample)``.
 """
 
 from __future__ import annotations
