@@ -40,7 +40,7 @@ def kneser_ney(
 
     """
     width = _width(vocabulary)
-    order = min(order or order_of(vocabulary), len(train))
+    order = min(order_of(vocabulary) if order is None else order, len(train))
     before = order - 1
     text = np.concatenate([train[len(train) - before :], test])
     probability = np.full(len(test), 1 / vocabulary)

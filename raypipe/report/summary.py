@@ -79,10 +79,11 @@ def _varied(about: About) -> str:
         counts: dict[str, int] = {}
         for results in compared:
             for name in results.shape.axes:
-                found = _most_values(results, name)
+                found = _most_values(results, results.own, name)
                 if found >= counts.get(heading(name), 0):
                     counts[heading(name)] = found
-                    baselines[heading(name)] = len(set(results.rows[name]) - set(results.own[name]))
+                    every = _most_values(results, results.rows, name)
+                    baselines[heading(name)] = every - found
         keys = {name: count for name, count in counts.items() if count > 1}
         listed = [
             results.rows[name].nunique() for results in compared for name in results.shape.seeds
@@ -104,12 +105,12 @@ def _with(baselines: int) -> str:
     return f", {baselines} baseline{'s' * (baselines > 1)}" if baselines else ""
 
 
-def _most_values(results: Results, axis: str) -> int:
-    """Return how many values of an axis are compared with each other."""
+def _most_values(results: Results, rows: pd.DataFrame, axis: str) -> int:
+    """Return how many values of an axis are compared with each other in some rows of the table."""
     groups = list(results.shape.groups)
     if not groups:
-        return int(results.own[axis].nunique(dropna=False))
-    counts = results.own.groupby(groups, dropna=False)[axis].nunique()
+        return int(rows[axis].nunique(dropna=False))
+    counts = rows.groupby(groups, dropna=False)[axis].nunique()
     return int(counts.max()) if len(counts) else 0
 
 
