@@ -20,7 +20,12 @@ from experiments.pabbo_lda.study.evaluations import lda_seeds, mean_value
 from experiments.pabbo_lda.study.study_runner import StudySpec
 from raypipe.pipeline.launcher import TaskResult
 from tests.experiments.pabbo_lda import test_study_runner
-from tests.experiments.pabbo_lda.test_study_runner import cache, run, study_settings
+from tests.experiments.pabbo_lda.test_study_runner import (
+    cache,
+    interrupted_after,
+    run,
+    study_settings,
+)
 
 __all__ = ["cache"]  # every test has a cache of its own
 
@@ -102,15 +107,7 @@ def test_more_seeds_take_the_fits_of_fewer_from_the_cache(tmp_path: Path):
 def test_an_interrupted_mean_continues_with_the_missing_fits(tmp_path: Path):
     lda = small(cache=False, seeds=3)
     whole, _, _ = run(tmp_path / "whole", lda)
-    left = 7
-
-    def fate(key: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-
-    run(tmp_path / "run", lda, fate=fate)
+    run(tmp_path / "run", lda, fate=interrupted_after(7))
     ledger, pool, _ = run(tmp_path / "run", lda)
     assert test_study_runner.outcome(ledger) == test_study_runner.outcome(whole)
     assert len(pool.ran) < len(ledger.rows("evaluations"))
@@ -161,15 +158,7 @@ def test_an_interrupted_final_comparison_continues(tmp_path: Path):
     lda = small(cache=False, final_seeds=2)
     whole, every, _ = run(tmp_path / "whole", lda)
     for kill in (len(every.ran) - 1, len(every.ran) - 3):
-        left = kill
-
-        def fate(key: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-
-        run(tmp_path / str(kill), lda, fate=fate)
+        run(tmp_path / str(kill), lda, fate=interrupted_after(kill))
         ledger, _, _ = run(tmp_path / str(kill), lda)
         assert test_study_runner.outcome(ledger) == test_study_runner.outcome(whole)
 

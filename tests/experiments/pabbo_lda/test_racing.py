@@ -18,7 +18,13 @@ from experiments.pabbo_lda.study.evaluations import lda_seeds
 from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study_runner import StudySpec
 from tests.experiments.pabbo_lda import test_study_runner
-from tests.experiments.pabbo_lda.test_study_runner import cache, outcome, run, study_settings
+from tests.experiments.pabbo_lda.test_study_runner import (
+    cache,
+    interrupted_after,
+    outcome,
+    run,
+    study_settings,
+)
 
 __all__ = ["cache"]  # every test has a cache of its own
 
@@ -104,16 +110,8 @@ def test_a_point_that_is_clearly_worse_has_one_fit_and_others_have_all(tmp_path:
 @given(order=st.integers(0, 2**32), kill=st.integers(1, 60))
 def test_neither_order_nor_an_interruption_changes_a_race(order, kill, tmp_path_factory):
     whole, _, _ = run(tmp_path_factory.mktemp("whole"), raced())
-    left = kill
-
-    def fate(key: str) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise KeyboardInterrupt
-
     folder = tmp_path_factory.mktemp("run")
-    run(folder, raced(), order, fate)
+    run(folder, raced(), order, interrupted_after(kill))
     ledger, _, error = run(folder, raced(), order + 1)
     assert error is None
     assert outcome(ledger) == outcome(whole)

@@ -160,6 +160,19 @@ def run(folder: Path, lda: LdaSettings, seed: int = 0, fate=lambda key: None, co
     return ledger, launcher.made, error
 
 
+def interrupted_after(tasks: int | float) -> Callable[[str], None]:
+    """Return a fate of tasks: all after the first ones end in a KeyboardInterrupt."""
+    begun = 0
+
+    def fate(key: str) -> None:
+        nonlocal begun
+        begun += 1
+        if begun > tasks:
+            raise KeyboardInterrupt
+
+    return fate
+
+
 def outcome(ledger: Ledger) -> dict[str, Any]:
     """All that a continuation must not change."""
     values = {key: row["value"] for key, row in ledger.items("evaluations")}
@@ -203,15 +216,7 @@ def test_any_order_and_any_kill_give_the_same_studies(seed, kills, undisturbed, 
     lda = study_settings(cache=False)
     ran: list[str] = []
     for number, kill in enumerate([*kills, math.inf]):
-        left = kill
-
-        def fate(key: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-
-        ledger, pool, _ = run(folder, lda, seed + number, fate)
+        ledger, pool, _ = run(folder, lda, seed + number, interrupted_after(kill))
         ran += pool.ran
     assert outcome(ledger) == undisturbed
     # what ended together with the killed one may not have been stored
