@@ -42,7 +42,7 @@ def map_blocks(
         size: rows per task.
         call: returns the function of a block's task, followed by its arguments.
         on_gpus: whether the tasks use GPUs if there are some. There is then one task per GPU and
-            split, since each one loads its model; ``size`` is the least.
+            split, since each one loads its model, with a multiple of ``size`` rows.
 
     Raises:
         UnitError: a task failed for good; after all others have run.
@@ -51,7 +51,7 @@ def map_blocks(
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus] if on_gpus else []
     if gpus:
         context.device = gpus[0]
-        size = max(size, -(-max(rows.values()) // len(gpus)))
+        size *= max(1, -(-max(rows.values()) // (size * len(gpus))))
     blocks = (
         Block(context.stage.name, split, start, min(start + size, total))
         for split, total in rows.items()

@@ -87,7 +87,8 @@ def test_blocks_cover_every_row_once_in_order() -> None:
     ("gpus", "on_gpus", "sizes", "device"),
     [
         (0, True, [4, 4, 3], "cpu"),
-        (2, True, [6, 5], "card"),
+        (1, True, [11], "card"),
+        (2, True, [8, 3], "card"),  # a multiple of 4, like on CPUs
         (8, True, [4, 4, 3], "card"),  # less is not worth a GPU
         (2, False, [4, 4, 3], "cpu"),
     ],
