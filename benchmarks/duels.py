@@ -88,10 +88,12 @@ def search(
     ] = False,
 ) -> None:
     """Run all methods on the held-out functions, and measure them."""
+    models = {name: file for name, _, file in (each.partition("=") for each in weights)}
+    if missing := [each for each in models.values() if not Path(each).is_file()]:
+        raise typer.BadParameter(f"no such file: {missing[0]!r}", param_hint="--weights")
     torch.set_num_threads(1)
     RESULTS.mkdir(parents=True, exist_ok=True)
     held_out = held_out_functions(HELD_OUT, FunctionSettings())
-    models = {name: file for name, _, file in (each.partition("=") for each in weights)}
     methods = contenders({name: Path(file).read_bytes() for name, file in models.items()}, held_out)
     regret, cpu_s = {}, {}
     for name, (scorer, sampled) in methods.items():
