@@ -20,6 +20,8 @@ _NAMES = {
 }
 #: random points that all samplers start from, and the regret of a point that is good enough
 _START, _CLOSE = 4, 0.05
+#: regret after the start, as a share of a table's range, that is no more than rounding
+_ROUNDING = 1e-9
 _PROBLEM = ["parameters", "problem", "data"]
 
 
@@ -30,32 +32,45 @@ def tuning_lines() -> Iterator[str]:
     if not files["pabbo"].is_file():
         yield "(The results follow with the trained weights.)"
         return
-    means = _measures(pd.concat(runs))
+    means, solved = measures(pd.concat(runs), pd.read_parquet(_RESULTS / "values.parquet"))
     areas = means["area"][[name for name, file in files.items() if file.is_file()]]
     yield from _comparison(areas, means)
     yield ""
     yield from _by_parameters(areas)
     yield ""
-    yield _explanation(areas)
+    yield _explanation(areas, solved)
 
 
-def _measures(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the measures of each problem (rows) and sampler, as means over the seeds."""
-    values = pd.read_parquet(_RESULTS / "values.parquet").groupby(["problem", "data"])["value"]
-    runs = runs.merge(values.agg(lowest="min").reset_index())
+def measures(runs: pd.DataFrame, values: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return the means over seeds of each problem (rows) and sampler, and the problems left out.
+
+    The regret of a problem has no unit if each start is at the best value of its table already, and
+    no sampler has anything to find there.
+
+    Args:
+        runs: the value of each evaluation, with the problem, the sampler and the seed.
+        values: the tables of the problems, one row per point.
+
+    """
+    tables = values.groupby(["problem", "data"])["value"].agg(lowest="min", highest="max")
+    runs = runs.merge(tables.reset_index())
     one = [*_PROBLEM, "sampler", "seed"]
-    runs["best"] = runs.groupby(one)["value"].cummin() - runs["lowest"]
-    start = runs[runs["number"] == _START - 1].groupby(_PROBLEM)["best"].mean()
-    runs["best"] /= start.reindex(pd.MultiIndex.from_frame(runs[_PROBLEM])).to_numpy()
+    runs["best"] = (runs.groupby(one)["value"].cummin() - runs["lowest"]).clip(lower=0)
+    starts = runs[runs["number"] == _START - 1].groupby(_PROBLEM)
+    unit = starts["best"].mean()
+    solved = unit <= _ROUNDING * starts[["highest", "lowest"]].first().eval("highest - lowest")
+    runs["best"] /= unit[~solved].reindex(pd.MultiIndex.from_frame(runs[_PROBLEM])).to_numpy()
+    runs = runs.dropna(subset="best")
     best = runs[runs["number"] >= _START].groupby(one)["best"]
-    measures = pd.DataFrame(
+    found = pd.DataFrame(
         {
             "area": best.mean(),
             "evaluations": best.agg(lambda regrets: int((regrets > _CLOSE).sum()) + 1),
             "last": best.last(),
         }
     )
-    return measures.groupby([*_PROBLEM, "sampler"]).mean().unstack("sampler")
+    names = [f"{problem} ({data})" for _, problem, data in solved[solved].index]
+    return found.groupby([*_PROBLEM, "sampler"]).mean().unstack("sampler"), names
 
 
 def _comparison(areas: pd.DataFrame, means: pd.DataFrame) -> Iterator[str]:
@@ -98,10 +113,16 @@ def _by_parameters(areas: pd.DataFrame) -> Iterator[str]:
         yield f"| {number} | {counts[number]} | {' | '.join(cells)} |"
 
 
-def _explanation(areas: pd.DataFrame) -> str:
+def _explanation(areas: pd.DataFrame, solved: list[str]) -> str:
     pairs = paired_comparisons(areas, control="pabbo")
     said = zip(pairs["first"], pairs["conclusion"], strict=True)
     verdict = "; ".join(f"against {_NAMES[name]}: {text}" for name, text in said)
+    left_out = (
+        f"Left out, since every start is at the best value of the table already: "
+        f"{'; '.join(solved)}. "
+        if solved
+        else ""
+    )
     return (
         "Regret is the distance of the best value so far to the smallest one of the table, in "
         "units of its mean after the start: 1 if nothing better is found, 0 at the best point. The "
@@ -109,5 +130,5 @@ def _explanation(areas: pd.DataFrame) -> str:
         "the start to a regret of 0.05, and 22 if it is not reached. Each problem counts once, "
         "with the mean over ten seeds. The p-values are those of the paired Wilcoxon test over "
         "problems, corrected by Holm; ranks are over the samplers that took part in all problems. "
-        f"Conclusions about the area, {verdict}."
+        f"{left_out}Conclusions about the area, {verdict}."
     )
