@@ -269,15 +269,18 @@ def provenance(tables: Tables, settings: Mapping[str, Any]) -> str:
         studies += f", {len(evaluations)} different evaluations taking {cpu} of CPU time"
     lines.append(f"- {studies}")
     nodes = tables.get("environment", pd.DataFrame())
-    for name, columns in (("commit", ("git_commit",)), ("packages", PACKAGES)):
-        found = [
-            f"{'' if column == 'git_commit' else column.replace('_', '-') + ' '}{value}"
-            for column in columns
-            if column in nodes
-            for value in nodes[column].dropna().unique()
-        ]
-        if found:
-            lines.append(f"- {name}: {', '.join(found)}")
+    if "git_commit" in nodes:
+        changes = nodes["git_dirty"].eq(True).map({True: " with uncommitted changes", False: ""})
+        commits = (nodes["git_commit"] + changes).dropna().unique()
+        lines += [f"- commit: {', '.join(commits)}"] if len(commits) else []
+    packages = [
+        f"{column.replace('_', '-')} {value}"
+        for column in PACKAGES
+        if column in nodes
+        for value in nodes[column].dropna().unique()
+    ]
+    if packages:
+        lines.append(f"- packages: {', '.join(packages)}")
     return "\n".join(lines)
 
 

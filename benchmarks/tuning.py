@@ -1,6 +1,5 @@
 """Benchmark PABBO's sampler on tuning problems of scikit-learn, against samplers of Optuna.
 
-    pip install -e '.[bench]'
     python -m benchmarks.tuning values     # cross-validate each point of each table, 5 to 10 min
     python -m benchmarks.tuning run        # the samplers on the tables, 8 min on one core
     python -m docs.generate                # the table of docs/howto/optuna.md

@@ -34,12 +34,13 @@ def tables(dataset: str = "20news") -> dict[str, pd.DataFrame]:
                     "cpu_s": 10.0 * (i + 1),
                 })  # fmt: skip
     derived = {name: pd.DataFrame(list(found.values())) for name, found in aggregate(rows).items()}
-    environment = {"hostname": "secret-host", "git_commit": "0123abcd", "python": "3.11.7"}
+    node = {"hostname": "secret-host", "git_commit": "0123abcd", "python": "3.11.7"}
+    environment = [node | {"git_dirty": False}] * 2 + [node | {"git_dirty": True}]
     return {
         **derived,
         "study_history": pd.DataFrame(rows),
         "evaluations": pd.DataFrame({"duration_s": [2.0] * 50, "cpu_s": [1.5] * 50}),
-        "environment": pd.DataFrame([environment] * 2),
+        "environment": pd.DataFrame(environment),
     }
 
 
@@ -62,7 +63,7 @@ def test_the_page_and_its_figures_are_all_that_is_written(written):
 def test_the_page_says_where_it_comes_from_and_names_no_machine(written):
     text = (written / "results.md").read_text()
     assert "50 different evaluations taking 1 min 15 s of CPU time" in text
-    assert "commit: 0123abcd\n" in text
+    assert "- commit: 0123abcd, 0123abcd with uncommitted changes\n" in text
     assert "python 3.11.7" in text
     assert "2 start points" in text
     assert "secret" not in text
