@@ -105,7 +105,9 @@ def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFr
     return found.mask(found > highest, np.inf)
 
 
-def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.DataFrame:
+def paired_comparisons(
+    values: pd.DataFrame, control: str | None = None, blocks: ArrayLike | None = None
+) -> pd.DataFrame:
     """Test pairs of algorithms with the two-sided Wilcoxon signed-rank test.
 
     Runs in which the two are equal are excluded (Wilcoxon 1945). The p-value is that of
@@ -118,6 +120,8 @@ def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.D
         values: runs x algorithms; a run with a missing value is excluded from the pair.
         control: the algorithm to compare all others with, chosen before seeing the values. It is
             ``second`` in each pair. By default all pairs are compared, with a larger correction.
+        blocks: the run of each row, ``[rows]``, where a run has several rows. A run's values in a
+            pair are the means over its rows that have both. By default each row is a run.
 
     Returns:
         One row per pair of columns, in their order: ``first``, ``second``, ``n`` (runs with both
@@ -134,10 +138,13 @@ def paired_comparisons(values: pd.DataFrame, control: str | None = None) -> pd.D
     couples = list(combinations(table.columns, 2))
     if control is not None:
         couples = [(name, control) for name in table.columns if name != control]
-    rows = [
-        {"first": a, "second": b, **_signed_rank(table[a].to_numpy(), table[b].to_numpy())}
-        for a, b in couples
-    ]
+    rows = []
+    for a, b in couples:
+        pair = table[[a, b]]
+        if blocks is not None:
+            pair = pair.where(pair.notna().all(axis=1)).groupby(np.asarray(blocks)).mean()
+        first, second = pair.to_numpy().T
+        rows.append({"first": a, "second": b, **_signed_rank(first, second)})
     names = ["first", "second", "n", "dropped", "equal", "statistic", "p_value", "effect"]
     pairs = pd.DataFrame(rows, columns=names)
     pairs.insert(7, "p_holm", holm(pairs["p_value"].to_numpy(dtype=np.float64)))

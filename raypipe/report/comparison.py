@@ -6,6 +6,7 @@ A row of a table belongs to the points that have all values of its variant (tabl
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,14 +84,14 @@ class PointMeans:
         metric: the metric.
         points: ``[P, A]``, the values of the axes as text; a column for each key.
         means: ``[P]``
-        seeds: ``[P]``, the number of seeds of each mean.
+        seeds: the seeds of each mean.
 
     """
 
     metric: Metric
     points: pd.DataFrame
     means: NDArray[np.float64]
-    seeds: NDArray[np.integer]
+    seeds: Sequence[frozenset[str]]
 
     @property
     def axes(self) -> list[str]:
@@ -133,17 +134,19 @@ class Observations:
         """The varied keys apart from seeds."""
         return [str(key) for key in self.variants.columns if not is_seed(str(key))]
 
-    def blocks(self, axis: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each metric that depends on an axis: seeds x values, averaged over other axes.
+    def by_value(self, axis: str | None) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each metric that depends on an axis, with a column for each value of the axis.
 
-        Without an axis, the values are one column for all points.
+        There is a row for each seed and combination of the other axes' values; the index has the
+        levels ``seed`` and ``others``. Without an axis, the values are one column for all points.
         """
         numbers = self.numbers.assign(axis="" if axis is None else self._column(axis))
-        numbers["seed"] = self._repetitions()
+        numbers["seed"] = self._joined(self._seeds)
+        numbers["others"] = self._joined([key for key in self.axes if key != axis])
         for metric, group in numbers.dropna(subset=["axis"]).groupby("metric", sort=False):
             table = group.pivot_table(
-                index="seed", columns="axis", values="value", aggfunc="mean"
-            ).rename_axis(index=None, columns=None)
+                index=["seed", "others"], columns="axis", values="value", aggfunc="mean"
+            ).rename_axis(columns=None)
             yield str(metric), table[list(dict.fromkeys(group["axis"]))]
 
     def by_point(self) -> Iterator[PointMeans]:
@@ -155,20 +158,22 @@ class Observations:
                 continue
             names = list(map(str, range(len(axes))))  # keys may have any name
             rows = known[axes].fillna("").set_axis(names, axis=1).reset_index(drop=True)
-            rows = rows.assign(
-                value=group["value"].to_numpy(), seed=self._repetitions()[group.index].to_numpy()
-            )
+            seeds = self._joined(self._seeds)[group.index]
+            rows = rows.assign(value=group["value"].to_numpy(), seed=seeds.to_numpy())
             found = means(rows, names, "value", ["seed"])
             points = found.points.set_axis(axes, axis=1)
-            seeds = found.runs.to_numpy(np.int64)
             values = np.asarray(found.mean, dtype=np.float64)
-            yield PointMeans(self.metrics[str(metric)], points, values, seeds)
+            of_points = rows.groupby(names, sort=False)["seed"].agg(frozenset)
+            yield PointMeans(self.metrics[str(metric)], points, values, list(of_points))
 
-    def _repetitions(self) -> pd.Series:
-        """Return the name of the repetition of each number: the values of its seeds."""
-        seeds = [self._column(str(key)).fillna("") for key in self.variants if is_seed(str(key))]
-        alone = pd.Series("", self.numbers.index)
-        return sum((seed + "," for seed in seeds), alone)
+    @property
+    def _seeds(self) -> list[str]:
+        return [str(key) for key in self.variants.columns if is_seed(str(key))]
+
+    def _joined(self, keys: Sequence[str]) -> pd.Series:
+        """Return the values of keys of each number as one text."""
+        values = [self._column(key).fillna("") for key in keys]
+        return pd.Series(list(map(str, zip(*values, strict=True))) or "", self.numbers.index)
 
     def _column(self, key: str) -> pd.Series:
         return self.numbers["variant"].map(self.variants[key])
@@ -180,25 +185,37 @@ def summary(observed: Observations, axis: str | None) -> pd.DataFrame:
     Without an axis, at all points together.
     Values are first averaged over the other axes, so that each seed counts once. The interval is
     Student's, at 95 %; it is missing for a single seed, and that of a speed or an energy begins at
-    0.
+    0. Where points are missing, the means of two values are over different points; ``unmatched``
+    counts the numbers whose seed and values of the other axes another value lacks.
 
     Returns:
-        columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``mean``, ``std``, ``low``
-        and ``high``.
+        columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``unmatched``, ``mean``,
+        ``std``, ``low`` and ``high``.
 
     """
     found = []
-    for metric, table in observed.blocks(axis):
+    for metric, table in observed.by_value(axis):
+        partial = table.isna().any(axis=1)
         for value in table.columns:
-            seeds = table[value].dropna()
+            seeds = table[value].dropna().groupby(level="seed").mean()
             count, mean = len(seeds), float(seeds.mean())
             half = float(half_width(seeds.std(ddof=1), count))
-            row = {"metric": metric, "axis": axis, "value": value, "seeds": count, "mean": mean}
             spread = float(seeds.std(ddof=1)) if count > 1 else np.nan
             least = 0.0 if any(f".{cost}" in metric for cost in COSTS) else -np.inf
-            low = float(np.maximum(mean - half, least))  # NaN stays
-            found.append(row | {"std": spread, "low": low, "high": mean + half})
-    columns = ["metric", "axis", "value", "seeds", "mean", "std", "low", "high"]
+            found.append(
+                {
+                    "metric": metric,
+                    "axis": axis,
+                    "value": value,
+                    "seeds": count,
+                    "unmatched": int(table.loc[partial, value].count()),
+                    "mean": mean,
+                    "std": spread,
+                    "low": float(np.maximum(mean - half, least)),  # NaN stays
+                    "high": mean + half,
+                }
+            )
+    columns = ["metric", "axis", "value", "seeds", "unmatched", "mean", "std", "low", "high"]
     return pd.DataFrame(found, columns=columns)
 
 
@@ -206,11 +223,14 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
     """Return the paired tests between the values of an axis, with seeds as blocks.
 
     They are those of :func:`raypipe.stats.paired_comparisons`, corrected within each metric; too
-    few seeds give no winner.
+    few seeds give no winner. At each seed, two values are compared by their means over the points
+    of the other axes that both have.
     """
     found = [
-        paired_comparisons(table).assign(metric=metric, axis=axis)
-        for metric, table in observed.blocks(axis)
+        paired_comparisons(table, blocks=table.index.get_level_values("seed")).assign(
+            metric=metric, axis=axis
+        )
+        for metric, table in observed.by_value(axis)
         if table.shape[1] > 1
     ]
     if not found:
@@ -223,14 +243,17 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
 def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
     """Return the point with the best mean over seeds, for each metric that an axis affects.
 
+    Points are compared that have the same seeds: the largest set of seeds, of equally large ones
+    that of most points. Points with failed seeds would win by easy ones.
+
     Args:
         observed: the compared numbers.
         better: ``lower`` or ``higher`` by table and column, the most important first; other
             metrics have no best point.
 
     Returns:
-        columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared) and
-        ``point``, the values of the axes by key as JSON.
+        columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared),
+        ``left_out`` (points with other seeds) and ``point``, the values of the axes by key as JSON.
 
     """
     found = []
@@ -241,18 +264,24 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
         if each.means.min() == each.means.max():
             continue  # a baseline, which no axis affects
         direction = better[each.metric.table, each.metric.column]
-        place = int(each.means.argmin() if direction == "lower" else each.means.argmax())
+        counts = Counter(each.seeds)
+        seeds = max(counts, key=lambda found: (len(found), counts[found]))
+        same = [place for place, found in enumerate(each.seeds) if found == seeds]
+        costs = each.means[same] if direction == "lower" else -each.means[same]
+        place = same[int(costs.argmin())]
         found.append(
             {
                 "metric": each.metric.name,
                 "better": direction,
                 "mean": float(each.means[place]),
-                "seeds": int(each.seeds[place]),
-                "points": len(each.means),
+                "seeds": len(seeds),
+                "points": len(same),
+                "left_out": len(each.means) - len(same),
                 "point": json.dumps({k: v for k, v in each.points.iloc[place].items() if v}),
             }
         )
-    return pd.DataFrame(found, columns=["metric", "better", "mean", "seeds", "points", "point"])
+    columns = ["metric", "better", "mean", "seeds", "points", "left_out", "point"]
+    return pd.DataFrame(found, columns=columns)
 
 
 def variants_of(tables: Tables) -> dict[str, dict[str, str]]:

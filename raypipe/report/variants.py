@@ -47,7 +47,7 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     if not observed.axes:
         means = summary(observed, None)
         means = means[~means["metric"].isin(same)]
-        columns = [name for name in means.columns if name not in ("axis", "value")]
+        columns = [name for name in means.columns if name not in ("axis", "value", "unmatched")]
         parts.append(TableView(means, columns, "Means over seeds"))
     if same:
         parts.append(f"The same at every point, and left out: {', '.join(same)}.")
@@ -60,8 +60,15 @@ def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Par
     means = means[~means["metric"].isin(list(same))]
     if means.empty:
         return []
-    columns = [name for name in means.columns if name != "axis"]
+    partial = bool(means["unmatched"].any())
+    hidden = ["axis"] if partial else ["axis", "unmatched"]
+    columns = [name for name in means.columns if name not in hidden]
     parts: list[Part] = [Heading(axis), TableView(means, columns, f"Means by {axis}")]
+    if partial:
+        parts.append(
+            f"Some points are missing, so the means by {axis} are not over the same points. The "
+            "tests compare two values at the points that both have."
+        )
     compared = tests(observed, axis)
     compared = compared[~compared["metric"].isin(list(same))]
     if compared.empty:
@@ -83,12 +90,15 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
         return []
     points = [point_name(json.loads(point)) for point in found["point"]]
     shown = found.assign(point=pd.Series(map(Code, points), found.index, dtype=object))
-    columns = ["metric", "better", "mean", "seeds", "points", "point"]
+    partial = "left_out" in found and bool(found["left_out"].any())
+    columns = ["metric", "better", "mean", "seeds", "points", *["left_out"] * partial, "point"]
     parts: list[Part] = [
         Heading("Best points"),
         "The mean over seeds decides; the tests below tell whether it is more than chance.",
         TableView(shown, columns, "Best points"),
     ]
+    if partial:
+        parts.append("Points that lack a seed of the others are left out.")
     for metric, point in zip(found["metric"], found["point"], strict=True):
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
     tried = [yaml_values(values) for values in variants_of(tables).values()]

@@ -44,7 +44,7 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
         return
     lead = str(ranks.idxmin())
     own = _with(pairs, lead)
-    beaten = _beaten(own, lead)
+    beaten, better = _higher(own, lead), _lower(own, lead)
     rest = sorted(set(ranks.index) - {lead, *beaten})
     by, runs = heading(measure), int(own["n"].max())
     tests = f"p ≤ {stats.ALPHA:g} in paired tests over {runs_of(runs)}, Holm's correction"
@@ -52,6 +52,9 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     leads = f"{leaders} {'has' if leaders == lead else 'have'} the lowest average rank by {by}"
     if not rest:
         yield f"{lead} won: its {by} is lower than that of every other optimizer ({tests})."
+    elif better:
+        lower = f"the tests find {listed(better)} lower than {lead}"
+        yield f"No winner: {leads}, but {lower} ({tests})."
     elif beaten:
         yield (
             f"{leads}. The lead of {lead} on {listed(beaten)} is more than chance ({tests}); on "
@@ -84,7 +87,7 @@ def undecided(
     pairs = _of(tables, "comparisons", dataset, _NEEDED)
     pairs = pairs[pairs["measure"] == "final_value"]
     names = {*pairs["first"].astype(str), *pairs["second"].astype(str)} - {*leaders}
-    beaten = [_beaten(_with(pairs, lead), lead) for lead in leaders]
+    beaten = [_higher(_with(pairs, lead), lead) for lead in leaders]
     return sorted(name for name in names if not all(name in each for each in beaten))
 
 
@@ -92,12 +95,23 @@ def _with(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
     return pairs[(pairs["first"] == name) | (pairs["second"] == name)]
 
 
-def _beaten(pairs: pd.DataFrame, lead: str) -> list[str]:
+def _higher(pairs: pd.DataFrame, lead: str) -> list[str]:
     """Return the optimizers that are higher than one in the pairs that the tests decide."""
+    return sorted(name for name, effect in _decided(pairs, lead) if effect > 0)
+
+
+def _lower(pairs: pd.DataFrame, lead: str) -> list[str]:
+    """Return the optimizers that are lower than one in the pairs that the tests decide."""
+    return sorted(name for name, effect in _decided(pairs, lead) if effect < 0)
+
+
+def _decided(pairs: pd.DataFrame, lead: str) -> list[tuple[str, float]]:
+    """Return the others of the decided pairs of one optimizer, and by how much they are higher."""
     decided = pairs[pairs["p_holm"].astype(float) <= stats.ALPHA]
     first = decided["first"] == lead
-    lower = np.where(first, -1, 1) * decided["effect_size"].astype(float) > 0
-    return sorted(decided["second"].where(first, decided["first"])[lower].astype(str))
+    names = decided["second"].where(first, decided["first"]).astype(str)
+    effects = decided["effect_size"].astype(float)
+    return list(zip(names, effects.where(~first, -effects), strict=True))
 
 
 def _winners(against: pd.DataFrame) -> set[str]:

@@ -172,6 +172,59 @@ def test_too_few_seeds_give_no_winner(tables):
     assert not found["conclusion"].str.contains("is lower").any()
 
 
+def without(tables: dict[str, pd.DataFrame], pattern: str) -> dict[str, pd.DataFrame]:
+    """Return the tables without the measures of the variants whose name matches a pattern."""
+    missing = tables["measures"]["variant"].str.contains(pattern)
+    return {**tables, "measures": tables["measures"][~missing]}
+
+
+def test_values_are_tested_at_the_points_that_both_have(tables):
+    """The size changes the value more than the rate; a missing size must not look like a rate."""
+    tables["measures"]["value"] += tables["measures"]["variant"].str.contains("size=8") * 5.0
+    partial = without(tables, "rate=0.3,seed=.,size=8|rate=0.2,seed=[12],size=4")
+    observed = comparison.Observations.of(partial)
+    found = comparison.tests(observed, "rate").set_index(["first", "second"])
+    ours = tables["measures"].query("method == 'ours'").set_index("variant")["value"]
+
+    def of(rate: str, seed: str, *sizes: str) -> float:
+        return float(np.mean([ours[f"rate={rate},seed={seed},size={size}"] for size in sizes]))
+
+    shared = {  # sizes by pair and seed
+        ("0.1", "0.2"): lambda seed: ("8",) if seed in "12" else SIZES,
+        ("0.1", "0.3"): lambda seed: ("4",),
+        ("0.2", "0.3"): lambda seed: () if seed in "12" else ("4",),
+    }
+    for (a, b), sizes in shared.items():
+        known = [seed for seed in SEEDS if sizes(seed)]
+        first = [of(a, seed, *sizes(seed)) for seed in known]
+        second = [of(b, seed, *sizes(seed)) for seed in known]
+        row = found.loc[(a, b)]
+        assert row["p_value"] == pytest.approx(stats.wilcoxon(first, second).pvalue)
+        assert (row["n"], row["dropped"]) == (len(known), len(SEEDS) - len(known))
+        assert row["effect"] == -1  # the lower rate is lower at equal sizes
+
+    means = comparison.summary(observed, "rate").set_index("value")
+    assert list(means["unmatched"]) == [8 + 2, 8, 2]
+    assert means.loc["0.3", "mean"] < means.loc["0.1", "mean"]  # over other points, and said to be:
+    texts = " ".join(map(str, variants.variants_section(partial, None).parts))
+    assert "the means by rate are not over the same points" in texts
+    complete = " ".join(map(str, variants.variants_section(tables, None).parts))
+    assert "not over the same points" not in complete
+
+
+def test_a_point_without_its_worst_seeds_is_not_the_best(tables):
+    partial = without(tables, "rate=0.3,seed=[1-7],size=4")
+    easy = partial["measures"]["variant"] == "rate=0.3,seed=0,size=4"
+    partial["measures"].loc[easy, "value"] = 0.0
+    observed = comparison.Observations.of(partial)
+    partial["best_variants"] = comparison.best(observed, {("measures", "value"): "lower"})
+    (row,) = partial["best_variants"].to_dict("records")
+    assert json.loads(row["point"]) == {"rate": "0.1", "size": "4"}
+    assert (row["seeds"], row["points"], row["left_out"]) == (8, 5, 1)
+    texts = " ".join(map(str, variants.variants_section(partial, None).parts))
+    assert "Points that lack a seed of the others are left out." in texts
+
+
 def test_the_best_point_has_the_best_mean_over_seeds(tables):
     observed = comparison.Observations.of(tables)
     ours = tables["measures"].query("method == 'ours'")
