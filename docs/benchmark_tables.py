@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -24,7 +25,7 @@ def leaderboard_lines() -> Iterator[str]:
             tests = [f"{count:.0f} of {corpora}" for count in (row.better, row.worse)]
         cells = (
             *(f"`{row.optimizer}`", f"{row.rank:.1f} ± {row.rank_half:.1f}"),
-            *(f"{row.reached:.0%}", f"{row.evaluations:.1f}", f"{row.area:.4f}"),
+            *(f"{row.reached:.0%}", _median(row.evaluations, ".1f"), f"{row.area:.4f}"),
             *(f"{row.regret:.4f}", *tests),
         )
         yield f"| {' | '.join(cells)} |"
@@ -32,14 +33,16 @@ def leaderboard_lines() -> Iterator[str]:
 
 def median_lines() -> Iterator[str]:
     """Yield the median evaluations to within 1 % per corpus and start."""
-    table, studies = medians(_studies()), _studies()
-    order = leaderboard(studies)["optimizer"]
-    never = studies["evaluations"].max()
+    table, order = medians(_studies()), leaderboard(_studies())["optimizer"]
     yield f"| corpus | start | {' | '.join(f'`{name}`' for name in order)} |"
     yield f"|---|---|{'---:|' * len(order)}"
     for (corpus, start), row in table[order].iterrows():
-        cells = ("more" if value >= never else f"{value:g}" for value in row)
+        cells = (_median(value, "g") for value in row)
         yield f"| {corpus} | {start} | {' | '.join(cells)} |"
+
+
+def _median(evaluations: float, style: str) -> str:
+    return format(evaluations, style) if math.isfinite(evaluations) else "more"
 
 
 def _studies() -> pd.DataFrame:

@@ -128,3 +128,12 @@ def test_tests_are_corrected_for_all_corpora_and_optimizers() -> None:
 
 def test_medians_have_a_row_per_corpus_and_start() -> None:
     assert medians(studies({"gp_ei": 0.2})).loc[("a", "low"), "gp_ei"] == 3
+
+
+@pytest.mark.parametrize(("never", "median"), [(9, 3), (10, np.inf), (11, np.inf)])
+def test_a_median_that_depends_on_a_search_without_an_end_is_not_known(never, median) -> None:
+    found = studies({"gp_ei": 0.2}).query("corpus == 'a'")
+    lost = found["run"] < never
+    found.loc[lost, ["reached", "evaluations"]] = [False, 31]
+    assert medians(found).loc[("a", "low"), "gp_ei"] == median
+    assert leaderboard(found).loc[0, "evaluations"] == median

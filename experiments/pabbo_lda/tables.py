@@ -371,7 +371,10 @@ STEP_METRICS = (
     Column("eval_random_simple_regret", "real", "Final simple regret of random search."),
     Column("eval_random_simple_regret_all_steps", "real", "Mean simple regret of random search."),
     Column(
-        "eval_evaluations", "real", "Evaluations until close on held-out curves.", better="lower"
+        "eval_evaluations",
+        "real",
+        "Mean evaluations until close, on held-out curves whose start is not; steps + 1 if never.",
+        better="lower",
     ),
     Column(
         "eval_within_5",
