@@ -6,7 +6,8 @@
 
 An evaluation looks up a table of cross-validated values; between the values of a real parameter it
 is interpolated linearly on the parameter's scale. All samplers start from the same random points,
-by seed, and make the same number of evaluations. Optuna's CMA-ES takes two parameters or more.
+by problem and seed, and make the same number of evaluations. Optuna's CMA-ES takes two parameters
+or more.
 
 Results: ``benchmarks/results/tuning``: ``values.parquet``, and ``runs-SAMPLER.parquet`` with the
 value of each evaluation.
@@ -15,6 +16,7 @@ value of each evaluation.
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -86,8 +88,15 @@ def _rows(problem: Problem, name: str) -> Iterator[dict[str, object]]:
     about = {"problem": problem.name, "data": problem.data, "parameters": len(problem.axes)}
     about |= {"sampler": name}
     for seed in range(SEEDS):
-        for number, value in enumerate(sequence(problem, table, SAMPLERS[name](seed), seed)):
+        own = seed_of(problem, seed)
+        for number, value in enumerate(sequence(problem, table, SAMPLERS[name](own), own)):
             yield {**about, "seed": seed, "number": number, "value": value}
+
+
+def seed_of(problem: Problem, seed: int) -> int:
+    """Return a seed of its own for each problem, so that problems are independent."""
+    name = zlib.crc32(f"{problem.name} {problem.data}".encode())
+    return int(np.random.SeedSequence([seed, name]).generate_state(1)[0])
 
 
 def tabulated(problem: Problem) -> NDArray[np.float64]:
