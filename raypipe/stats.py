@@ -105,6 +105,33 @@ def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFr
     return found.mask(found > highest, np.inf)
 
 
+def lowest(values: pd.DataFrame) -> int:
+    """Return the place of the algorithm with the lowest mean, as far as missing runs allow.
+
+    An algorithm whose difficult runs are missing would win by its easy ones. So one is passed over
+    if another with more runs has a lower mean on the runs that both have.
+
+    Args:
+        values: runs x algorithms, at least one; missing values are excluded.
+
+    Raises:
+        ValueError: a column is not numeric, or two have the same name.
+
+    """
+    table = _checked(values)
+    found, known = table.to_numpy(), table.notna().to_numpy()
+    counts = known.sum(0)
+    order = np.argsort(table.mean().to_numpy(), kind="stable")  # NaN last
+
+    def is_beaten(place: int) -> bool:
+        more = counts > counts[place]
+        both = known[:, more] & known[:, [place]]
+        rivals, own = (np.where(both, x, 0).sum(0) for x in (found[:, more], found[:, [place]]))
+        return bool((rivals < own).any())
+
+    return next(int(place) for place in order if not is_beaten(place))
+
+
 def paired_comparisons(
     values: pd.DataFrame, control: str | None = None, blocks: ArrayLike | None = None
 ) -> pd.DataFrame:

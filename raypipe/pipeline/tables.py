@@ -126,8 +126,7 @@ BEST_VARIANTS = Table(
         Column("better", "text", "Which numbers are better: lower or higher."),
         Column("mean", "real", "Mean over seeds at the best point."),
         Column("seeds", "integer", "Number of seeds of the mean."),
-        Column("points", "integer", "Number of points compared: those with the same seeds."),
-        Column("left_out", "integer", "Number of points with other or fewer seeds."),
+        Column("points", "integer", "Number of points compared."),
         Column("point", "text", "Values of the varied keys, as JSON."),
     ),
 )

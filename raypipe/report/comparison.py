@@ -6,7 +6,6 @@ A row of a table belongs to the points that have all values of its variant (tabl
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from raypipe.config.matrix import is_seed
 from raypipe.report.measures import LOSS, held_out_columns
-from raypipe.report.table_shape import means
-from raypipe.stats import half_width, paired_comparisons
+from raypipe.stats import half_width, lowest, paired_comparisons
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -78,20 +76,23 @@ def point_name(point: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class PointMeans:
-    """The means of a metric over seeds at P points of A axes.
+    """A metric over S seeds at P points of A axes, and its means.
 
     Args:
         metric: the metric.
         points: ``[P, A]``, the values of the axes as text; a column for each key.
-        means: ``[P]``
-        seeds: the seeds of each mean.
+        by_seed: ``[S, P]``, missing where a point has no number.
 
     """
 
     metric: Metric
     points: pd.DataFrame
-    means: NDArray[np.float64]
-    seeds: Sequence[frozenset[str]]
+    by_seed: pd.DataFrame
+
+    @property
+    def means(self) -> NDArray[np.float64]:
+        """The means over seeds, ``[P]``."""
+        return self.by_seed.mean().to_numpy(dtype=np.float64)
 
     @property
     def axes(self) -> list[str]:
@@ -156,15 +157,12 @@ class Observations:
             axes = [axis for axis in self.axes if known[axis].notna().any()]
             if not axes:
                 continue
-            names = list(map(str, range(len(axes))))  # keys may have any name
-            rows = known[axes].fillna("").set_axis(names, axis=1).reset_index(drop=True)
+            rows = known[axes].fillna("")
+            places = rows.groupby(axes, sort=False).ngroup()
             seeds = self._joined(self._seeds)[group.index]
-            rows = rows.assign(value=group["value"].to_numpy(), seed=seeds.to_numpy())
-            found = means(rows, names, "value", ["seed"])
-            points = found.points.set_axis(axes, axis=1)
-            values = np.asarray(found.mean, dtype=np.float64)
-            of_points = rows.groupby(names, sort=False)["seed"].agg(frozenset)
-            yield PointMeans(self.metrics[str(metric)], points, values, list(of_points))
+            values = group["value"].groupby([seeds.to_numpy(), places.to_numpy()]).mean().unstack()
+            points = rows.drop_duplicates().reset_index(drop=True)
+            yield PointMeans(self.metrics[str(metric)], points, values)
 
     @property
     def _seeds(self) -> list[str]:
@@ -243,8 +241,8 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
 def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
     """Return the point with the best mean over seeds, for each metric that an axis affects.
 
-    Points are compared that have the same seeds: the largest set of seeds, of equally large ones
-    that of most points. Points with failed seeds would win by easy ones.
+    A point that lacks seeds of another one has to be better on those that both have
+    (:func:`raypipe.stats.lowest`).
 
     Args:
         observed: the compared numbers.
@@ -252,8 +250,8 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
             metrics have no best point.
 
     Returns:
-        columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared),
-        ``left_out`` (points with other seeds) and ``point``, the values of the axes by key as JSON.
+        columns ``metric``, ``better``, ``mean``, ``seeds``, ``points`` (that were compared) and
+        ``point``, the values of the axes by key as JSON.
 
     """
     found = []
@@ -264,24 +262,18 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
         if each.means.min() == each.means.max():
             continue  # a baseline, which no axis affects
         direction = better[each.metric.table, each.metric.column]
-        counts = Counter(each.seeds)
-        seeds = max(counts, key=lambda found: (len(found), counts[found]))
-        same = [place for place, found in enumerate(each.seeds) if found == seeds]
-        costs = each.means[same] if direction == "lower" else -each.means[same]
-        place = same[int(costs.argmin())]
+        place = lowest(each.by_seed if direction == "lower" else -each.by_seed)
         found.append(
             {
                 "metric": each.metric.name,
                 "better": direction,
                 "mean": float(each.means[place]),
-                "seeds": len(seeds),
-                "points": len(same),
-                "left_out": len(each.means) - len(same),
+                "seeds": int(each.by_seed[place].count()),
+                "points": len(each.means),
                 "point": json.dumps({k: v for k, v in each.points.iloc[place].items() if v}),
             }
         )
-    columns = ["metric", "better", "mean", "seeds", "points", "left_out", "point"]
-    return pd.DataFrame(found, columns=columns)
+    return pd.DataFrame(found, columns=["metric", "better", "mean", "seeds", "points", "point"])
 
 
 def variants_of(tables: Tables) -> dict[str, dict[str, str]]:

@@ -14,7 +14,7 @@ import pandas as pd
 from raypipe.report.formatting import cell, heading, number, plus_minus, with_unit
 from raypipe.report.sections import Tile
 from raypipe.report.table_shape import ADDED, Means, Shape, as_numbers, is_long, means, point_label
-from raypipe.stats import half_width
+from raypipe.stats import half_width, lowest
 from raypipe.storage.tables import Column, Table
 
 _MOST_RANGES = 4
@@ -192,6 +192,8 @@ def _headline(
     if not contenders:
         return None
     rivals = [place for place in ranked.index if baseline[place]]
+    if shape.seeds and found.runs[contenders].nunique() > 1:
+        contenders = _first_by_common_seeds(column, rows, shape, found.points.loc[contenders])
     best, second = contenders[0], contenders[1] if len(contenders) > 1 else None
     rival = rivals[0] if rivals else None
 
@@ -224,6 +226,18 @@ def _headline(
             if math.isclose(found.mean[place], found.mean[best], rel_tol=_ROUNDING)
         ],
     )
+
+
+def _first_by_common_seeds(
+    column: Column, rows: pd.DataFrame, shape: Shape, points: pd.DataFrame
+) -> list[Any]:
+    """Return the places of ranked points; first the best one that :func:`lowest` accepts."""
+    values = {
+        place: _by_seed(column, rows, shape, dict(point)) for place, point in points.iterrows()
+    }
+    by_seed = pd.concat(values, axis=1)
+    best = points.index[lowest(by_seed if column.better == "lower" else -by_seed)]
+    return [best, *(place for place in points.index if place != best)]
 
 
 def _difference(

@@ -90,15 +90,12 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
         return []
     points = [point_name(json.loads(point)) for point in found["point"]]
     shown = found.assign(point=pd.Series(map(Code, points), found.index, dtype=object))
-    partial = "left_out" in found and bool(found["left_out"].any())
-    columns = ["metric", "better", "mean", "seeds", "points", *["left_out"] * partial, "point"]
+    columns = ["metric", "better", "mean", "seeds", "points", "point"]
     parts: list[Part] = [
         Heading("Best points"),
         "The mean over seeds decides; the tests below tell whether it is more than chance.",
         TableView(shown, columns, "Best points"),
     ]
-    if partial:
-        parts.append("Points that lack a seed of the others are left out.")
     for metric, point in zip(found["metric"], found["point"], strict=True):
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
     tried = [yaml_values(values) for values in variants_of(tables).values()]

@@ -14,6 +14,7 @@ from scipy import stats
 from raypipe.stats import (
     friedman,
     holm,
+    lowest,
     mcnemar,
     paired_comparisons,
     quantiles,
@@ -300,6 +301,30 @@ def test_quantiles_rank_infinite_values_last():
 def test_quantiles_of_finite_values_are_those_of_numpy(values, probability):
     found = quantiles(values, [probability]).to_numpy()[0]
     np.testing.assert_allclose(found, np.quantile(values, probability, axis=0))
+
+
+def test_the_lowest_is_not_the_one_whose_difficult_runs_are_missing():
+    easy, hard = 1.0, 9.0
+    values = pd.DataFrame({"a": [easy, hard], "b": [easy + 0.5, hard + 0.5], "c": [easy + 1, None]})
+    assert values.mean().idxmin() == "c"
+    assert lowest(values) == 0
+    assert lowest(values.assign(c=[easy - 0.1, None])) == 2  # better where it can be compared
+    assert lowest(values.assign(c=np.nan)) == 0
+    assert lowest(pd.DataFrame({"a": [2.0, None], "b": [None, 1.0]})) == 1  # no common run
+
+
+@given(
+    hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 5)),
+               elements=st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]))
+)  # fmt: skip
+def test_the_lowest_is_beaten_by_none_with_more_runs_and_is_the_mean_s_without_gaps(values):
+    table = pd.DataFrame(values)
+    found = lowest(table)
+    for rival in table.columns[table.count() > table[found].count()]:
+        both = table[[found, rival]].dropna()
+        assert both.empty or not both[rival].mean() < both[found].mean()
+    if table.notna().all(axis=None):
+        assert table[found].mean() == table.mean().min()
 
 
 def test_mcnemar_counts_the_rows_that_only_one_has_right() -> None:

@@ -552,6 +552,17 @@ def _grid(scores: list[list[float]], seeds: int = 3) -> pd.DataFrame:
     )
 
 
+def test_a_setting_whose_difficult_seeds_failed_is_not_the_best() -> None:
+    calls = _grid([[0.5, 0.6], [0.4, 0.3]])
+    calls.loc[calls["seed"] == 0, "score"] += 2.0  # an easy seed
+    calls.loc[(calls["C"] == 1) & (calls["gamma"] == 1) & (calls["seed"] > 0), "score"] = np.nan
+    (best,) = _function(calls, "higher").headlines
+    assert (best.values, best.runs) == ({"C": 0, "gamma": 1}, 3)
+    calls.loc[(calls["C"] == 1) & (calls["gamma"] == 1) & (calls["seed"] == 0), "score"] = 3.0
+    (best,) = _function(calls, "higher").headlines
+    assert (best.values, best.runs) == ({"C": 1, "gamma": 1}, 1)
+
+
 def test_contenders_are_repeated_alone_if_they_are_few() -> None:
     about = _function(_grid([[0.1, 0.2, 0.3], [0.4, 0.92, 0.2], [0.1, 0.9, 0.2]]), "higher")
     *_, alone, contenders, every, whole = _advice(about)
