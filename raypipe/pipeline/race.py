@@ -15,10 +15,11 @@ import pandas as pd
 
 from raypipe.config.matrix import SEED, Point, point_text
 from raypipe.config.search import Mode, RaceSettings
+from raypipe.pipeline.elimination import eliminate, runs_for_power
 from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Metric
 from raypipe.report.formatting import number as number_text
-from raypipe.stats import eliminate, runs_for_power, runs_needed
+from raypipe.stats import runs_needed
 from raypipe.storage.ledger import Row
 
 TABLE = "race"
