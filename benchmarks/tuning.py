@@ -1,7 +1,7 @@
 """Benchmark PABBO's sampler on tuning problems of scikit-learn, against samplers of Optuna.
 
     python -m benchmarks.tuning values     # cross-validate each point of each table, 5 to 10 min
-    python -m benchmarks.tuning run        # the samplers on the tables, 8 min on one core
+    python -m benchmarks.tuning run        # the samplers on the tables, 10 min on two cores
     python -m docs.generate                # the table of docs/howto/optuna.md
 
 An evaluation looks up a table of cross-validated values; between the values of a real parameter it
