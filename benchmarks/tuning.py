@@ -94,7 +94,7 @@ def _rows(problem: Problem, name: str) -> Iterator[dict[str, object]]:
 
 
 def seed_of(problem: Problem, seed: int) -> int:
-    """Return a seed of its own for each problem, so that problems are independent."""
+    """Return the seed of a problem's starts and sampler; problems are independent."""
     name = zlib.crc32(f"{problem.name} {problem.data}".encode())
     return int(np.random.SeedSequence([seed, name]).generate_state(1)[0])
 

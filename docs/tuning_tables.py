@@ -62,11 +62,11 @@ def measures(runs: pd.DataFrame, values: pd.DataFrame) -> tuple[pd.DataFrame, li
     runs["best"] /= unit[~solved].reindex(pd.MultiIndex.from_frame(runs[_PROBLEM])).to_numpy()
     runs = runs.dropna(subset="best")
     best = runs[runs["number"] >= _START].groupby(one)["best"]
-    above = runs[runs["number"] >= _START - 1].assign(above=runs["best"] > _CLOSE)
+    since_start = runs[runs["number"] >= _START - 1].assign(above=runs["best"] > _CLOSE)
     found = pd.DataFrame(
         {
             "area": best.mean(),
-            "evaluations": above.groupby(one)["above"].sum(),
+            "evaluations": since_start.groupby(one)["above"].sum(),
             "reached": best.last() <= _CLOSE,
             "last": best.last(),
         }
@@ -130,10 +130,10 @@ def _explanation(areas: pd.DataFrame, solved: list[str]) -> str:
         "Regret is the distance of the best value so far to the smallest one of the table, in "
         "units of its mean after the start: 1 if nothing better is found, 0 at the best point. The "
         "area is its mean over the evaluations after the start. Within 5 % is the share of "
-        "searches with a regret of at most 0.05 at the end. Evaluations to 5 % are those after the "
-        "start to this regret; a search that does not reach it counts 22. Each problem counts "
-        "once, with the mean over ten seeds. The p-values are those of the paired Wilcoxon test "
-        "over problems, corrected by Holm; ranks are over the samplers that took part in all "
-        "problems. "
+        "searches with a regret of at most 0.05 at the end. Evaluations to 5 % are their "
+        "number after the start until this regret; a search that does not reach it counts 22. Each "
+        "problem counts once, with the mean over ten seeds. The p-values are those of the paired "
+        "Wilcoxon test over problems, corrected by Holm; ranks are over the samplers that took "
+        "part in all problems. "
         f"{left_out}Conclusions about the area, {verdict}."
     )

@@ -106,7 +106,7 @@ def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFr
 
 
 def lowest(values: pd.DataFrame) -> int:
-    """Return the place of the algorithm with the lowest mean, as far as missing runs allow.
+    """Return the place of the algorithm with the lowest mean, where runs may be missing.
 
     An algorithm whose difficult runs are missing would win by its easy ones. So one is passed over
     if another with more runs has a lower mean on the runs that both have.

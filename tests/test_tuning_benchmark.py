@@ -19,3 +19,8 @@ def test_all_samplers_start_from_the_same_points_of_a_table() -> None:
     for run in runs:
         np.testing.assert_allclose(run[: tuning.START], drawn @ [1, 10])
     assert runs[0] != runs[1]
+
+
+def test_no_two_problems_share_a_seed() -> None:
+    seeds = [tuning.seed_of(problem, seed) for problem in PROBLEMS for seed in range(tuning.SEEDS)]
+    assert len(set(seeds)) == len(PROBLEMS) * tuning.SEEDS

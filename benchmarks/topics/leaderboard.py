@@ -26,11 +26,10 @@ def leaderboard(studies: pd.DataFrame) -> pd.DataFrame:
     Returns:
         ``optimizer``; ``rank`` by the area, the mean over corpora, and half its 95 % interval
         ``rank_half``, with corpora as the sample; ``reached``, the share of studies that came
-        within 1 %; the median of ``evaluations``, infinite where it is not known because too many
-        did not; the means of ``area`` and ``regret``; and
-        ``better`` and ``worse``, the numbers of corpora on which the area differs from that of
-        ``gp_ei`` by the signed-rank test over starts and LDA seeds, corrected by Holm for all
-        corpora and optimizers. Both are missing for ``gp_ei``.
+        within 1 %; the median of ``evaluations``, infinite if half of them or more did not; the
+        means of ``area`` and ``regret``; and ``better`` and ``worse``, the numbers of corpora on
+        which the area differs from that of ``gp_ei`` by the signed-rank test over starts and LDA
+        seeds, corrected by Holm for all corpora and optimizers. Both are missing for ``gp_ei``.
 
     """
     ranks = _ranks(studies)
@@ -40,7 +39,7 @@ def leaderboard(studies: pd.DataFrame) -> pd.DataFrame:
             "rank": ranks.mean(),
             "rank_half": stats.half_width(ranks.std(ddof=1), ranks.count()),
             "reached": groups["reached"].mean(),
-            "evaluations": _known(studies).groupby(studies["optimizer"]).median(),
+            "evaluations": _evaluations(studies).groupby(studies["optimizer"]).median(),
             "area": groups["area"].mean(),
             "regret": groups["regret"].mean(),
         }
@@ -81,13 +80,13 @@ def against_control(studies: pd.DataFrame) -> pd.DataFrame:
 def medians(studies: pd.DataFrame) -> pd.DataFrame:
     """Return the median evaluations to within 1 %: (corpus, start) x optimizers.
 
-    It is infinite where half of the studies or more did not come there.
+    It is infinite if half of the studies or more did not come there.
     """
-    return studies.assign(evaluations=_known(studies)).pivot_table(
+    return studies.assign(evaluations=_evaluations(studies)).pivot_table(
         index=["corpus", "start"], columns="optimizer", values="evaluations", aggfunc="median"
     )
 
 
-def _known(studies: pd.DataFrame) -> pd.Series:
+def _evaluations(studies: pd.DataFrame) -> pd.Series:
     """Return the evaluations to within 1 %, infinite for a study that did not come there."""
     return studies["evaluations"].astype(float).where(studies["reached"], math.inf)

@@ -86,7 +86,8 @@ VARIANT_METRICS = Table(
         Column(
             "unmatched",
             "integer",
-            "Numbers whose seed and values of the other axes another value of the axis lacks.",
+            "Numbers without a counterpart: another value of the axis has none at the same seed "
+            "and values of the other axes.",
         ),
         Column("mean", "real", "Mean over seeds."),
         Column("std", "real", "Standard deviation over seeds."),
@@ -103,7 +104,7 @@ VARIANT_TESTS = Table(
         Column("axis", "text", "The varied key."),
         Column("first", "text", "A value of the axis."),
         Column("second", "text", "Another value."),
-        Column("n", "integer", "Seeds at which both have a number at the same other values."),
+        Column("n", "integer", "Seeds at which both have a number at a point of the other axes."),
         Column("dropped", "integer", "Seeds without such a pair."),
         Column("equal", "integer", "Seeds with equal numbers."),
         Column("statistic", "real", "Statistic of Wilcoxon's signed-rank test."),

@@ -184,7 +184,7 @@ def summary(observed: Observations, axis: str | None) -> pd.DataFrame:
     Values are first averaged over the other axes, so that each seed counts once. The interval is
     Student's, at 95 %; it is missing for a single seed, and that of a speed or an energy begins at
     0. Where points are missing, the means of two values are over different points; ``unmatched``
-    counts the numbers whose seed and values of the other axes another value lacks.
+    counts the numbers that another value of the axis lacks at the same seed and other values.
 
     Returns:
         columns ``metric``, ``axis``, ``value`` (of the axis), ``seeds``, ``unmatched``, ``mean``,
@@ -241,7 +241,7 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
 def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
     """Return the point with the best mean over seeds, for each metric that an axis affects.
 
-    A point that lacks seeds of another one has to be better on those that both have
+    It is not worse than any point with more seeds on the seeds that both have
     (:func:`raypipe.stats.lowest`).
 
     Args:

@@ -231,7 +231,7 @@ def _headline(
 def _first_by_common_seeds(
     column: Column, rows: pd.DataFrame, shape: Shape, points: pd.DataFrame
 ) -> list[Any]:
-    """Return the places of ranked points; first the best one that :func:`lowest` accepts."""
+    """Return the places of ranked points, with the best one by :func:`lowest` first."""
     values = {
         place: _by_seed(column, rows, shape, dict(point)) for place, point in points.iterrows()
     }

@@ -317,7 +317,7 @@ def test_the_lowest_is_not_the_one_whose_difficult_runs_are_missing():
     hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 5)),
                elements=st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]))
 )  # fmt: skip
-def test_the_lowest_is_beaten_by_none_with_more_runs_and_is_the_mean_s_without_gaps(values):
+def test_the_lowest_is_not_beaten_by_one_with_more_runs(values):
     table = pd.DataFrame(values)
     found = lowest(table)
     for rival in table.columns[table.count() > table[found].count()]:

@@ -44,7 +44,7 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
         return
     lead = str(ranks.idxmin())
     own = _with(pairs, lead)
-    beaten, better = _higher(own, lead), _lower(own, lead)
+    beaten, ahead = _higher(own, lead), _lower(own, lead)
     rest = sorted(set(ranks.index) - {lead, *beaten})
     by, runs = heading(measure), int(own["n"].max())
     tests = f"p ≤ {stats.ALPHA:g} in paired tests over {runs_of(runs)}, Holm's correction"
@@ -52,9 +52,9 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     leads = f"{leaders} {'has' if leaders == lead else 'have'} the lowest average rank by {by}"
     if not rest:
         yield f"{lead} won: its {by} is lower than that of every other optimizer ({tests})."
-    elif better:
-        lower = f"the tests find {listed(better)} lower than {lead}"
-        yield f"No winner: {leads}, but {lower} ({tests})."
+    elif ahead:
+        found = f"the tests find {listed(ahead)} lower than {lead}"
+        yield f"No winner: {leads}, but {found} ({tests})."
     elif beaten:
         yield (
             f"{leads}. The lead of {lead} on {listed(beaten)} is more than chance ({tests}); on "
@@ -96,17 +96,17 @@ def _with(pairs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def _higher(pairs: pd.DataFrame, lead: str) -> list[str]:
-    """Return the optimizers that are higher than one in the pairs that the tests decide."""
+    """Return the optimizers that the tests find higher than ``lead``."""
     return sorted(name for name, effect in _decided(pairs, lead) if effect > 0)
 
 
 def _lower(pairs: pd.DataFrame, lead: str) -> list[str]:
-    """Return the optimizers that are lower than one in the pairs that the tests decide."""
+    """Return the optimizers that the tests find lower than ``lead``."""
     return sorted(name for name, effect in _decided(pairs, lead) if effect < 0)
 
 
 def _decided(pairs: pd.DataFrame, lead: str) -> list[tuple[str, float]]:
-    """Return the others of the decided pairs of one optimizer, and by how much they are higher."""
+    """Return the optimizers that differ from ``lead`` by the tests, with effects: > 0 is higher."""
     decided = pairs[pairs["p_holm"].astype(float) <= stats.ALPHA]
     first = decided["first"] == lead
     names = decided["second"].where(first, decided["first"]).astype(str)
