@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import ast
+import gzip
+import json
+import logging
+import os
+import platform
+import sys
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
 from raypipe.datasets.corpus import CorpusError
+from raypipe.storage.run_directory import cache_directory
+
+logger = logging.getLogger(__name__)
 
 #: Excluded: tests, programs, installed packages, generated tables (character maps of ``encodings``)
 SKIPPED = frozenset(
@@ -77,8 +89,65 @@ def docstring_records(root: Path | None = None) -> Iterator[DocstringRecord]:
 
 @lru_cache(maxsize=1)
 def _standard_library() -> tuple[DocstringRecord, ...]:
-    """Return the standard library's records; cached, because reading takes seconds."""
-    return tuple(_read(Path(sysconfig.get_path("stdlib"))))
+    """Return the standard library's records, from the user's cache: parsing takes seconds.
+
+    A damaged entry is rebuilt; a cache that cannot be written only costs time.
+    """
+    path = _cache_path()
+    try:
+        return read_cached(path)
+    except FileNotFoundError:
+        pass
+    except (CorpusError, OSError) as error:
+        logger.warning("%s; the built-in docstrings are read again", error)
+    records = tuple(_read(Path(sysconfig.get_path("stdlib"))))
+    try:
+        write_cached(path, records)
+    except OSError as error:
+        logger.warning("%s: the built-in docstrings cannot be cached: %s", path, error)
+    return records
+
+
+def read_cached(path: Path) -> tuple[DocstringRecord, ...]:
+    """Return the records that :func:`write_cached` wrote.
+
+    Raises:
+        OSError: the file cannot be read, or does not exist.
+        CorpusError: it is damaged.
+
+    """
+    try:
+        with gzip.open(path) as file:  # with a checksum
+            return tuple(DocstringRecord(*record) for record in json.load(file))
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, TypeError) as error:
+        raise CorpusError(f"{path}: damaged: {error}") from error
+
+
+def write_cached(path: Path, records: Sequence[DocstringRecord]) -> None:
+    """Write records atomically.
+
+    Raises:
+        OSError: the folder cannot be written.
+
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
+    temporary = Path(file.name)
+    try:
+        with file:
+            file.write(gzip.compress(json.dumps([*map(astuple, records)]).encode("ascii"), 1))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _cache_path() -> Path:
+    """Return the path of the cache entry, named by everything that decides its content."""
+    text = json.dumps([sys.version, sysconfig.get_path("stdlib"), sorted(SKIPPED)])
+    key = sha256(text.encode()).hexdigest()[:16]
+    return cache_directory() / f"docstrings-{platform.python_version()}-{key}.json.gz"
 
 
 def _read(folder: Path) -> Iterator[DocstringRecord]:

@@ -33,7 +33,7 @@ from experiments.teleclass.data.documents import read_documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
 from raypipe.commands import configuration as config
-from raypipe.datasets import builtin
+from raypipe.datasets import docstrings
 from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.corpus import make_corpus
 from raypipe.datasets.rows import table_of
@@ -150,10 +150,9 @@ def _bow(content: bytes, folder: Path) -> bool:
     return True
 
 
-def _cached_corpus(content: bytes, folder: Path) -> bool:
-    path = stored(folder, "corpus.npz", content)
-    corpus = named(path, lambda: builtin.read_cached(path))
-    assert corpus.fingerprint == make_corpus("x", COUNTS, source="").fingerprint
+def _cached_docstrings(content: bytes, folder: Path) -> bool:
+    path = stored(folder, "docstrings.json.gz", content)
+    assert named(path, lambda: docstrings.read_cached(path)) == RECORDS
     return True
 
 
@@ -491,13 +490,18 @@ def _npz_matrix(matrix: object) -> bytes:
     return stream.getvalue()
 
 
+RECORDS = tuple(
+    docstrings.DocstringRecord("m", f"f{i}", "function", t) for i, t in enumerate(TEXTS)
+)
+
+
 @cache
-def _cached_corpus_file() -> bytes:
+def _cached_docstrings_file() -> bytes:
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "c.npz"
-        builtin.write_cached(path, make_corpus("x", COUNTS, source=""))
+        path = Path(folder) / "c.gz"
+        docstrings.write_cached(path, RECORDS)
         return path.read_bytes()
 
 
@@ -523,7 +527,7 @@ def readers() -> dict[str, Reader]:
         "uci.gz": Reader((_gz(UCI),), partial(_uci, gz=True)),
         "vocabulary": Reader((WORDS,), _vocabulary),
         "bow": Reader((_npz_matrix(COUNTS), _npz_matrix(COUNTS.tocoo())), _bow),
-        "builtin": Reader((_cached_corpus_file(),), _cached_corpus),
+        "docstrings": Reader((_cached_docstrings_file(),), _cached_docstrings),
         "lines": Reader((TXT.encode(),), _lines),
         "labels": Reader((LABELS,), _labels),
         "hierarchy": Reader((EDGES,), _hierarchy),

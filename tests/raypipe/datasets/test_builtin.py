@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json.decoder
 import sys
 import textwrap
@@ -7,9 +8,14 @@ import textwrap
 import numpy as np
 import pytest
 
-from raypipe.datasets import CorpusError, Tokenization, builtin_corpus, docstring_records
-from raypipe.datasets import builtin as module
-from raypipe.datasets.builtin import read_cached, write_cached
+from raypipe.datasets import (
+    CorpusError,
+    Tokenization,
+    builtin,
+    builtin_corpus,
+    docstring_records,
+    docstrings,
+)
 from raypipe.datasets.docstrings import SKIPPED, DocstringRecord
 
 SMALL = Tokenization(max_features=200)
@@ -22,16 +28,24 @@ def records():
 
 @pytest.fixture
 def library(monkeypatch, tmp_path, records):
-    """Reading the sources replaced by their records, and an empty cache."""
+    """Reading the sources replaced by some of their records, and an empty cache."""
     reads = []
 
-    def fake():
-        reads.append(1)
-        return iter(records)
+    def fake(folder):
+        reads.append(folder)
+        return iter(records[:2000])
 
-    monkeypatch.setattr(module, "docstring_records", fake)
+    monkeypatch.setattr(docstrings, "_read", fake)
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    return reads
+    docstrings._standard_library.cache_clear()
+    yield reads
+    docstrings._standard_library.cache_clear()
+
+
+def in_another_process():
+    """The records as a process that begins finds them."""
+    docstrings._standard_library.cache_clear()
+    return list(docstring_records())
 
 
 def test_records_are_the_docstrings_of_the_modules(records):
@@ -96,21 +110,19 @@ def test_without_sources_it_says_so(tmp_path):
         list(docstring_records(tmp_path))
 
 
-def test_corpus_is_large_enough_for_topics_and_deterministic(library, tmp_path, monkeypatch):
+def test_corpus_is_large_enough_for_topics_and_deterministic():
     corpus = builtin_corpus()
     assert corpus.documents > 5000
     assert corpus.words > 1500
     assert corpus.tokens > 50_000
     assert corpus.empty_documents == 0
     assert (np.diff(corpus.counts.tocsc().indptr) >= 5).all()  # min_df
-    monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "other"))
     assert builtin_corpus() == corpus
-    assert len(library) == 2
 
 
-def test_samples_are_nested_and_limited(library, records):
-    small = module._sample(records, 100)
-    large = module._sample(records, 400)
+def test_samples_are_nested_and_limited(records):
+    small = builtin._sample(records, 100)
+    large = builtin._sample(records, 400)
     assert set(small) < set(large)
     assert len(small) == 100
     assert large == [r for r in records if r in set(large)]
@@ -121,56 +133,44 @@ def test_samples_are_nested_and_limited(library, records):
         builtin_corpus(0)
 
 
-def test_the_cache_serves_equal_settings_only(library, tmp_path):
-    first = builtin_corpus(400, SMALL)
-    second = builtin_corpus(400, SMALL)
+def test_the_sources_are_read_once(library, tmp_path, records):
+    assert in_another_process() == records[:2000]
+    assert in_another_process() == records[:2000]
     assert len(library) == 1
-    assert second == first
-    assert second.vocabulary == first.vocabulary
-    assert (second.counts != first.counts).nnz == 0
-    builtin_corpus(401, SMALL)
-    builtin_corpus(400, Tokenization(max_features=201))
-    assert len(library) == 3
-    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".npz"] * 3
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".gz"]
 
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "emptied", "other content"])
-def test_a_damaged_cache_entry_is_built_anew(library, tmp_path, caplog, damage):
-    first = builtin_corpus(400, SMALL)
+def test_a_damaged_cache_entry_is_built_anew(library, tmp_path, records, caplog, damage):
+    in_another_process()
     (path,) = (tmp_path / "cache").iterdir()
     content = path.read_bytes()
     middle = len(content) // 2
-    if damage == "truncated":
-        path.write_bytes(content[:middle])
-    elif damage == "overwritten":
-        path.write_bytes(content[:middle] + bytes(64) + content[middle + 64 :])
-    elif damage == "emptied":
-        path.write_bytes(b"")
-    else:  # sound as a file, but its counts are not those of its fingerprint
-        with np.load(path) as stored:
-            arrays = dict(stored)
-        arrays["data"] = arrays["data"] + 1
-        np.savez(path, **arrays)
-    assert builtin_corpus(400, SMALL) == first
-    assert "is rebuilt" in caplog.text
-    assert read_cached(path) == first
+    path.write_bytes(
+        {
+            "truncated": content[:middle],
+            "overwritten": content[:middle] + bytes(64) + content[middle + 64 :],
+            "emptied": b"",
+            "other content": gzip.compress(b"[[1]]"),
+        }[damage]
+    )
+    assert in_another_process() == records[:2000]
+    assert "are read again" in caplog.text
+    assert in_another_process() == records[:2000]
+    assert len(library) == 2
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(library, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "file" / "cache"))
-    assert builtin_corpus(400, SMALL).documents > 300
+    assert len(in_another_process()) == 2000
     assert "cannot be cached" in caplog.text
 
 
 def test_an_interrupted_write_leaves_nothing(library, tmp_path, monkeypatch):
-    corpus = builtin_corpus(400, SMALL)
-    target = tmp_path / "new" / "entry.npz"
-
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(np, "savez_compressed", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_cached(target, corpus)
-    assert list(target.parent.iterdir()) == []
+    monkeypatch.setattr(docstrings.os, "fsync", fail)
+    assert len(in_another_process()) == 2000
+    assert list((tmp_path / "cache").iterdir()) == []
