@@ -72,11 +72,10 @@ def stages(settings: MainSettings) -> list[Stage]:
     if "pabbo_curves" in s.lda.optimizers:
         earlier.append(_training_stage("train_curves", s.train_curves, CurvePolicyTask))
     earlier.append(_lda_stage(s))
-    names = tuple(stage.name for stage in earlier)
     last = Stage(
         "aggregate",
         run_aggregate,
-        needs=names,
+        needs=("lda",),  # all that it reads
         reads=(),
         workload="statistics and figures",
         always_rerun=True,
@@ -257,9 +256,12 @@ def _beyond_training(settings: MainSettings) -> list[str]:
 
 def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
     """Run the studies that are not finished, after the warnings."""
-    for warning in warnings:
-        context.say(warning)
     data, lda = context.settings.data, context.settings.lda
+    objectives = load_objectives(data, lda)
+    for note in (*warnings, *(note for each in objectives for note in each.notes())):
+        context.say(note)
+    corpora = {each.dataset: dict(each.corpus) for each in objectives if each.corpus is not None}
+    context.ledger.put("corpora", corpora)
 
     @cache
     def scorer(name: OptimizerName) -> Scorer | None:
@@ -271,7 +273,7 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
     with context.cache(kind, enabled=lda.cache) as values:
-        run_studies(context, lda, study_specs(lda, load_objectives(data, lda)), scorer, values)
+        run_studies(context, lda, study_specs(lda, objectives), scorer, values)
 
 
 def run_aggregate(context: StageContext) -> None:

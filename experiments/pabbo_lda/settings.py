@@ -37,7 +37,8 @@ class DataSettings(Settings):
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Options of the source: `max_documents` (builtin), `split` (bow), `column` "
-        "(tables), `max_features`, `min_df`, `max_df`, `stop_words` (texts).",
+        "(tables), `max_features`, `min_df`, `max_df`, `stop_words` and "
+        "`word_pattern` (texts).",
     )
 
 

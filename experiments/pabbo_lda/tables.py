@@ -81,6 +81,22 @@ TABLES = (
         ),
     ),
     Table(
+        "corpora",
+        "one corpus of the studies",
+        (
+            _DATASET,
+            Column("documents", "integer", "Documents of the studies."),
+            Column(
+                "dropped_documents",
+                "integer",
+                "Documents that were left out because they have no word of the vocabulary.",
+            ),
+            Column("empty_documents", "integer", "Documents without a word that were kept."),
+            Column("words", "integer", "Words of the vocabulary."),
+            Column("tokens", "integer", "Sum of all counts."),
+        ),
+    ),
+    Table(
         "studies",
         "one optimizer run on one corpus",
         (
@@ -89,13 +105,20 @@ TABLES = (
             Column(
                 "best_perplexity",
                 "real",
-                "Lowest finite value of the objective.",
+                "Lowest finite value of the objective, if it is a perplexity.",
                 better="lower",
+            ),
+            Column(
+                "best_coherence",
+                "real",
+                "Highest finite coherence, if it is the objective.",
+                better="higher",
             ),
             Column(
                 "confirmed_value",
                 "real",
-                "Mean of the best point over `lda.final_seeds` seeds that no search saw.",
+                "Mean objective of the best point over `lda.final_seeds` seeds that no search saw; "
+                "lower is better, also where the objective is the negative coherence.",
                 better="lower",
             ),
             Column("evaluations", "integer", "Requested evaluations, including repeated points."),

@@ -38,6 +38,7 @@ class Corpus:
         fingerprint: SHA-256 (hexadecimal) of the content, the same on every platform.
         dropped_documents: number of documents that the reader dropped because they had no word.
         empty_documents: number of rows of ``counts`` without a word.
+        skipped_letters: share of the letters of a text that are in no token.
 
     """
 
@@ -47,6 +48,7 @@ class Corpus:
     fingerprint: str
     dropped_documents: int
     empty_documents: int
+    skipped_letters: float = field(default=0.0, repr=False, compare=False)
 
     @property
     def documents(self) -> int:
@@ -71,6 +73,7 @@ def make_corpus(
     source: str,
     vocabulary: Sequence[str] | None = None,
     dropped_documents: int = 0,
+    skipped_letters: float = 0.0,
 ) -> Corpus:
     """Validate ``counts`` and wrap them as a :class:`Corpus`.
 
@@ -80,6 +83,7 @@ def make_corpus(
         source: the origin for error messages, usually a file.
         vocabulary: one word per column, in column order.
         dropped_documents: number of documents that were dropped before.
+        skipped_letters: share of the letters of a text that are in no token.
 
     Raises:
         CorpusError: see :func:`validate_counts`; also if the vocabulary has another length.
@@ -99,6 +103,7 @@ def make_corpus(
         fingerprint=corpus_fingerprint(matrix, words),
         dropped_documents=dropped_documents,
         empty_documents=int((np.diff(matrix.indptr) == 0).sum()),
+        skipped_letters=skipped_letters,
     )
 
 

@@ -13,7 +13,7 @@ from raypipe.datasets.bow import load_bow, load_uci
 from raypipe.datasets.builtin import NAME, builtin_corpus
 from raypipe.datasets.corpus import Corpus, CorpusError
 from raypipe.datasets.files import check_known
-from raypipe.datasets.text import Tokenization, load_table, load_text
+from raypipe.datasets.text import WORD_PATTERN, Tokenization, load_table, load_text
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 
@@ -30,6 +30,7 @@ class _Settings(Settings):
     min_df: int | float = 1
     max_df: int | float = 1
     stop_words: Literal["english"] | None = None
+    word_pattern: str = WORD_PATTERN
 
 
 def load_corpus(

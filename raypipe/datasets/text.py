@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +26,10 @@ from raypipe.datasets.files import (
 from raypipe.storage import parquet
 
 #: At least three letters in a row: parts of identifiers are words, numbers are not.
-TOKEN_PATTERN = r"[^\W\d_]{3,}"
+WORD_PATTERN = r"[^\W\d_]{3,}"
+
+#: documents in which the letters that are in no token are counted
+_SAMPLE = 1000
 
 TableFormat = Literal["jsonl", "csv", "parquet"]
 
@@ -38,6 +43,7 @@ class Tokenization:
         min_df: minimum number, or fraction, of documents that contain a word.
         max_df: maximum number, or fraction, of documents that contain a word.
         stop_words: scikit-learn's English list, or ``None`` for no list.
+        word_pattern: regular expression of a word; by default three letters or more in a row.
 
     """
 
@@ -45,10 +51,22 @@ class Tokenization:
     min_df: int | float = 5
     max_df: int | float = 0.5
     stop_words: Literal["english"] | None = "english"
+    word_pattern: str = WORD_PATTERN
 
     def __post_init__(self) -> None:
         if self.max_features < 1:
             raise CorpusError(f"max_features is {self.max_features}; allowed is 1 or more")
+        try:
+            groups = re.compile(self.word_pattern).groups
+        except re.error as error:
+            raise CorpusError(
+                f"word_pattern is {self.word_pattern!r}: it is not a regular expression: {error}"
+            ) from error
+        if groups > 1:
+            raise CorpusError(
+                f"word_pattern is {self.word_pattern!r}: it has {groups} groups; allowed is one, "
+                "the token; write the others as (?:...)"
+            )
 
 
 def load_text(directory: Path, name: str, tokenization: Tokenization | None = None) -> Corpus:
@@ -112,10 +130,17 @@ def vectorize(
 
     """
     settings = tokenization or Tokenization()
-    arguments = {k: v for k, v in asdict(settings).items() if k != "max_features"}
-    vectorizer = CountVectorizer(token_pattern=TOKEN_PATTERN, dtype=np.int64, **arguments)
+    vectorizer = CountVectorizer(
+        token_pattern=settings.word_pattern,
+        min_df=settings.min_df,
+        max_df=settings.max_df,
+        stop_words=settings.stop_words,
+        dtype=np.int64,
+    )
     try:
-        counts = vectorizer.fit_transform(texts)
+        texts = iter(texts)
+        sample = list(islice(texts, _SAMPLE))
+        counts = vectorizer.fit_transform(chain(sample, texts))
     except CorpusError:
         raise
     except ValueError as error:
@@ -134,7 +159,18 @@ def vectorize(
         source=source,
         vocabulary=[str(word) for word in vectorizer.get_feature_names_out()[kept]],
         dropped_documents=int((~filled).sum()),
+        skipped_letters=_skipped(sample, settings.word_pattern),
     )
+
+
+def _skipped(texts: Iterable[str], word_pattern: str) -> float:
+    """Return the share of the letters of texts that are in no token."""
+    token, letters, skipped = re.compile(word_pattern), 0, 0
+    for text in texts:
+        lower = text.lower()  # as CountVectorizer sees it
+        letters += sum(map(str.isalpha, lower))
+        skipped += sum(map(str.isalpha, token.sub("", lower)))
+    return skipped / letters if letters else 0.0
 
 
 def _folder_texts(folder: Path) -> Iterator[str]:

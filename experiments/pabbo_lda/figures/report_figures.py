@@ -97,12 +97,21 @@ def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:
         if summary is not None:
             drawn += _each_dataset(summary, "mean", _bars)
         if studies is not None:
-            drawn += _each_dataset(studies, "best_perplexity", _boxes)
+            studies = studies.assign(value=_minimized(studies))
+            drawn += _each_dataset(studies, "value", _boxes)
         if history is not None:
             drawn += _each_dataset(history, "best_value", _trajectory)
         if regret is not None:
             drawn += [_regret(str(stage), t) for stage, t in regret.groupby("stage", sort=False)]
     return drawn
+
+
+def _minimized(studies: pd.DataFrame) -> pd.Series[float]:
+    """Return the best value of each study as its optimizer sees it: lower is better."""
+    values = studies["best_perplexity"].astype(float)
+    if "best_coherence" in studies:
+        values = values.fillna(-studies["best_coherence"].astype(float))
+    return values
 
 
 def _relative_noise(tables: Mapping[str, pd.DataFrame], history: pd.DataFrame) -> dict[str, float]:
@@ -229,7 +238,7 @@ def _boxes(dataset: str, table: pd.DataFrame) -> Plot:
     """Draw quartiles over runs with every run as a point, best median on the left."""
     groups = {}
     for name, group, _ in by_optimizer(table):
-        if (known := finite(group["best_perplexity"])).size:
+        if (known := finite(group["value"])).size:
             groups[name] = known
     names = sorted(groups, key=lambda name: float(np.median(groups[name])))
     fixed = strokes_of(names)

@@ -26,6 +26,13 @@ _PASS_S, _TOPIC_S = 1.3e-7, 2e-9
 #: packages (1.6 s).
 _WHOLE_CPU_S = 0.02
 _HELD_OUT = 0.2
+#: objectives that one document does not have
+_SEVERAL = ("heldout_perplexity", "coherence")
+#: share of the letters in no token from which a user should know: of English words about 0.1
+_MANY_SKIPPED = 0.25
+_TOKENS = (
+    r"a word has three letters or more; change that by data.options.word_pattern, such as '\w{2,}'"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Objective:
         data: the first argument of its function, shared by all tasks.
         fit: the options of fitting; None where values are recorded.
         counts: nonzero counts of the documents times passes over them.
+        corpus: a row of the table ``corpora``; None where values are recorded.
+        letters: share of the letters of the documents that are in no token.
 
     """
 
@@ -48,6 +57,8 @@ class Objective:
     data: Any = field(repr=False)
     fit: LdaFit | None = None
     counts: int = 0
+    corpus: Mapping[str, Any] | None = None
+    letters: float = 0.0
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -66,6 +77,29 @@ class Objective:
             "coherence": topic_model.lda_incoherence,
         }
         return functions[self.kind]
+
+    def notes(self) -> list[str]:
+        """Return the size of the corpus in words, and what of it the studies do not see."""
+        if (corpus := self.corpus) is None:
+            return []
+        size = ", ".join(f"{name} {corpus[name]}" for name in ("documents", "words", "tokens"))
+        notes = [f"corpus {self.dataset}: {size}"]
+        if dropped := corpus["dropped_documents"]:
+            notes.append(
+                f"WARNING: corpus {self.dataset}: {dropped} of {corpus['documents'] + dropped} "
+                "documents have no word of the vocabulary and are left out"
+            )
+        if empty := corpus["empty_documents"]:
+            notes.append(
+                f"WARNING: corpus {self.dataset}: {empty} of {corpus['documents']} documents have "
+                "no word; they are kept"
+            )
+        if self.letters > _MANY_SKIPPED:
+            notes.append(
+                f"WARNING: corpus {self.dataset}: {self.letters:.0%} of the letters are in no "
+                f"word: {_TOKENS}"
+            )
+        return notes
 
     def key(self, point: Point, seed: int) -> str:
         """Return the same key for equal evaluations, in every study and every run directory."""
@@ -95,23 +129,39 @@ def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
 
 
 def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
-    corpora = {"corpus": load_corpus(data.source, name, data.dir, **data.options)}
+    corpus = load_corpus(data.source, name, data.dir, **data.options)
+    if lda.objective in _SEVERAL and corpus.documents < 2:
+        raise ConfigError(
+            f"lda.objective = {lda.objective}: the corpus {name} has one document, and this value "
+            "is about several; give more documents, or objective=perplexity"
+        )
+    corpora = {"corpus": corpus}
     if lda.objective == "heldout_perplexity":
-        corpora = _split(name, data, corpora["corpus"])
-    words = min(corpus.words for corpus in corpora.values())
+        corpora = _split(name, data, corpus)
+    words = min(part.words for part in corpora.values())
     if lda.t_max > words:
+        hint = f"; {_TOKENS}" if data.source not in ("bow", "uci") else ""
         raise ConfigError(
             f"lda.t_max = {lda.t_max}: the corpus {name} has only {words} words; "
-            "T must lie in [2, words]"
+            f"T must lie in [2, words]{hint}"
         )
-    fitted, *held_out = (corpus.counts for corpus in corpora.values())
+    fitted, *held_out = (part.counts for part in corpora.values())
     return Objective(
         name,
         lda.objective,
-        {role: corpus.fingerprint for role, corpus in corpora.items()},
+        {role: part.fingerprint for role, part in corpora.items()},
         (fitted, *held_out) if held_out else fitted,
         LdaFit(lda.max_iter, lda.batch_size, lda.precision),
         fitted.nnz * lda.max_iter,
+        {
+            "dataset": name,
+            "documents": corpus.documents,
+            "dropped_documents": corpus.dropped_documents,
+            "empty_documents": corpus.empty_documents,
+            "words": corpus.words,
+            "tokens": corpus.tokens,
+        },
+        corpus.skipped_letters,
     )
 
 

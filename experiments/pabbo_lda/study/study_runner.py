@@ -22,7 +22,7 @@ from experiments.pabbo_lda.optimizers import (
     deciding_libraries,
     make_optimizer,
 )
-from experiments.pabbo_lda.settings import LdaSettings
+from experiments.pabbo_lda.settings import LdaSettings, ObjectiveName
 from experiments.pabbo_lda.study.evaluations import Evaluations, Request, lda_seeds
 from experiments.pabbo_lda.study.racing import LOWEST, most_for_a_race
 from experiments.pabbo_lda.study.study import HistoryMismatchError, Study
@@ -349,7 +349,7 @@ class _OpenStudies:
         row = {
             **about,
             **_columns(best_point, "best_"),
-            "best_perplexity": best_value,
+            **_best(spec.objective.kind, best_value),
             "confirmed_value": confirmed,
             "evaluations": study.asked,
             "unique_evaluations": len(study.history),
@@ -358,6 +358,13 @@ class _OpenStudies:
             "cpu_s": cpu,
         }
         self._context.finish(spec.key, {"study_history": history, "studies": {spec.key: row}})
+
+
+def _best(objective: ObjectiveName, value: float) -> dict[str, float | None]:
+    """Return the best value as a perplexity or a coherence."""
+    if objective == "coherence":
+        return {"best_perplexity": None, "best_coherence": -value}
+    return {"best_perplexity": value, "best_coherence": None}
 
 
 def _columns(point: Point | None, prefix: str = "") -> dict[str, Any]:

@@ -17,7 +17,7 @@ from experiments.teleclass.data.documents import Documents, check_size
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
 from raypipe.datasets.docstrings import DocstringRecord, docstring_records
-from raypipe.datasets.text import TOKEN_PATTERN
+from raypipe.datasets.text import WORD_PATTERN
 
 #: a smaller module counts as part of its package, or is left out if it has none
 MIN_DOCUMENTS = 12
@@ -107,7 +107,7 @@ def _taxonomy(ids: Sequence[str], described: Mapping[str, str]) -> Taxonomy:
 
 def _content_words(text: str) -> list[str]:
     """Return the distinct content words of a text, in order."""
-    words = dict.fromkeys(re.findall(TOKEN_PATTERN, text.lower()))
+    words = dict.fromkeys(re.findall(WORD_PATTERN, text.lower()))
     return [word for word in words if word not in ENGLISH_STOP_WORDS | GENERIC][:MAX_KEYWORDS]
 
 

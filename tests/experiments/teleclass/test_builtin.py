@@ -13,7 +13,7 @@ from experiments.teleclass.data import builtin
 from experiments.teleclass.data.builtin import builtin_documents
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
-from raypipe.datasets.text import TOKEN_PATTERN
+from raypipe.datasets.text import WORD_PATTERN
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_keywords_are_the_first_content_words_of_the_docstring(corpus, records):
     left_out = ENGLISH_STOP_WORDS | {"module", "package", "python"}
     longest = 0
     for id_, terms in zip(taxonomy.ids, taxonomy.keywords, strict=True):
-        words = re.findall(TOKEN_PATTERN, texts.get(id_, ""))
+        words = re.findall(WORD_PATTERN, texts.get(id_, ""))
         expected = sorted(set(words) - left_out, key=words.index)
         assert list(terms) == expected[:80]
         longest = max(longest, len(expected))

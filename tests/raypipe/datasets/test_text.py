@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
 from raypipe.datasets import Corpus, CorpusError, Tokenization, load_corpus
-from raypipe.datasets.text import TOKEN_PATTERN, vectorize
+from raypipe.datasets.text import WORD_PATTERN, vectorize
 
 TEXTS = [
     "Topic models find topics in documents",
@@ -45,7 +45,7 @@ def write(folder: Path, form: str, texts=TEXTS, name: str = "mine") -> Path:
 
 def test_counts_equal_those_of_scikit_learn():
     corpus = vectorize("c", TEXTS, "test", ALL)
-    reference = CountVectorizer(stop_words="english", token_pattern=TOKEN_PATTERN)
+    reference = CountVectorizer(stop_words="english", token_pattern=WORD_PATTERN)
     counts = reference.fit_transform(TEXTS).toarray()
     np.testing.assert_array_equal(corpus.counts.toarray(), counts[[0, 2, 4]])
     assert corpus.vocabulary == tuple(reference.get_feature_names_out())
