@@ -15,6 +15,7 @@ _SIZES = "class_sizes"
 METHODS = {
     "nearest_name": "nearest class name",
     "tfidf": "TF-IDF similarity",
+    "constant": "same labels for all",
     "pseudo_labels": "pseudo-labels",
     "refined": "refined class vectors",
     "classifier": "classifier",

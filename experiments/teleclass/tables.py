@@ -41,7 +41,7 @@ TABLES = (
         ),
         axes=("method",),
         groups=("documents_of",),
-        baselines=("nearest_name", "nearest_description", "tfidf"),
+        baselines=("nearest_name", "nearest_description", "tfidf", "constant"),
         references=("supervised",),
         phases=("nearest_description", "pseudo_labels", "refined", "classifier"),
         headline={"level": "all"},

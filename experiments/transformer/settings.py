@@ -41,7 +41,11 @@ class DataSettings(Settings):
         description="Most distinct values of a column of whole numbers that count as categories "
         "(table).",
     )
-    text: str = Field("text", description="Column of the texts (sequences).")
+    text: tuple[str, ...] = Field(
+        ("text",),
+        min_length=1,
+        description="Columns of the text, joined by newlines, such as title and body (sequences).",
+    )
     label: str = Field("label", description="Column of the labels (sequences).")
     label_index: int = Field(
         -1, description="Index of the label to predict where labels are lists (sequences)."

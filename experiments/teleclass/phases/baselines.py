@@ -1,4 +1,4 @@
-"""Baselines of the phases: nearest classes by embedding and TF-IDF; training with gold labels."""
+"""Baselines: nearest classes by embedding and TF-IDF, a constant, training with gold labels."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
     """Measure the baselines on the documents to predict, if they have gold labels.
 
     Each takes the most similar class with its ancestors: by the encoder's vectors of the classes'
-    names, or of their descriptions (names and keywords), or by TF-IDF of the descriptions. If other
-    documents than these have gold labels, linear classifiers that learn from them are a reference.
+    names, or of their descriptions (names and keywords), or by TF-IDF of the descriptions. The
+    constant prediction is the same for all documents. If other documents than these have gold
+    labels, linear classifiers that learn from them are a reference.
     """
     encoding = context.settings.encode
     documents = corpus.documents(corpus.predicted)
@@ -49,10 +50,32 @@ def run_baselines(corpus: Corpus, context: StageContext) -> None:
         record_measures(context, corpus.taxonomy, method, corpus.predicted, nearest)
     tfidf = context.call("baselines/tfidf", _tfidf_measured, corpus)
     record_measures(context, corpus.taxonomy, "tfidf", corpus.predicted, tfidf)
+    constant = _constant_measured(corpus, documents.gold)
+    record_measures(context, corpus.taxonomy, "constant", corpus.predicted, constant)
     gold = corpus.train.gold
     if corpus.predicted != "train" and gold is not None and gold.nnz:
         bound = context.call("baselines/supervised", _supervised_measured, corpus)
         record_measures(context, corpus.taxonomy, "supervised", corpus.predicted, bound)
+
+
+def _constant_measured(corpus: Corpus, gold: sparse.csr_matrix) -> Counts:
+    """Return the sums if all documents have the one class, with ancestors, of the best example-F1.
+
+    It is chosen by the gold labels, and classes are ranked by their frequency in them.
+    """
+    taxonomy = corpus.taxonomy
+    paths = taxonomy.closure(sparse.identity(len(taxonomy), bool, "csr"))
+    both = (paths.astype(np.int64) @ gold.T.astype(np.int64)).tocoo()
+    sizes = paths.getnnz(axis=1)[both.row] + gold.getnnz(axis=1)[both.col]
+    best = int(np.bincount(both.row, 2 * both.data / sizes, len(taxonomy)).argmax())
+    frequency = gold.getnnz(axis=0).astype(np.float32)
+    counts = []
+    for start in range(0, gold.shape[0], _BLOCK):
+        truth = gold[start : start + _BLOCK]
+        rows = truth.shape[0]
+        chosen = paths[np.full(rows, best)]
+        counts.append(count(np.tile(frequency, (rows, 1)), chosen, truth, taxonomy.depth))
+    return reduce(add, counts)
 
 
 def _tfidf_measured(corpus: Corpus) -> Counts:

@@ -123,17 +123,23 @@ def _read(path: Path, settings: DataSettings, notes: list[str]) -> pa.Table:
     if is_npz(path):
         return _token_rows(path)
     rows = read_rows(path)
-    for name in (settings.text, settings.label):
+    for name in (*settings.text, settings.label):
         check_column(rows, name, path)
-    texts, labels = rows[settings.text], rows[settings.label]
-    if not is_text(texts.type):
-        raise CorpusError(f"{path}: column {settings.text!r} is {texts.type}; name one of text")
+    for name in settings.text:
+        if not is_text(rows[name].type):
+            raise CorpusError(f"{path}: column {name!r} is {rows[name].type}; name one of text")
+    # a missing title or body is left out; a row without any text is refused below
+    texts, *more = (pc.fill_null(rows[name].cast(pa.large_string()), "") for name in settings.text)
+    for column in more:
+        joined = pc.binary_join_element_wise(texts, column, pa.scalar("\n", pa.large_string()))
+        texts = pc.utf8_trim(joined, "\n")
+    labels = rows[settings.label]
     if pa.types.is_nested(labels.type):
         texts, labels = _picked(texts, labels, path, settings, notes)
     empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
     if (row := pc.index(empty, True).as_py()) >= 0:
         raise CorpusError(f"{path}: the text in row {row}, counted from 0, is empty; leave it out")
-    return pa.table({"text": texts.cast(pa.large_string()), _TARGET: labels})
+    return pa.table({"text": texts, _TARGET: labels})
 
 
 def _picked(

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 
 from experiments.teleclass import encoders
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.taxonomy import read_taxonomy
 from experiments.teleclass.embeddings import Embeddings
+from experiments.teleclass.evaluation import example_f1
 from experiments.teleclass.settings import PUBLISHED_REFINE
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
@@ -76,12 +78,16 @@ def test_all_phases_leave_measures_and_consistent_predictions(tmp_path, capsys):
     assert run(folder) == 0
     found = measures(folder)
     assert set(found.index) == {
-        *("nearest_name", "nearest_description", "tfidf", "supervised"),
+        *("nearest_name", "nearest_description", "tfidf", "constant", "supervised"),
         *("pseudo_labels", "refined", "classifier"),
     }
     assert (found.loc[["nearest_name", "tfidf", "classifier"], "documents_of"] == "test").all()
 
     taxonomy, _, test = builtin_documents(DOCUMENTS)
+    single = sparse.identity(len(taxonomy), bool, "csr")
+    paths = [taxonomy.closure(single[np.full(len(test), c)]) for c in range(len(taxonomy))]
+    constant = [np.nanmean(example_f1(path, test.gold)) for path in paths]
+    assert found.loc["constant", "example_f1"] == pytest.approx(max(constant))
     index = {name: c for c, name in enumerate(taxonomy.ids)}
     predicted = labels_by_id(folder)
     assert list(predicted) == test.ids.to_pylist()

@@ -204,12 +204,24 @@ def test_a_label_is_a_value_or_an_element_of_a_list(tmp_path: Path, name: str) -
     assert texts(plain, label="labels").notes == (f"{name}: 1 rows without a label left out",)
 
 
+def test_a_text_is_several_columns(tmp_path: Path) -> None:
+    rows = [{"title": f"t{i}", "body": f"b{i}", "label": i % 2} for i in range(60)]
+    rows[7] |= {"title": None}
+    data = texts(lines(tmp_path / "a.jsonl", rows), text=["title", "body"])
+    parts = (data.train, data.held_out)
+    read = [text for part in parts for text in part.inputs["text"].to_pylist()]
+    assert {"t3\nb3", "b7"} < {*read}
+    rows[8] |= {"title": "", "body": None}
+    with pytest.raises(CorpusError, match=r"row 8.* is empty"):
+        texts(lines(tmp_path / "a.jsonl", rows), text=["title", "body"])
+
+
 @pytest.mark.parametrize(
     ("rows", "given", "message"),
     [
         ([{"text": "a", "label": 1}, {"text": " ", "label": 0}], {}, "row 1.* is empty"),
         ([{"text": "a", "label": 1}, {"label": 0}], {}, "row 1.* is empty"),
-        ([{"text": "a", "label": 1}] * 2, {"text": "words"}, "no column 'words'"),
+        ([{"text": "a", "label": 1}] * 2, {"text": ["words"]}, "no column 'words'"),
         ([{"text": "a", "label": 1}] * 2, {"label": "class"}, "no column 'class'"),
         ([{"text": 5, "label": 1}] * 2, {}, "name one of text"),
         ([{"text": "a", "label": 1}, {"text": "b"}], {}, "missing in row"),
