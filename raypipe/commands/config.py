@@ -6,13 +6,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from raypipe import hardware
 from raypipe.commands.configuration import read, resolve
 from raypipe.config.keys import Key, keys_of
 from raypipe.config.levels import origin_of
 from raypipe.config.validation import did_you_mean, dig
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
 from raypipe.redaction import without_secrets
@@ -89,5 +88,5 @@ def _described(key: Key) -> str:
 
 def _flow(value: Any) -> str:
     """Return a value as YAML on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9)
+    text = dump_yaml(value, default_flow_style=True, width=10**9)
     return text.removesuffix("...\n").strip()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +10,6 @@ from raypipe.commands.request import Request
 from raypipe.commands.run import Ended, execute
 from raypipe.config.document import Document
 from raypipe.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 #: the name of the command line in messages
 ORIGIN = "command line"
@@ -49,9 +45,6 @@ def map_function(
     given = {key: value for key, value in settings.items() if value is not None and value != []}
     options = [word for key, value in given.items() for word in _option(key, value)]
     document = Document(ORIGIN, "", name, given, {})
-    for text in texts:
-        if "." not in text.partition("=")[0] and (hint := text_hint(text)):
-            log.warning("command line: %s", hint)
     request = Request("map", name, texts, document=document, options=options, **more)
     return execute(request)
 
@@ -67,29 +60,3 @@ def _option(key: str, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     texts = (f"{each:g}" if isinstance(each, float) else str(each) for each in values)
     return [word for text in texts for word in (name, f"{text}{unit}")]
-
-
-def text_hint(text: str) -> str:
-    """Return what to write instead of ``NAME=VALUE`` whose value is probably meant otherwise.
-
-    Empty if it is not: ``none`` is a text in YAML, and so are numbers without brackets.
-    """
-    name, _, value = text.partition("=")
-    words = [word.strip() for word in value.strip("[]").split(",")]
-    if re.fullmatch(r"range\(.*\)", value.strip()):
-        return f"{name}: {value} is a text here; write {name}=0..4 for the integers from 0 to 4"
-    if not value.strip():
-        return f"{name}: no value is Python's None; write \"{name}=''\" for an empty text"
-    if any(word in ("none", "None") for word in words):
-        return f"{name}: none is a text here; write null for Python's None"
-    if len(words) > 1 and not value.startswith("[") and all(map(_is_number, words)):
-        return f"{name}: {value} is one text; write '{name}=[{value}]' for several values"
-    return ""
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import yaml
-
 from raypipe import faults
 from raypipe.commands import cluster
 from raypipe.commands.code import after_edit, check_code
@@ -28,6 +26,7 @@ from raypipe.commands.selection import (
 )
 from raypipe.commands.store import store_of
 from raypipe.commands.time_budget import TimeBudget
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
@@ -133,7 +132,7 @@ def execute(request: Request) -> Ended:
             _refuse_another(ledger, configuration, run_dir)  # another command may have changed it
             refuse_other_axes(ledger, configuration, run_dir.shown)
             stages, _ = stored_stages(graph, ledger, run_dir.shown)
-            text = yaml.safe_dump(without_secrets(configuration.resolved()), sort_keys=False)
+            text = dump_yaml(without_secrets(configuration.resolved()))
             run_dir.write(run_dir.config, text.encode())
             ledger.put("runs", {_SHOWN: {"all": False}})
             code.record(ledger)

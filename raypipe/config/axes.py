@@ -93,6 +93,13 @@ def dotted_axes(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
             yield key, _alone({"grid": value} if isinstance(value, list | tuple) else value)
 
 
+def without_dropped(axes: Any) -> Any:
+    """Return axes by key without those that a higher level sets to null."""
+    if not isinstance(axes, Mapping):
+        return axes
+    return {key: axis for key, axis in axes.items() if axis is not None}
+
+
 def _alone(axis: Any) -> Any:
     """Return an axis without the parts of another kind that a lower level gave it."""
     if not isinstance(axis, Mapping):

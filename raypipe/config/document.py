@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +12,10 @@ from typing import Any
 
 from raypipe.config.profiles import CONDITIONS, FOR
 from raypipe.config.validation import did_you_mean, shown
-from raypipe.config.yaml_text import check_keys, load_yaml
+from raypipe.config.yaml_text import check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: keys of which one names what runs
 NAMES = ("experiment", "function")
@@ -37,7 +40,7 @@ class Document:
 
 
 def read(path: str | Path) -> Document:
-    """Read a configuration file.
+    """Read a configuration file; warn of texts that are probably meant otherwise.
 
     Raises:
         ConfigError: it is missing, is not YAML, repeats a key, or names no experiment.
@@ -58,7 +61,10 @@ def read(path: str | Path) -> Document:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if len(text) > _MAX_LENGTH:
         raise ConfigError(f"{path}: is not a configuration: it has over {_MAX_LENGTH} characters")
-    return parse(text, str(path))
+    document = parse(text, str(path))
+    for line, hint in text_hints(text):
+        log.warning("%s: line %d: %s", path, line, hint)
+    return document
 
 
 def parse(text: str, origin: str) -> Document:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from raypipe.config.settings import Level, Settings
+from raypipe.config.settings import Level, Replacing, Settings
 from raypipe.config.validation import (
     check_sections,
     dig,
@@ -30,7 +30,7 @@ def settings_of(levels: Sequence[Level], model: type[BaseModel]) -> tuple[Any, l
     levels = [Level(level.origin, _spelled_out(level.values, model)) for level in levels]
     for level in levels[:-1]:
         check_sections(level.values, level.origin, model)
-    values = _merge(levels)
+    values = _merge(levels, model)
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)
         if section is not None and issubclass(section, Settings):
@@ -74,19 +74,29 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return sections
 
 
-def _merge(levels: Sequence[Level]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for level in reversed(levels):
-        _merge_into(merged, level.values)
-    return merged
+def merge_into(
+    target: dict[str, Any], values: Mapping[str, Any], model: type[BaseModel] | None = None
+) -> None:
+    """Merge values of a higher level into those of lower ones, in place.
 
-
-def _merge_into(target: dict[str, Any], values: Mapping[str, Any]) -> None:
+    An empty mapping, or a :class:`Replacing` one, replaces another one. ``model`` tells which
+    mappings are sections, whose keys are always merged.
+    """
     for key, value in values.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _merge_into(target[key], value)
+        field = model.model_fields.get(key) if model is not None else None
+        section = section_of(field.annotation) if field is not None else None
+        replaces = section is None and (not value or isinstance(value, Replacing))
+        if isinstance(value, Mapping) and isinstance(target.get(key), dict) and not replaces:
+            merge_into(target[key], value, section)
         else:
             target[key] = _copy(value)
+
+
+def _merge(levels: Sequence[Level], model: type[BaseModel]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for level in reversed(levels):
+        merge_into(merged, level.values, model)
+    return merged
 
 
 def _copy(value: Any) -> Any:

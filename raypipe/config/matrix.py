@@ -103,8 +103,9 @@ class MatrixSettings(Settings):
             return given
         known = {name: given[name] for name in cls.model_fields if name in given}
         short = {name: value for name, value in given.items() if name not in known}
-        if isinstance(known.get("axes"), Mapping) or short:
-            known["axes"] = dict(_dotted({**(known.get("axes") or {}), **short}))
+        axes: Any = {} if known.get("axes") is None else known["axes"]
+        if isinstance(axes, dict) and (axes or short):
+            known["axes"] = type(axes)(_dotted({**axes, **short}))
         for name in ("points", "exclude"):
             if isinstance(known.get(name), list | tuple):
                 known[name] = [

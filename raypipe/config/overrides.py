@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raypipe.config.levels import merge_into
+from raypipe.config.settings import Replacing
 from raypipe.config.validation import shorten, shown
-from raypipe.config.yaml_text import MAX_DEPTH, check_keys, load_yaml
+from raypipe.config.yaml_text import MAX_DEPTH, check_keys, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_secrets
 
+log = logging.getLogger(__name__)
+
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the overrides as nested sections. Raises ConfigError."""
+    """Return the overrides as nested sections; warn of texts that are probably meant otherwise.
+
+    Mappings of the same key are merged. An empty one drops what comes before it, here and on
+    lower levels.
+
+    Raises:
+        ConfigError: an override that is not valid.
+
+    """
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -33,12 +46,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 raise ConfigError(f"{error}{hint if cut else ''}") from None
             raise ConfigError(f"{shown_as}: not valid YAML") from None
         check_keys(value, "command line", f"{shorten(key)}.")
+        _warn(key.removeprefix("arguments."), text, override)
         target = values
         for parent in parents:
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
                 raise ConfigError(f"{shown_as}: {parent} was given a value before")
-        target[last] = value
+        if value == {}:
+            value = Replacing()
+        before = target.get(last)
+        if isinstance(before, dict) and isinstance(value, dict) and value:
+            merge_into(before, value)
+        else:
+            target[last] = value
     return values
 
 
@@ -48,6 +68,16 @@ def hidden_override(override: str) -> str:
     if separator and (any(map(is_secret, key.split("."))) or _has_secrets(text)):
         return f"{key}={HIDDEN}"
     return without_credentials(override)
+
+
+def _warn(key: str, text: str, override: str) -> None:
+    if hidden_override(override) != override:
+        return
+    hints = [hint for _, hint in text_hints(text)]
+    if not text.strip():
+        hints.append(f"no value is null; write \"{key}=''\" for an empty text")
+    for hint in hints:
+        log.warning("command line: %s: %s", key, hint)
 
 
 def _has_secrets(text: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes
+from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
 from raypipe.config.validation import did_you_mean
 
@@ -108,9 +108,10 @@ class SearchSettings(Settings):
     def spelled_out(cls, given: Any) -> Any:
         """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
         if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
-            axes = dict(dotted_axes(given["axes"]))
-            return {**given, "axes": {key: axis for key, axis in axes.items() if axis is not None}}
+            return {**given, "axes": type(given["axes"])(dotted_axes(given["axes"]))}
         return given
+
+    _present = field_validator("axes", mode="before")(without_dropped)
 
     @field_validator("sampler", mode="before")
     @classmethod

@@ -36,10 +36,17 @@ class Level:
     values: Any
 
 
+class Replacing(dict[str, Any]):
+    """A mapping that replaces those of lower levels; others are merged with them, key by key."""
+
+
 class Settings(BaseModel):
     """A section of the configuration: immutable; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # a field of any value may have infinity, which JSON of pydantic would turn into null
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants"
+    )
 
     @field_validator("*", mode="before")
     @classmethod

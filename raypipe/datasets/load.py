@@ -59,14 +59,15 @@ def load_corpus(
     if source not in ("bow", "uci"):
         allowed += _TOKENIZATION
     for key in settings:
-        check_known("setting", key, allowed, f"data.source={source}")
+        check_known("option", key, allowed, f"data.options of data.source={source}")
     try:
         settings = _Settings.model_validate(settings).model_dump(exclude_unset=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:1]))
         raise CorpusError(
-            f"data.source={source}: {place} = {first['input']!r}: {first['msg'].lower()}"
+            f"data.options.{place} = {first['input']!r}: {first['msg'].lower()} "
+            f"(data.source={source})"
         ) from error
     words = Tokenization(**{k: settings.pop(k) for k in _TOKENIZATION if k in settings})
     if source == "builtin":

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from numbers import Integral, Real
 
 import numpy as np
-import yaml
 
 from raypipe.config.edges import Edge, edge_of_values, possible
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.about import About
 from raypipe.report.evaluations import Evaluation, warning
 from raypipe.report.formatting import heading
@@ -288,7 +288,7 @@ def _given(about: About, axis: str, value: object) -> str | None:
         return str(int(value))
     items = given if isinstance(given, list) else []
     found = [item for item in items if item == value and item is not None]
-    text = yaml.safe_dump(found[:1], default_flow_style=True, width=math.inf)
+    text = dump_yaml(found[:1], default_flow_style=True, width=math.inf)
     return text.strip()[1:-1] if found else None
 
 

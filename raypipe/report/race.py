@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 
 import pandas as pd
-import yaml
 from matplotlib.ticker import MaxNLocator
 
 from raypipe.config.levels import nested
 from raypipe.config.matrix import point_text, value_text
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.comparison import Tables
 from raypipe.report.formatting import number
@@ -43,7 +43,7 @@ def race_section(tables: Tables) -> Section:
     emphasized = list(last["status"] == "winner")
     parts.append(TableView(shown, columns, "Points of the race", emphasized))
     for point in last[last["status"] == "winner"]["point"]:
-        text = yaml.safe_dump(nested(json.loads(point)), sort_keys=False)
+        text = dump_yaml(nested(json.loads(point)))
         parts.append(Fold("Configuration of the winner", [Code(text)]))
     return Section("Race", parts)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.comparison import Tables
 from raypipe.report.formatting import number
@@ -76,7 +76,7 @@ def search_section(tables: Tables) -> Section:
         parts += [f"{text[0].upper()}{text[1:]}." for text in edges]
     best = search.best.sort_values(next(iter(search.objectives)), kind="stable")
     for _, row in best.head(_MOST_SNIPPETS).iterrows():
-        text = yaml.safe_dump(nested(json.loads(row["point"])), sort_keys=False)
+        text = dump_yaml(nested(json.loads(row["point"])))
         title = f"Configuration of point {row['number'] + 1}: {_metrics(search, row)}"
         parts.append(Fold(title, [Code(text)]))
     return Section("Search", parts)

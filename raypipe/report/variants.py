@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
 from raypipe.config.matrix import SEED, is_seed, text_value
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.comparison import (
     Observations,
     Tables,
@@ -123,7 +123,7 @@ def yaml_values(point: Mapping[str, str]) -> dict[str, Any]:
 
 def best_yaml(point: str) -> str:
     """Return the values of a point, given as JSON, as a part of a configuration."""
-    return yaml.safe_dump(nested(yaml_values(json.loads(point))), sort_keys=False)
+    return dump_yaml(nested(yaml_values(json.loads(point))))
 
 
 def _introduction(tables: Tables, shown: Mapping[str, str] | None) -> str:

@@ -9,8 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import yaml
-
+from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.formatting import percent
 from raypipe.storage.ledger import Row
 from raypipe.sweep.point_results import PointResult, point_results
@@ -150,7 +149,7 @@ def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
         section[name] = deepcopy(value)  # a list shared by two keys would become a YAML alias
     plain = " ".join(comment.split())  # any line break would end the comment
     lines = textwrap.wrap(plain, 88, initial_indent="# ", subsequent_indent="# ")
-    return "\n".join([*lines, yaml.safe_dump(nested, sort_keys=False)])
+    return "\n".join([*lines, dump_yaml(nested)])
 
 
 def nothing(rows: Iterable[Row], metric: str, parity_tolerance: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes
+from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
 
 Scheduler = Literal["asha", "median", "pbt"]
@@ -138,19 +138,13 @@ class SweepSettings(Settings):
         """Whether later trials depend on the outcomes of earlier ones."""
         return self.search != "random" or self.scheduler == "pbt"
 
-    @field_validator("axes", mode="before")
-    @classmethod
-    def _without_dropped(cls, axes: Any) -> Any:
-        """Drop the axes of lower levels that a higher level sets to null."""
-        if not isinstance(axes, Mapping):
-            return axes
-        return {key: axis for key, axis in axes.items() if axis is not None}
+    _present = field_validator("axes", mode="before")(without_dropped)
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
         """Return ``axes`` with dotted keys and lists, as on the command line and in files."""
         if isinstance(given, Mapping) and isinstance(given.get("axes"), Mapping):
-            return {**given, "axes": dict(dotted_axes(given["axes"]))}
+            return {**given, "axes": type(given["axes"])(dotted_axes(given["axes"]))}
         return given
 
     @model_validator(mode="after")

@@ -163,7 +163,6 @@ def test_every_name_of_another_library_is_another_than_ours_and_means_a_key() ->
         ("study..runs=1", "dotted.key=value"),
         ("=1", "dotted.key=value"),
         ("study.runs=[1", "not valid YAML"),
-        ("study.folder=2001-99-99", "not valid YAML"),
         ("study.options=&a [*a]", "not valid YAML"),
     ],
 )
@@ -193,7 +192,7 @@ def test_settings_that_contradict_each_other() -> None:
     [
         ("study: {runs: 1, runs: 2}", "'runs' is given twice"),
         ("a: [", "not valid YAML"),
-        ("a: 0x_", "not valid YAML"),
+        ("a: 1e999", "1e999 exceeds the largest number; write quotes around a text"),
         ("a: !!timestamp abc", "not valid YAML"),
         ("a: !!python/object:os.system {}", "not valid YAML"),
         ("a: &x {b: *x}", "not valid YAML"),

@@ -158,9 +158,9 @@ def test_missing_files_name_what_there_is(tmp_path):
 def test_load_corpus_refuses_what_does_not_belong(tmp_path):
     with pytest.raises(CorpusError, match=r"no source 'jsonlines'; .* nearest is 'jsonl'"):
         load_corpus("jsonlines", "x", tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(CorpusError, match=r"data.source=text: there is no setting 'colum'"):
+    with pytest.raises(CorpusError, match=r"source=text: there is no option 'colum'"):
         load_corpus("text", "x", tmp_path, colum="body")
-    with pytest.raises(CorpusError, match=r"data.source=uci: there is no setting 'split'"):
+    with pytest.raises(CorpusError, match=r"source=uci: there is no option 'split'"):
         load_corpus("uci", "x", tmp_path, split="val")
     with pytest.raises(CorpusError, match=r"no corpus 'stdlb'; .* nearest is 'stdlib'"):
         load_corpus("builtin", "stdlb")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from raypipe.commands.map import text_hint
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import RunStatus
@@ -320,33 +319,6 @@ def test_a_mistake_is_one_message_and_leaves_nothing(folder, name, words, proble
     assert "Traceback" not in ended.output
     assert sorted(folder.rglob("*.yaml")) == before
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("depth=[4,none]", "depth: none is a text here; write null for Python's None"),
-        ("depth=None", "depth: none is a text here; write null for Python's None"),
-        ("x=1,2.5", "x: 1,2.5 is one text; write 'x=[1,2.5]' for several values"),
-        ("x=range(5)", "x: range(5) is a text here; write x=0..4 for the integers from 0 to 4"),
-        ("x=", "x: no value is Python's None; write \"x=''\" for an empty text"),
-        ("x=[1,2]", ""),
-        ("x=0..3", ""),
-        ("x=null", ""),
-        ('x="none"', ""),
-        ("name=a,b", ""),
-    ],
-)
-def test_a_text_that_is_probably_meant_otherwise(text, hint):
-    assert text_hint(text) == hint
-
-
-def test_the_hint_at_a_text_is_shown_and_the_text_is_passed(name, caplog):
-    ended = raypipe("map", f"{name}:score", "x=1", "scale=1", "seed=0", "--run-dir", "r")
-    assert ended.status == 0, ended.output
-    assert not caplog.records
-    raypipe("map", f"{name}:score", "x=1,2", "--run-dir", "s")
-    assert "write 'x=[1,2]' for several values" in caplog.text
 
 
 def test_the_key_result_does_not_name_the_process(name):

@@ -1,0 +1,181 @@
+"""Values as users write them, in files and on the command line: numbers, texts and mappings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raypipe.launch.inline import InlineLauncher
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.tables import read_table
+from tests import command
+
+MODULE = """
+def kind(x, y=None):
+    return {"value": repr(x), "other": repr(y)}
+
+def loss(x, y=0.0):
+    return {"loss": (x - 1) ** 2 + y}
+"""
+#: what is written in YAML, and the value that a function receives
+VALUES = {
+    **{text: text for text in ("1:2", "12:30:45", "010", "-01.5", "1_000", "2024-01-01", "08")},
+    **{"0x10": 16, "0o17": 15, "+3": 3, "-7": -7, "0": 0, "123456789012345678": 123456789012345678},
+    **{"1e-3": 1e-3, "1E5": 1e5, "1.e3": 1e3, ".5": 0.5, "-0.0": -0.0, "5e-324": 5e-324},
+    **{".inf": float("inf"), "-.inf": -float("inf"), ".nan": float("nan")},
+    **{"null": None, "true": True, "off": False, "y": "y", "None": "None", "'none'": "none"},
+    **{"'2e-3'": "2e-3", "'.5'": ".5", "'0o7'": "0o7", "1e999x": "1e999x", "nan": "nan"},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "valued.py").write_text(MODULE)
+    yield tmp_path
+    sys.modules.pop("valued", None)
+
+
+def raypipe(*words: str) -> command.Ended:
+    return command.in_process(InlineLauncher(), *words, "--local", environment={})
+
+
+def received(run_dir: str) -> set[str]:
+    return set(read_table(RunDirectory.at(run_dir), "calls")["value"])
+
+
+def test_values_are_the_same_in_files_on_the_command_line_and_in_a_stored_configuration():
+    listed = f"[{', '.join(VALUES)}]"
+    Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {listed}\n")
+    assert raypipe("run", "c.yaml", "--run-dir", "file").status == 0
+    assert raypipe("map", "valued:kind", f"x={listed}", "--run-dir", "words").status == 0
+    assert raypipe("run", "file/config.yaml", "--run-dir", "again").status == 0
+    expected = {repr(value) for value in VALUES.values()}
+    assert received("file") == received("words") == received("again") == expected
+    assert "nothing to do" in raypipe("run", "c.yaml", "--run-dir", "file").output
+    of_yaml_11 = yaml.safe_load(Path("file/config.yaml").read_text())["arguments"]["x"]
+    assert {repr(x) for x in of_yaml_11} == expected  # for readers other than raypipe
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    ended = raypipe("map", "valued:kind", "x=12e4567", "--run-dir", "r")
+    assert ended.status == 2
+    assert "12e4567 exceeds the largest number; write quotes around a text" in ended.output
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("None", "None is a text here; write null for Python's None"),
+        ("[4,none]", "none is a text here; write null for Python's None"),
+        ("[1,nan]", "nan is a text here; write .nan or .inf for the number"),
+        ("-Infinity", "-Infinity is a text here; write .nan or .inf for the number"),
+        ("1,2.5", "1,2.5 is one text; write [1,2.5] for several values"),
+        ("[0..3]", "0..3 in a list is a text; a range is written without brackets"),
+        ("range(5)", "range(5) is a text here; write 0..4 for the integers from 0 to 4"),
+        ("1_000", "1_000 is a text here: a number has no leading zero and no underscore"),
+        ("[007,008]", "007 is a text here: a number has no leading zero and no underscore"),
+        ("[1,2]", ""),
+        ("0..3", ""),
+        ("null", ""),
+        ('"None"', ""),
+        ("'1,2'", ""),
+        ("a,b", ""),
+        ("0.5", ""),
+    ],
+)
+def test_a_text_that_is_probably_meant_otherwise_gets_one_line(caplog, text, hint):
+    assert raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r").status == 0
+    lines = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    Path("c.yaml").write_text(f"function: valued:kind\narguments:\n  x: {text}\n")
+    assert raypipe("run", "c.yaml", "--run-dir", "r").status == 0
+    in_file = [record.getMessage() for record in caplog.records]
+    assert len(lines) == len(in_file) == bool(hint)
+    if hint:
+        assert lines[0].startswith(f"command line: x: {hint}")
+        assert in_file[0].startswith(f"c.yaml: line 3: {hint}")
+
+
+def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
+    assert raypipe("map", "valued:kind", "x=", "--run-dir", "r").status == 0
+    assert received("r") == {"None"}
+    assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
+
+
+SEARCH = """
+function: valued:loss
+arguments: {x: 0.0}
+matrix:
+  search:
+    axes: {arguments.x: {low: 0.0, high: 2.0}, arguments.y: {low: 0.0, high: 3.0}}
+    metrics: [{metric: calls.loss, mode: min}]
+    trials: 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "axes"),
+    [
+        (["search.axes={arguments.x: {low: 1.5}}"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
+        (["search.axes={arguments: {x: {low: 1.5}}}"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
+        (["search.axes.arguments.x.low=1.5"], {"x": (1.5, 2.0), "y": (0.0, 3.0)}),
+        (
+            ["search.axes.arguments.x.low=1.5", "search.axes={arguments.y: {low: 1.0}}"],
+            {"x": (1.5, 2.0), "y": (1.0, 3.0)},
+        ),
+        (["search.axes.arguments.y=null"], {"x": (0.0, 2.0)}),
+        (
+            ["search.axes={}", "search.axes.arguments.x={low: 0.5, high: 1.0}"],
+            {"x": (0.5, 1.0)},
+        ),
+    ],
+)
+def test_axes_of_the_command_line_are_merged_with_those_of_the_file(words, axes):
+    Path("c.yaml").write_text(SEARCH)
+    given = [word for text in words for word in ("--matrix", text)]
+    ended = raypipe("run", "c.yaml", *given, "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    points = [json.loads(p) for p in read_table(RunDirectory.at("r"), "search")["point"]]
+    for point in points:
+        assert {key.removeprefix("arguments.") for key in point} == set(axes)
+        for name, (low, high) in axes.items():
+            assert low <= point[f"arguments.{name}"] <= high
+
+
+MAPPING = "function: valued:kind\narguments: {x: [{a: 1, b: {c: 2}}], y: {d: 4}}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        ([], {"d": 4}),
+        (["y.e=5"], {"d": 4, "e": 5}),
+        (["y={e: 5}"], {"d": 4, "e": 5}),
+        (["arguments={y: {e: 5}}", "arguments.y.f=6"], {"d": 4, "e": 5, "f": 6}),
+        (["y={}"], {}),
+        (["y={}", "y.e=5"], {"e": 5}),
+        (["y.e=5", "y={}"], {}),
+        (["y=null"], None),
+    ],
+)
+def test_a_mapping_is_merged_and_an_empty_one_drops_what_was_given(words, value):
+    Path("c.yaml").write_text(MAPPING)
+    ended = raypipe("run", "c.yaml", *words, "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert set(read_table(RunDirectory.at("r"), "calls")["other"]) == {repr(value)}
+
+
+def test_a_profile_empties_a_mapping_of_the_file_and_an_empty_section_changes_nothing():
+    Path("c.yaml").write_text(
+        MAPPING + "matrix: {runs: 1, arguments.y: [1]}\nprofiles: {cpu: {arguments: {y: {}}}}\n"
+    )
+    ended = raypipe("run", "c.yaml", "matrix={}", "matrix.runs=null", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert "matrix: 1 points" in ended.output
