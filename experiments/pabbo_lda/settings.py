@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +16,8 @@ from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
 from experiments.pabbo_lda.pabbo.model import LARGE
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
-from raypipe.config.settings import Operational, Settings
+from raypipe.config.settings import Level, Operational, Settings
+from raypipe.config.validation import dig
 from raypipe.datasets import Source
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
@@ -29,6 +33,15 @@ START = (
 )
 
 
+log = logging.getLogger(__name__)
+
+
+@cache
+def _warn(text: str) -> None:
+    """Say something once, though settings are read for every point of a matrix."""
+    log.warning(text)
+
+
 class DataSettings(Settings):
     """Corpora of the studies; their content is part of the identity of a study."""
 
@@ -40,6 +53,22 @@ class DataSettings(Settings):
         "(tables), `max_features`, `min_df`, `max_df`, `stop_words` and "
         "`word_pattern` (texts).",
     )
+
+    @classmethod
+    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+        """Leave out the options that lower levels give to another source."""
+        if not isinstance(values, dict) or not isinstance(values.get("options"), dict):
+            return
+        own: set[str] = set()
+        for number, level in enumerate(levels):
+            below = (dig(each.values, "source") for each in levels[number:])
+            if next(filter(None, below), None) == values.get("source"):
+                own.update(dig(level.values, "options") or ())
+        others = [key for key in values["options"] if key not in own]
+        values["options"] = {key: values["options"][key] for key in values["options"] if key in own}
+        if others:
+            listed = ", ".join(others)
+            _warn(f"{name}.options: {listed}: left out, since {name}.source = {values['source']}")
 
 
 def training_recipe(steps: int, effective_batch: int) -> TrainingSettings:

@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
 from experiments.pabbo_lda.optimizers import Point
-from raypipe.datasets import Corpus, load_corpus, make_corpus
+from raypipe.datasets import Corpus, CorpusError, load_corpus, make_corpus
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 
@@ -129,7 +129,7 @@ def load_objectives(data: DataSettings, lda: LdaSettings) -> list[Objective]:
 
 
 def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
-    corpus = load_corpus(data.source, name, data.dir, **data.options)
+    corpus = _load(name, data)
     if lda.objective in _SEVERAL and corpus.documents < 2:
         raise ConfigError(
             f"lda.objective = {lda.objective}: the corpus {name} has one document, and this value "
@@ -165,12 +165,17 @@ def _of_corpus(name: str, data: DataSettings, lda: LdaSettings) -> Objective:
     )
 
 
+def _load(name: str, data: DataSettings, **options: Any) -> Corpus:
+    try:
+        return load_corpus(data.source, name, data.dir, **{**data.options, **options})
+    except CorpusError as error:
+        raise CorpusError(f"lda.datasets = {name}: {error}") from error
+
+
 def _split(name: str, data: DataSettings, corpus: Corpus) -> dict[str, Corpus]:
     """Return the training and held-out documents: the files' parts, else a random fifth."""
     if data.source == "bow":
-        options = {**data.options, "split": "train"}
-        train = load_corpus(data.source, name, data.dir, **options)
-        held_out = load_corpus(data.source, name, data.dir, **{**options, "split": "val"})
+        train, held_out = _load(name, data, split="train"), _load(name, data, split="val")
         if train.words != held_out.words:
             raise ConfigError(
                 f"lda.objective = heldout_perplexity: the parts train and val of {name} have "
