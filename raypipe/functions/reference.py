@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -42,13 +44,24 @@ def load(reference: str, origin: str) -> Callable[..., Any]:
 def parts(reference: str, origin: str) -> tuple[str, str]:
     """Return module and name of a reference. Raises ConfigError."""
     module, separator, name = reference.partition(":")
-    is_file = module.endswith(".py")
     is_module = all(part.isidentifier() for part in module.split("."))
-    if not separator or not name.isidentifier() or not is_module or is_file:
-        stem = module.removesuffix(".py").replace("/", ".")
-        hint = f"; did you mean {stem}:{name or 'FUNCTION'}?" if is_file else ""
-        raise ConfigError(f"{origin}: function = {reference}: {_FORM}{hint}")
+    if not separator or not name.isidentifier() or not is_module or module.endswith(".py"):
+        raise ConfigError(
+            f"{origin}: function = {reference}: {_FORM}{_hint(module, name or 'FUNCTION')}"
+        )
     return module, name
+
+
+def _hint(path: str, name: str) -> str:
+    """Return what to write in place of a file; empty for what is no file."""
+    if not path.endswith(".py") and "/" not in path:
+        return ""
+    file = Path(os.path.relpath(path.removesuffix(".py")))
+    if all(part.isidentifier() for part in file.parts):
+        return f"; did you mean {'.'.join(file.parts)}:{name}?"
+    if file.name.isidentifier():
+        return f"; change to the folder {file.parent}, and give {file.name}:{name}"
+    return f"; {file.name} is not a name that Python can import: rename the file"
 
 
 def check(function: Any, reference: str, origin: str) -> None:

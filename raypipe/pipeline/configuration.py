@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,7 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
     """
     search_path.prefer()
     try:
-        return importlib.import_module(module)
+        loaded = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {error}"
         files = [path.stem for path in Path.cwd().glob("*.py")]
@@ -116,6 +117,25 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
         raise ConfigError(
             f"{origin}: {key} = {module}: cannot be imported{found} ({reason}); {advice}"
         ) from error
+    _refuse_another(loaded, f"{origin}: {key} = {module}")
+    return loaded
+
+
+def _refuse_another(loaded: ModuleType, where: str) -> None:
+    """Refuse a module that Python had imported before, in place of the current directory's.
+
+    Raises:
+        ConfigError: both files, and what to do.
+
+    """
+    top = loaded.__name__.partition(".")[0]
+    used = getattr(sys.modules.get(top), "__file__", None)
+    for own in (Path(f"{top}.py"), Path(top, "__init__.py")):
+        if own.is_file() and (used is None or Path(used).resolve() != own.resolve()):
+            raise ConfigError(
+                f"{where}: {used or f'the module {top} of Python'} was imported before {own}, "
+                f"which has the same name; rename {own}, and give the new name"
+            )
 
 
 def _importer(error: ModuleNotFoundError) -> str:

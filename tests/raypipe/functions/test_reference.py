@@ -48,6 +48,12 @@ def test_a_function_is_found_by_its_name(module):
     [
         ("{}", "must be MODULE:FUNCTION"),
         ("{}.py:score", "did you mean {}:score"),
+        ("./{}.py:score", "did you mean {}:score"),
+        ("./{}:score", "did you mean {}:score"),
+        ("below/{}.py:score", "did you mean below.{}:score"),
+        ("below/../{}.py", "did you mean {}:FUNCTION"),
+        ("../other/{}.py:score", "change to the folder ../other, and give {}:score"),
+        ("./{}-2.py:score", "{}-2 is not a name that Python can import: rename the file"),
         ("{}:scor", "no function scor; did you mean score"),
         ("{}:CONSTANT", "is of type int, not a function"),
         ("{}:waits", "is async"),
@@ -59,6 +65,16 @@ def test_a_wrong_reference_says_what_to_do(module, given, problem):
     with pytest.raises(ConfigError) as raised:
         reference.load(given.format(module), "here")
     assert problem.format(module) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["queue", "sys", "yaml"])
+def test_a_module_with_the_name_of_an_imported_one_is_named(module, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("def score(x): return x\n")
+    with pytest.raises(ConfigError) as raised:
+        reference.load(f"{name}:score", "here")
+    used = getattr(sys.modules[name], "__file__", f"the module {name} of Python")
+    assert str(raised.value).startswith(f"here: function = {name}: {used} was imported before")
+    assert f"rename {name}.py, and give the new name" in str(raised.value)
 
 
 @pytest.mark.parametrize(
