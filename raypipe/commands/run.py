@@ -36,7 +36,7 @@ from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import refuse_lost_states
 from raypipe.pipeline.durations import Durations
 from raypipe.pipeline.experiment import Stage
-from raypipe.pipeline.initial_models import check_initial_weights
+from raypipe.pipeline.initial_models import check_initial_weights, check_losses
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
@@ -109,6 +109,8 @@ def execute(request: Request) -> Ended:
         if store is None:  # else it may hold the longer training
             refuse_lost_states(run_dir, stored, stages, run_dir.shown)
         check_initial_weights(run_dir, stored, stages, configuration.origin)
+        if not any(node.gpus for node in nodes):  # a task may take one in this process
+            check_losses(run_dir, stored, stages, configuration.origin)
         code, warning = check_code(stored, stages, configuration, strict=request.strict_code)
         print(f"run directory: {run_dir.shown}", flush=True)
         if stored.damage:

@@ -1,11 +1,12 @@
-"""Check before a run whether the weights that its trainings start from fit their models."""
+"""Checks of tasks before a run: their losses, and the weights that they start from."""
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Sequence
 from typing import Any
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.stage_units import is_done
 from raypipe.storage.ledger import Ledger
@@ -43,6 +44,42 @@ def check_initial_weights(
             training.initial.check(shapes)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
+
+
+def check_losses(
+    run_dir: RunDirectory, ledger: Ledger, stages: Sequence[Stage], where: str
+) -> None:
+    """Reject trainings whose loss is a mean, or that have epochs of a stream.
+
+    They are those that never ran and need no other stage, one per name. A task that cannot be built
+    here is checked by its worker.
+
+    Raises:
+        ConfigError: the mistake, with the line of the task.
+
+    """
+    new = {s.name: s for s in stages if s.training is not None and not s.needed_keys}
+    for name, stage in new.items():
+        if ledger.get("stages", stage.key) is not None or stage.training is None:
+            continue
+        from raypipe.training.additivity import check_task
+        from raypipe.training.task import StreamLengthError, TrainTask
+
+        try:
+            task = stage.training.task(stage.files(run_dir))
+            if isinstance(task, TrainTask):
+                check_task(task, stage.training.settings)
+        except UnitError as error:
+            frame = error.trace.frame if error.trace is not None else ""
+            raise ConfigError(f"{where}: {name}: {error.message}\n  at {frame}") from None
+        except StreamLengthError as error:
+            raise ConfigError(
+                f"{where}: {str(error).replace('training.', f'{name}.training.')}"
+            ) from None
+        except BdbQuit:  # the user ended the debugger
+            raise KeyboardInterrupt from None
+        except Exception:  # its data do not exist here, say
+            continue
 
 
 def _is_stored(stage: Stage, ledger: Ledger) -> bool:

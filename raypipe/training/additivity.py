@@ -5,28 +5,64 @@ A sum over some samples twice is twice the sum over them once; a mean stays the 
 
 from __future__ import annotations
 
+import inspect
+import sys
 from bdb import BdbQuit
 from contextlib import nullcontext
+from itertools import count, islice
 from math import isclose, nan
-from typing import Any, cast
+from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import IterableDataset, default_collate
 
+from raypipe.errors import Trace, UnitError
 from raypipe.training import evaluation, parallel, precision
-from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loader import over_leaves
 from raypipe.training.parallel import ModelCall
+from raypipe.training.settings import TrainingSettings, TrainStageSettings
 from raypipe.training.task import StepContext, TrainTask
 
 #: relative difference of equal values: half precision rounds differently in a larger batch
 _TOLERANCE = 0.01
+#: largest model, and samples, of a check outside of the training
+_MOST_PARAMETERS, _SAMPLES = 20_000_000, 2
+
+
+def check_task(task: TrainTask, settings: TrainStageSettings) -> None:
+    """Check the loss of a task in this process, on two samples and newly initialized weights.
+
+    A model of more than 20 million parameters is left to the worker.
+
+    Raises:
+        UnitError: a total or a metric is a mean.
+        Exception: the task cannot be built here, or has no such length.
+
+    """
+    training = settings.training
+    with torch.device("meta"):
+        parameters = sum(weight.numel() for weight in task.build_model().parameters())
+    if parameters > _MOST_PARAMETERS:
+        return
+    phase = task.phases(training, training.effective_batch or _SAMPLES)[0]
+    dataset: Any = task.build_dataset()
+    is_stream = isinstance(dataset, IterableDataset)
+    samples = list(islice(dataset if is_stream else map(dataset.__getitem__, count()), _SAMPLES))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(training.seed)
+        call = ModelCall(task.build_model())
+        batch = (task.collate() or default_collate)(samples)
+        context, device = StepContext(0, phase, training.seed), torch.device("cpu")
+        refuse_means(task, training, device, call, batch, len(samples), context)
 
 
 def refuse_means(
-    job: TrainingJob,
-    worker: Worker,
+    task: TrainTask,
+    training: TrainingSettings,
+    device: torch.device,
     module: ModelCall | DistributedDataParallel,
     batch: Any,
     samples: int,
@@ -40,18 +76,18 @@ def refuse_means(
     that has anything but tensors with an entry per sample.
 
     Args:
-        job: the training.
-        worker: the worker that has the micro-batch.
+        task: the task.
+        training: its settings.
+        device: the device of the micro-batch.
         module: the model, which must not be sharded.
-        batch: a micro-batch on the worker's device.
+        batch: a micro-batch.
         samples: its number of samples.
         context: the context of the loss.
 
     Raises:
-        ValueError: a total or a metric is a mean.
+        UnitError: a total or a metric is a mean; its frame is the line of the task.
 
     """
-    task = cast("TrainTask", job.task)
     rows = [0, 1] if samples >= 4 else [0]  # twice as many are a micro-batch at most
 
     def taken(leaf: Any, rows: list[int]) -> Any:
@@ -64,28 +100,38 @@ def refuse_means(
     def sums(rows: list[int]) -> dict[str, float]:
         found: dict[str, Tensor] = {}
         part = over_leaves(batch, lambda leaf: taken(leaf, rows))
-        evaluation.add(found, call(task.loss, part, context), worker.device)
+        evaluation.add(found, call(task.loss, part, context), device)
         return {name: value.item() for name, value in found.items()}
+
+    code = getattr(inspect.unwrap(task.loss), "__code__", None)
+    lines = [f"{type(task).__name__}.loss"]
+
+    def note_line(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code is code:
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
 
     def random_states() -> list[Tensor]:
         return [torch.get_rng_state(), *(torch.cuda.get_rng_state(gpu) for gpu in gpus)]
 
-    gpus = [worker.device] if worker.device.type == "cuda" else []
-    compiled = job.settings.training.compile  # other sizes would be compiled
+    gpus = [device] if device.type == "cuda" else []
+    compiled = training.compile  # other sizes would be compiled
     with (
         parallel.evaluating(module) as call,
         parallel.same_buffers(call),
         torch.random.fork_rng(gpus),
-        precision.autocast(job.settings.training.precision, worker.device),
+        precision.autocast(training.precision, device),
         torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
     ):
-        before = random_states()
+        before, profile = random_states(), sys.getprofile()
         try:
+            sys.setprofile(note_line)
             once, again, twice = sums(rows), sums(rows), sums(rows + rows)
         except BdbQuit:  # the user ended the debugger
             raise
         except Exception:  # the loss of the step raised none: it needs the whole batch
             return
+        finally:
+            sys.setprofile(profile)
         drew = not all(map(torch.equal, before, random_states()))
 
     def equal(other: dict[str, float], name: str, times: int = 1) -> bool:
@@ -96,9 +142,10 @@ def refuse_means(
     for name, value in once.items():
         if value and equal(again, name) and equal(twice, name):
             part = "total" if name == "loss" else f"metrics[{name!r}]"
-            raise ValueError(
+            message = (
                 f"{type(task).__name__}.loss: Loss.{part} is a mean, but must be a sum, as "
                 f"Loss.weight is: {len(rows)} sample(s) give {value:.4g} with weight "
                 f"{once['weight']:g}, the same twice give {twice[name]:.4g} with weight "
-                f'{twice["weight"]:g}; take reduction="sum", or multiply the mean by the weight'
+                f'{twice["weight"]:g}; take reduction="sum", or return Loss.mean(mean, weight)'
             )
+            raise UnitError("loss", "error", message, trace=Trace(message, lines[-1]))

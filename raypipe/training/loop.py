@@ -193,7 +193,8 @@ class _Loop:
             add(sums, loss, self.worker.device, counted=counted)
             if step == self.start and number == 1 and not (self.sharded or self.job.measured):
                 self.throughput.pause()
-                refuse_means(self.job, self.worker, self.module, batch, size, context)
+                device = self.worker.device
+                refuse_means(self.task, self.training, device, self.module, batch, size, context)
                 self.throughput.start()
         self.ending.ask(sums)
         sums = parallel.all_reduce(sums, workers)

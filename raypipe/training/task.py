@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from raypipe.training.job import Report, TrainingJob
 
 
+class StreamLengthError(ValueError):
+    """A length in epochs of a dataset without a length."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
@@ -49,12 +53,23 @@ class Loss(NamedTuple):
     ``total`` (scalar, with gradient) is summed over the micro-batch. ``weight`` is the number of
     samples or tokens in the sum. The step minimizes ``sum(total) / sum(weight)`` over all
     micro-batches of all workers. ``metrics`` are sums over the same weight, without gradient. A
-    mean is refused at the first step.
+    mean is refused; :meth:`mean` takes one.
     """
 
     total: Tensor
     weight: float | Tensor
     metrics: Mapping[str, Tensor] = {}
+
+    @classmethod
+    def mean(
+        cls, value: Tensor, count: float | Tensor, metrics: Mapping[str, Tensor] | None = None
+    ) -> Loss:
+        """Return the loss whose mean over ``count`` samples or tokens is ``value``.
+
+        ``metrics`` are means over the same samples or tokens.
+        """
+        sums = {name: mean * count for name, mean in (metrics or {}).items()}
+        return cls(value * count, count, sums)
 
 
 class SampleIds(Dataset[int]):
@@ -167,7 +182,13 @@ class TrainTask(JobTask):
         """
         ends = (*training.restarts, training.length)
         if training.length_in == "epochs":
-            samples: int = len(self.build_dataset())  # type: ignore[arg-type]
+            dataset: Any = self.build_dataset()
+            if not hasattr(dataset, "__len__"):
+                raise StreamLengthError(
+                    f"training.epochs: the dataset is a stream ({type(dataset).__name__}), whose "
+                    "length is not known; give training.steps instead"
+                )
+            samples = len(dataset)
             ends = tuple(-(-samples * epochs // effective_batch) for epochs in ends)
         *restarts, steps = ends
         rate = training.learning_rate

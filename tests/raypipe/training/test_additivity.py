@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from example_tasks import Regression, job
 from torch import Tensor, nn
 
+from raypipe.errors import UnitError
 from raypipe.storage import tables as results
 from raypipe.training import loop
 from raypipe.training.additivity import refuse_means
@@ -50,7 +51,7 @@ def check(
         "tokens": torch.arange(samples) % 4 + 1,
     }
     call = ModelCall(nn.Linear(5, 3) if model is None else model)
-    refuse_means(replace(asked, task=task), Worker(0, CPU), call, changed(batch), samples, CONTEXT)
+    refuse_means(task, asked.settings.training, CPU, call, changed(batch), samples, CONTEXT)
 
 
 MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
@@ -73,7 +74,7 @@ MEANS: dict[str, Callable[[Any, Batch], Loss]] = {
 @pytest.mark.parametrize("name", MEANS)
 def test_a_mean_is_refused(name: str, precision: str, samples: int) -> None:
     part = r"metrics\['shape'\]" if name == "a metric" else "total"
-    with pytest.raises(ValueError, match=rf"loss: Loss\.{part} is a mean, but must be a sum"):
+    with pytest.raises(UnitError, match=rf"loss: Loss\.{part} is a mean, but must be a sum"):
         check(MEANS[name], samples=samples, precision=precision)
 
 
@@ -81,12 +82,12 @@ def test_the_message_has_the_values_and_what_to_write() -> None:
     def loss(model: Any, batch: Batch) -> Loss:
         return Loss(classes(model, batch, "mean") * 0 + 1.5, len(batch["y"]))
 
-    with pytest.raises(ValueError, match="is a mean") as error:
+    with pytest.raises(UnitError, match="is a mean") as error:
         check(loss)
-    assert str(error.value) == (
+    assert error.value.message == (
         "SimpleNamespace.loss: Loss.total is a mean, but must be a sum, as Loss.weight is: "
         "2 sample(s) give 1.5 with weight 2, the same twice give 1.5 with weight 4; take "
-        'reduction="sum", or multiply the mean by the weight'
+        'reduction="sum", or return Loss.mean(mean, weight)'
     )
 
 
@@ -148,7 +149,7 @@ def test_a_batch_that_cannot_be_taken_apart_is_not_judged(changed: Any) -> None:
 
 
 def test_texts_and_missing_parts_of_a_batch_stay() -> None:
-    with pytest.raises(ValueError, match="is a mean"):
+    with pytest.raises(UnitError, match="is a mean"):
         check(MEANS["samples"], changed=lambda batch: batch | {"from": "a", "mask": None})
 
 
@@ -158,7 +159,7 @@ def model() -> nn.Module:
 
 def test_dropout_and_batch_normalization_are_in_eval_mode() -> None:
     check(PASSES["a sum"], model())
-    with pytest.raises(ValueError, match="is a mean"):
+    with pytest.raises(UnitError, match="is a mean"):
         check(MEANS["samples"], model())
 
 
@@ -220,7 +221,7 @@ class Mean(Regression):
 
 
 def test_a_training_refuses_a_mean_at_its_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^Mean\.loss: Loss\.total is a mean"):
+    with pytest.raises(UnitError, match=r"Mean\.loss: Loss\.total is a mean"):
         train(job(Mean(), tmp_path, (4, 4, 16, 1)), Worker(0, CPU))
 
 
