@@ -24,6 +24,7 @@ from raypipe.pipeline.optuna_samplers import distribution, sampler_for, study_of
 from raypipe.pipeline.placement import BuiltPoint, Placement, PointBuilder, Stages
 from raypipe.pipeline.race import Race, first_runs
 from raypipe.pipeline.search import TABLE, Bound, Objective, Search
+from raypipe.report.measures import monitors_of
 from raypipe.stats import runs_needed
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.tables import Table
@@ -177,7 +178,7 @@ def _racing(
     if settings is None:
         raise ValueError("the matrix has no race")
     metric = metric_of(settings.objective, tables, where)
-    mode = mode_of(settings.objective, tables, where)
+    mode = mode_of(settings.objective, tables, where, _monitors(configuration))
     points = list(matrix.all_points())
     if len(points) < 2:
         raise ConfigError(f"{where}: the matrix has {len(points)} point; a race needs two or more")
@@ -205,10 +206,9 @@ def _searching(
     settings = matrix.search
     if settings is None:
         raise ValueError("the matrix has no search")
+    at, monitors = f"{where}.metrics", _monitors(configuration)
     objectives = [
-        Objective(
-            metric_of(each, tables, f"{where}.metrics"), mode_of(each, tables, f"{where}.metrics")
-        )
+        Objective(metric_of(each, tables, at), mode_of(each, tables, at, monitors))
         for each in settings.metrics
     ]
     bounds = [
@@ -230,6 +230,10 @@ def _searching(
         return Search(typed, objectives, bounds, concurrent, rows)
 
     return GrowingMatrix(configuration, builder, probes, source, decisive, typed)
+
+
+def _monitors(configuration: Configuration) -> dict[str, str]:
+    return monitors_of(configuration.settings.model_dump())
 
 
 def _concurrent(settings: SearchSettings, nodes: Sequence[Hardware], points: int) -> int:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from raypipe.config.search import BoundSettings, MetricSettings, Mode
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.report.measures import PREFIX, better_by_name
 from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import BASE
 from raypipe.storage.tables import Table
+from raypipe.training.tables import TRIALS
 
 _MOST_VALUES = 10  # of a column in a message
+#: similarity from which a column that is not declared is a misspelling of one that is
+_MISSPELLED = 0.85
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Metric:
         Rows are averaged within each point first; those without a value do not count.
         """
         rows = [row for row in ledger.rows(self.table) if self._holds(row)]
-        rows = [row for row in rows if row.get(self.column) is not None]
+        rows = [row for row in rows if _is_number(row.get(self.column))]
         means: list[float] = []
         count = 0
         for variants in points:
@@ -61,6 +67,11 @@ class Metric:
         rows = ledger.rows(self.table)
         if not rows:
             return f"{self.name}: no stage wrote a row of the table {self.table}"
+        numbers = sorted({name for row in rows for name, value in row.items() if _is_number(value)})
+        if self.column not in numbers:
+            near = did_you_mean(self.column, numbers)
+            listed = ", ".join(numbers) or "none"
+            return f"{self.name}: no row of the table has it{near} (numbers: {listed})"
         parts = []
         for column in self.where:
             values = sorted({str(row.get(column)) for row in rows})
@@ -76,6 +87,8 @@ def metric_of(
     settings: MetricSettings | BoundSettings, tables: Mapping[str, Table], where: str
 ) -> Metric:
     """Return the metric of a section.
+
+    A training may add any column to ``trials``, which is known after the first one.
 
     Args:
         settings: the section.
@@ -101,7 +114,10 @@ def metric_of(
         )
     columns = {each.name: each for each in declared.columns}
     numbers = [name for name, each in columns.items() if each.type in ("integer", "real")]
-    if column not in numbers and (column in columns or not declared.open):
+    is_near = bool(get_close_matches(column, columns, cutoff=_MISSPELLED))
+    is_added = table == TRIALS.name and (column.startswith(PREFIX) or not is_near)
+    is_open = declared.open or is_added
+    if column not in numbers and (column in columns or not is_open):
         problem = "holds no numbers" if column in columns else f"is not a column of {table}"
         near = did_you_mean(column, numbers)
         listed = ", ".join(numbers) or "none"
@@ -119,23 +135,38 @@ def metric_of(
     return Metric(table, column, settings.where)
 
 
-def mode_of(settings: MetricSettings, tables: Mapping[str, Table], where: str) -> Mode:
+def mode_of(
+    settings: MetricSettings,
+    tables: Mapping[str, Table],
+    where: str,
+    monitors: Mapping[str, str] = MappingProxyType({}),
+) -> Mode:
     """Return whether a metric is minimized or maximized, by default what its table declares.
 
+    Of a column that a training adds to ``trials`` the monitor tells (``monitors``: ``lower`` or
+    ``higher`` by column), then its name.
+
     Raises:
-        ConfigError: neither says so.
+        ConfigError: nothing says so.
 
     """
     if settings.mode is not None:
         return settings.mode
     table, _, name = settings.metric.partition(".")
-    better = next((c.better for c in tables[table].columns if c.name == name), "")
+    declared = {column.name: column.better for column in tables[table].columns}
+    better: str = declared.get(name, "")
+    if table == TRIALS.name and not better:
+        better = monitors.get(name) or ("" if name in declared else better_by_name(name))
     if not better:
         raise ConfigError(
             f"{where}: mode = null: the table {table} does not say which {name} is better; give "
             "mode: min or mode: max"
         )
     return "min" if better == "lower" else "max"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _equal(value: Any, asked: Any) -> bool:
