@@ -86,14 +86,15 @@ STEP_METRICS = (
     Column(
         "eval_loss",
         "real",
-        "Mean binary cross-entropy of the held-out documents.",
+        "Mean binary cross-entropy of held-out documents against their pseudo-labels.",
         "nats",
         better="lower",
     ),
     Column(
-        "eval_example_f1",
+        "eval_pseudo_label_f1",
         "real",
-        "Mean F1 of the label sets of held-out documents.",
+        "Mean F1 of label sets against the pseudo-labels of held-out documents, which are no gold "
+        "labels: the table `measures` has the F1 against those.",
         better="higher",
     ),
 )

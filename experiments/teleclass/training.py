@@ -101,7 +101,7 @@ class TeleclassTask(TrainTask):
         total = F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / self.classes
         chosen = logits.detach().sigmoid() > _THRESHOLD
         both = 2 * (chosen * targets).sum(1) / (chosen.sum(1) + targets.sum(1)).clamp(min=1)
-        return Loss(total, len(targets), {"example_f1": both.sum()})
+        return Loss(total, len(targets), {"pseudo_label_f1": both.sum()})
 
 
 def build_task(classes: int, settings: Any, run_dir: RunDirectory | None) -> TeleclassTask:

@@ -134,7 +134,7 @@ def test_the_loss_is_the_mean_over_classes_summed_over_documents():
         if chosen or len(labels):
             f1 += 2 * len(chosen & set(labels.tolist())) / (len(chosen) + len(labels))
     assert float(loss.total) == pytest.approx(total, rel=1e-5)
-    assert float(loss.metrics["example_f1"]) == pytest.approx(f1, rel=1e-5)
+    assert float(loss.metrics["pseudo_label_f1"]) == pytest.approx(f1, rel=1e-5)
     assert loss.weight == 7
 
 
@@ -153,8 +153,8 @@ def test_any_split_into_micro_batches_sums_to_the_whole(sizes):
         float(whole.total.detach()), rel=1e-5
     )
     assert sum(part.weight for part in parts) == whole.weight
-    f1 = sum(float(part.metrics["example_f1"]) for part in parts)
-    assert f1 == pytest.approx(float(whole.metrics["example_f1"]), rel=1e-5, abs=1e-6)
+    f1 = sum(float(part.metrics["pseudo_label_f1"]) for part in parts)
+    assert f1 == pytest.approx(float(whole.metrics["pseudo_label_f1"]), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [WIDTH, 0])
