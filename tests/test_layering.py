@@ -103,16 +103,6 @@ def test_importing_the_api_changes_no_environment_variable(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("folder", ["raypipe", "experiments"])
-def test_modules_can_be_read_in_a_sitting(folder: str) -> None:
-    long = {
-        str(file.relative_to(PROJECT)): lines
-        for file in (PROJECT / folder).rglob("*.py")
-        if (lines := len(file.read_text(encoding="utf-8").splitlines())) > 400
-    }
-    assert long == {}
-
-
 @pytest.mark.parametrize(
     "code",
     [
