@@ -131,6 +131,8 @@ class _Loop:
         save_every = self.training.checkpoint_every or max(1, total // 10)
         eval_every = self.training.eval_every or total
         step, over, ends = self.start, self._is_over(), False
+        # the state after the last step of the whole training is only for further ones
+        keeps = self.training.keep_state or total < self.job.whole
         self.module.train()
         if self.settings.loader.workers == "auto" and not over:
             self._choose_loader_workers()
@@ -158,8 +160,8 @@ class _Loop:
                     continue
                 if evaluate:
                     over = self._evaluate(step, phase)
-                save = last or over or ends or step == self.store.pinned
-                if save or (step % save_every == 0 and self._is_save_due()):
+                due = keeps if last else step % save_every == 0
+                if over or ends or step == self.store.pinned or (due and self._saves(last)):
                     self._save(step)
         return self._finish(step, early=ends and not over and step < total)
 
@@ -263,9 +265,9 @@ class _Loop:
             return False
         return bool(parallel.from_rank_0(self.history.is_over(monitor), self.worker))
 
-    def _is_save_due(self) -> bool:
+    def _saves(self, last: bool) -> bool:
         """Whether to save now: by default only if a restart would lose seconds of work."""
-        if self.training.checkpoint_every is not None:
+        if last or self.training.checkpoint_every is not None:
             return True
         return bool(parallel.from_rank_0(time.monotonic() > self.saved_at + SAVE_S, self.worker))
 
@@ -347,10 +349,9 @@ class _Loop:
 
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         self.saver.wait()
-        if self.job.measured:
-            self.throughput.pause()
-            self.history.settle()
-        elif self.job.steps == self.job.whole and not early:
+        self.throughput.pause()
+        self.history.settle()  # a non-finite loss ends the run before the model is written
+        if self.job.steps == self.job.whole and not early and not self.job.measured:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         return {

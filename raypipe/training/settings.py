@@ -111,8 +111,8 @@ class TrainingSettings(OptimizerSettings):
     )
     keep_state: Operational[bool] = Field(
         True,
-        description="Whether the last checkpoint stays when the training has ended, so that more "
-        "steps can continue it; with Adam it is three times as large as the weights.",
+        description="Whether the state after the last step is saved and kept, so that more steps "
+        "can continue it; with Adam it is three times as large as the weights.",
     )
 
     def identity(self) -> dict[str, Any]:

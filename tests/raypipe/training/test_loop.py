@@ -160,6 +160,10 @@ def test_a_run_resumes_while_some_parameters_have_had_no_gradient(
         (0.0, {}, list(range(1, 8))),  # 7 steps, each a tenth at most
         (1e6, {}, [7]),
         (1e6, {"checkpoint_every": 3}, [3, 6, 7]),
+        # the state after the last step is three times as large as the weights
+        (1e6, {"keep_state": False}, []),
+        (1e6, {"checkpoint_every": 7, "keep_state": False}, []),
+        (1e6, {"checkpoint_every": 3, "keep_state": False}, [3, 6]),
     ],
 )
 def test_a_checkpoint_is_saved_when_a_restart_would_lose_much(
