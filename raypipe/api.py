@@ -217,6 +217,7 @@ def fit(
     address: str | None = None,
     card: str | None = None,
     precision: str | Sequence[str] = (),
+    gradient_checkpointing: bool | None = None,
     cards_per_node: int | None = None,
     cards: str | os.PathLike[str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -233,6 +234,8 @@ def fit(
         address: a Ray cluster.
         card: the card to predict for, such as ``RTX A6000``; ``all`` compares all cards.
         precision: of the prediction, one or several; by default each that the card supports.
+        gradient_checkpointing: predict with it, or without it, alone; by default without it, and
+            with it where the effective batch does not fit at once.
         cards_per_node: the number of cards; by default ``scaling.workers``.
         cards: a file of further cards and prices; by default that of RAYPIPE_CARDS.
         run_dir: a run whose table ``card_predictions`` receives the rows, next to its measurements.
@@ -249,10 +252,14 @@ def fit(
 
         with _messages_alone():
             wanted = [precision] if isinstance(precision, str) else precision
-            rows = predict(request, Wanted(card, cards_per_node, cards, stage, wanted))
+            given = card, cards_per_node, cards, stage, wanted, gradient_checkpointing
+            rows = predict(request, Wanted(*given))
         return pd.DataFrame(rows).convert_dtypes()
-    if precision or any(each is not None for each in (cards_per_node, cards, run_dir)):
-        raise ConfigError("fit: precision, cards_per_node, cards and run_dir need card")
+    predicted = (gradient_checkpointing, cards_per_node, cards, run_dir)
+    if precision or any(each is not None for each in predicted):
+        raise ConfigError(
+            "fit: precision, gradient_checkpointing, cards_per_node, cards and run_dir need card"
+        )
     from raypipe.commands.fit import fit as fitted
 
     with _messages_alone():

@@ -107,6 +107,14 @@ Precisions = Annotated[
         "card supports]",
     ),
 ]
+Checkpointing = Annotated[
+    bool | None,
+    typer.Option(
+        "--gradient-checkpointing/--no-gradient-checkpointing",
+        help="With --card: predict with gradient checkpointing, or without it, alone. [default: "
+        "without, and with it where the effective batch does not fit at once]",
+    ),
+]
 
 
 def need_card(card: str | None, options: Mapping[str, Any]) -> None:

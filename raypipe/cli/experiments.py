@@ -11,6 +11,7 @@ from raypipe.cli.arguments import (
     Address,
     Cards,
     CardsPerNode,
+    Checkpointing,
     Config,
     Local,
     Matrix,
@@ -227,6 +228,7 @@ def fit(
         ),
     ] = None,
     precision: Precisions = None,
+    gradient_checkpointing: Checkpointing = None,
     cards_per_node: CardsPerNode = None,
     cards: Cards = None,
     run_dir: Annotated[
@@ -251,7 +253,8 @@ def fit(
 
     from raypipe.commands.request import Request
 
-    need_card(card, {"cards-per-node": cards_per_node, "cards": cards, "precision": precision})
+    given = {"cards-per-node": cards_per_node, "cards": cards, "precision": precision}
+    need_card(card, given | {"gradient-checkpointing": gradient_checkpointing})
     if card is None:
         if run_dir is not None:
             raise ConfigError("--run-dir: needs --card: the measurements of a fit are not kept")
@@ -265,8 +268,8 @@ def fit(
         from raypipe.commands import prediction, prediction_view
 
         request = Request("fit", config, overrides or [], run_dir, profile)
-        wanted = prediction.Wanted(card, cards_per_node, cards, stage, precision or ())
-        rows = prediction.predict(request, wanted)
+        chosen = card, cards_per_node, cards, stage, precision or (), gradient_checkpointing
+        rows = prediction.predict(request, prediction.Wanted(*chosen))
         failed, shown = False, pd.DataFrame(prediction_view.shown(rows))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))

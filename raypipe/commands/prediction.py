@@ -51,7 +51,7 @@ _IDENTITY = (
 class Wanted:
     """The arguments of a prediction: card or ``all``, cards per machine, file of cards, stage.
 
-    ``precisions`` are those to predict; all of them if empty.
+    ``precisions`` are those to predict, all if empty; ``checkpointing`` is the only choice of it.
     """
 
     card: str
@@ -59,6 +59,7 @@ class Wanted:
     file: str | os.PathLike[str] | None = None
     stage: str | None = None
     precisions: Sequence[str] = ()
+    checkpointing: bool | None = None
 
 
 def predict(request: Request, wanted: Wanted) -> list[Row]:
@@ -138,7 +139,7 @@ class Predictor:
             measured = _trials(ledger, name, card, self._known) if ledger is not None else []
             found = self._calibrated(card, settings, forecasts, name, measured)
             for varied in _variants(settings, card, wanted.precisions, best=best_precision):
-                for row in _rows(forecasts, card, varied, found, name, measured):
+                for row in _rows(forecasts, card, varied, found, name, measured, wanted):
                     yield {**row, "profile": configuration.profile}
 
     def resolved(self, card: Card) -> Configuration:
@@ -279,12 +280,9 @@ def _variants(
         if precision in wanted:
             raise ConfigError(f"--precision {precision}: {reason}")
     chosen = [p for p in _FASTEST_FIRST if p in card.precisions and p in (wanted or _FASTEST_FIRST)]
-    precisions = [p for p in chosen if p not in settings.unusable]
-    found = []
-    for precision in precisions[:1] if best else precisions:
-        training = settings.training.model_copy(update={"precision": precision})
-        found.append(settings.model_copy(update={"training": training}))
-    return found
+    precisions = [p for p in chosen if p not in settings.unusable][: 1 if best else None]
+    copies = (settings.training.model_copy(update={"precision": p}) for p in precisions)
+    return [settings.model_copy(update={"training": training}) for training in copies]
 
 
 def _rows(
@@ -294,21 +292,23 @@ def _rows(
     found: Calibration,
     stage: str,
     measured: Sequence[Row],
+    wanted: Wanted,
 ) -> Iterator[Row]:
     """Yield the prediction, and those with less memory if not all of the batch fits at once."""
-    for varied in _thriftier(forecasts, settings):
+    for varied in _thriftier(forecasts, settings, wanted.checkpointing):
         row = forecasts.row(card, varied, found)
         yield {"stage": stage, **row, **_beside(row, measured)}
         if row["micro_batch"] == forecasts.most:
             return
 
 
-def _thriftier(forecasts: Forecasts, settings: TrainStageSettings) -> Iterator[TrainStageSettings]:
-    """Yield the settings, then what needs less memory: FSDP, and gradient checkpointing."""
-    checkpointing = settings.training.gradient_checkpointing
-    for recompute in (
-        (checkpointing,) if checkpointing or not forecasts.has_blocks else (False, True)
-    ):
+def _thriftier(
+    forecasts: Forecasts, settings: TrainStageSettings, only: bool | None
+) -> Iterator[TrainStageSettings]:
+    """Yield the settings, then what needs less memory: FSDP, and checkpointing if not fixed."""
+    checkpointing = settings.training.gradient_checkpointing if only is None else only
+    fixed = only is not None or checkpointing or not forecasts.has_blocks
+    for recompute in (checkpointing,) if fixed else (False, True):
         training = settings.training.model_copy(update={"gradient_checkpointing": recompute})
         varied = settings.model_copy(update={"training": training})
         yield varied

@@ -109,6 +109,9 @@ def test_what_does_not_fit_is_tried_with_less_memory(tmp_path: Path) -> None:
     for row in some:
         assert row["peak_bytes"] <= room
         assert row["micro_batch"] * row["accumulation"] >= 64
+    for chosen, row in zip((False, True), some, strict=True):  # one of them halves the recordings
+        given = Wanted("Small", file=file, precisions=["fp32"], checkpointing=chosen)
+        assert predict(request(*large), given) == [{**row, "recommended": True}]
 
 
 def test_cards_share_the_gradients_or_the_model() -> None:
@@ -227,7 +230,10 @@ def test_mistakes_are_refused_before_anything_is_recorded(
 
 @pytest.mark.parametrize(
     "option",
-    [["--cards-per-node", "2"], ["--cards", "x"], ["--run-dir", "x"], ["--precision", "bf16"]],
+    [
+        *(["--cards-per-node", "2"], ["--cards", "x"], ["--run-dir", "x"]),
+        *(["--precision", "bf16"], ["--gradient-checkpointing"]),
+    ],
 )
 def test_options_of_a_prediction_need_a_card(option: list[str]) -> None:
     found = CliRunner().invoke(app, ["fit", "lm_pretrain", *option])
