@@ -160,9 +160,10 @@ def gpu_peak_bytes(device: torch.device) -> int | None:
 
 def forget_peaks(device: torch.device) -> None:
     """Reset the peak-memory counters: the process may have run another training before."""
-    if device.type == "cuda" and torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats(device)
     gc.collect()
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # what torch keeps reserved would count as this training's
+        torch.cuda.reset_peak_memory_stats(device)
     with suppress(OSError, AttributeError):  # Linux only; elsewhere the peak is the process's
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
