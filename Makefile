@@ -31,7 +31,7 @@ gpu-coverage:
 
 # All that waits for a GPU (benchmarks/gpu.py), as small trainings on the CPU: minutes on two cores.
 rehearse-gpu:
-	$(PYTHON) -m benchmarks.gpu --rehearse $(if $(OUT),--out $(OUT))
+	$(PYTHON) -m benchmarks.gpu --quick --rehearse --minutes 9 $(if $(OUT),--out $(OUT))
 
 # Chaos test: real runs, killed, corrupted or frozen at random. 50 rounds take an hour on two cores.
 chaos:

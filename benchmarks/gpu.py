@@ -1,39 +1,39 @@
-"""Everything that waits for a GPU, in under 30 minutes on one card, in order of value.
+"""Everything that waits for a GPU, in order of value: what proves most comes first.
 
-    python -m benchmarks.gpu              # on a machine with a GPU; two GPUs add a part
-    python -m benchmarks.gpu --rehearse   # small trainings on the CPU, in some minutes
+    python -m benchmarks.gpu                      # on a machine with a GPU, in under 30 minutes
+    python -m benchmarks.gpu --quick --minutes 9  # smaller sizes, where a card is there for minutes
+    python -m benchmarks.gpu --rehearse           # tiny trainings on the CPU, in some minutes
 
-Each part runs in a separate process with a time limit, so that a crash or a hang costs that part
-alone. Its rows are stored as Parquet as soon as it ends, and the page ``results.md`` is written
-again. The same command continues: finished parts are kept, and a part that was cut off continues
-its trainings.
+Each part runs in a process of its own with a time limit, so that a crash or a hang costs that part
+alone; the processes share what is imported. A row is in the folder of the results as soon as it is
+measured, and the page ``results.md`` follows. The same command continues: finished parts are kept,
+and one that was cut off goes on after its last row. Two GPUs add a part.
 
-Results: ``benchmarks/results/gpu/<device>``; those of a rehearsal in a temporary folder, or --out.
+Results: ``benchmarks/results/gpu/<device>``, with ``--quick`` ``<device>-quick``; those of a
+rehearsal in a temporary folder; or --out.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from tempfile import mkdtemp
 from typing import Annotated
 
-import pandas as pd
 import psutil
 import typer
 
-from benchmarks.gpu_parts.bench import Bench, Machine, Row, plain
-from benchmarks.gpu_parts.child import ROWS
+from benchmarks.gpu_parts.bench import Bench, Machine, Row, read_rows, write_rows
 from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
 from raypipe.hardware import detect
@@ -47,24 +47,13 @@ OUTCOMES = "parts"
 FINAL = ("done",)
 #: statuses of parts that did not start
 _NOT_TRIED = ("skipped", "not started")
-#: seconds that a part needs at least, and that an overdue one has to end in order
-_LEAST_S, _GRACE_S = 20, 20
+#: seconds that a part needs at least, and that an overdue one has to end in order: an interrupted
+#: run stores its state, and Ray ends
+_LEAST_S, _GRACE_S = 10, 10
 #: seconds in which killed processes disappear
 _KILLED_S = 5
-
-
-def stored(out: Path, name: str) -> list[Row]:
-    """Return the stored rows of a part, or the outcomes of all parts; none if there are none."""
-    file = out / f"{name}.parquet"
-    return plain(pd.read_parquet(file)) if file.exists() else []
-
-
-def store(out: Path, name: str, rows: Sequence[Row]) -> None:
-    """Replace the stored rows."""
-    out.mkdir(parents=True, exist_ok=True)
-    new = out / f"{name}.parquet.new"
-    pd.DataFrame(list(rows)).to_parquet(new, index=False)
-    new.replace(out / f"{name}.parquet")
+#: file in a part's folder with the CPU time that it took
+_CPU = "cpu_s"
 
 
 def to_do(parts: Sequence[Part], outcomes: Sequence[Row], *, again: bool) -> list[Part]:
@@ -73,109 +62,115 @@ def to_do(parts: Sequence[Part], outcomes: Sequence[Row], *, again: bool) -> lis
     return [part for part in parts if again or part.name not in final]
 
 
-def foreign(outcomes: Sequence[Row], machine: Machine) -> str | None:
-    """Return why stored results are not of this machine; None if they are."""
+def foreign(outcomes: Sequence[Row], machine: Machine, *, quick: bool) -> str | None:
+    """Return why stored results are not of this machine, or of other sizes; None if they are."""
     for row in outcomes:
         if bool(row["rehearsal"]) != machine.rehearsal:
             return "is of a rehearsal" if row["rehearsal"] else "is not of a rehearsal"
         if row["device"] != machine.device:
             return f"is of {row['device']}, and this is {machine.device}"
+        if bool(row["quick"]) != quick:
+            return f"is {'of' if row['quick'] else 'not of'} a --quick call"
     return None
 
 
-def attempt(part: Part, bench: Bench, seconds: float, *, again: bool) -> tuple[str, str, list[Row]]:
-    """Run a part if it can run in the time that is left; return its status, a note, and its rows.
+def attempt(part: Part, bench: Bench, seconds: float, *, again: bool) -> tuple[str, str]:
+    """Run a part if it can run in the time that is left; return its status and a note.
 
-    With ``again``, it does not continue the trainings of an earlier try.
+    With ``again``, it does not continue an earlier try.
     """
     if (obstacle := part.obstacle(bench.machine)) is not None:
-        return "skipped", obstacle, []
+        return "skipped", obstacle
     if seconds < _LEAST_S:
-        return "not started", "no time was left; the same command continues", []
+        return "not started", "no time was left; the same command continues"
     if again:
         shutil.rmtree(bench.folder, ignore_errors=True)
+        write_rows(bench.out, part.name, [])
     typer.echo(f"== {part.name}: {part.title} (at most {seconds:.0f} s)")
     return run_part(part, bench, seconds)
 
 
-def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str, list[Row]]:
-    """Run a part in its own process; return its status, a note, and its rows so far."""
-    command = [sys.executable, "-m", "benchmarks.gpu_parts.child", part.name, bench.dump()]
-    environment = {"RAYPIPE_CACHE": str(bench.cache)}
-    if bench.machine.rehearsal:
-        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return collect(command, bench.folder, environment, seconds)
-
-
-def collect(
-    command: Sequence[str], folder: Path, environment: Mapping[str, str], seconds: float
-) -> tuple[str, str, list[Row]]:
-    """Run a command that writes rows into a folder; return its status, a note, and the rows.
+def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str]:
+    """Run a part in its own process; return its status and a note.
 
     After its time limit it is ended, and so is every process that it leaves.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ROWS).unlink(missing_ok=True)
-    child = subprocess.Popen(
-        command, cwd=PROJECT, env={**os.environ, **environment}, start_new_session=True
-    )
-    status = None
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["raypipe.training.loop", "benchmarks.gpu_parts.parts"])
+    child = processes.Process(target=_child, args=(part.function, bench))
+    child.start()
     try:
-        with suppress(subprocess.TimeoutExpired):
-            status = child.wait(timeout=seconds)
+        child.join(seconds)
+        overdue = child.exitcode is None
     finally:
         _end(child)
-    rows = _rows(folder / ROWS)
-    if status is None:
-        return "timed out", f"after {seconds:.0f} s; the same command continues it", rows
-    if status:
-        return "failed", f"exit status {status}; the error is in the output above", rows
+    if overdue:
+        return "timed out", f"after {seconds:.0f} s; the same command continues it"
+    if child.exitcode:
+        return "failed", f"exit status {child.exitcode}; the error is in the output above"
+    rows = read_rows(bench.out, part.name)
     errors = [row["error"] for row in rows if row.get("error")]
     if len(errors) == len(rows):
-        return "failed", errors[0] if errors else "there are no rows", rows
-    return "done", f"{len(errors)} of {len(rows)} rows have an error" if errors else "", rows
+        return "failed", errors[0] if errors else "there are no rows"
+    return "done", f"{len(errors)} of {len(rows)} rows have an error" if errors else ""
+
+
+def _child(function: Callable[[Bench], None], bench: Bench) -> None:
+    """Run a part in this process, which leads a session."""
+    os.setsid()
+    multiprocessing.set_start_method(None, force=True)  # loader processes begin as elsewhere
+    signal.signal(signal.SIGTERM, interrupt)
+    os.environ["RAYPIPE_CACHE"] = str(bench.cache)
+    if bench.machine.rehearsal:
+        import torch
+
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        torch.set_num_threads(1)
+    try:
+        with suppress(KeyboardInterrupt):  # its time is over
+            function(bench)
+    finally:
+        used = [getrusage(whose) for whose in (RUSAGE_SELF, RUSAGE_CHILDREN)]
+        seconds = sum(each.ru_utime + each.ru_stime for each in used)
+        (bench.folder / _CPU).write_text(f"{seconds:.2f}")
 
 
 def interrupt(number: int, frame: object) -> None:
-    """Handle a signal like Ctrl-C."""
+    """Handle a signal like Ctrl-C: what runs ends in order."""
     del number, frame
     raise KeyboardInterrupt
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: BaseProcess) -> None:
     """End a process in order if it runs, and kill the others of its session, such as Ray's."""
-    if child.poll() is None:
+    if child.exitcode is None:
         child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=_GRACE_S)
+        child.join(_GRACE_S)
     killed = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended
             if os.getsid(process.pid) == child.pid:
                 process.kill()
                 killed.append(process)
-    child.wait()
+    child.join()
     psutil.wait_procs(killed, timeout=_KILLED_S)  # they hold memory of the card until then
-
-
-def _rows(file: Path) -> list[Row]:
-    """Return the rows that a part has written; a line that it did not finish is left out."""
-    if not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
 def write_page(out: Path) -> Path:
     """Write the page of the stored results and return its path."""
     target = out / "results.md"
-    rows = {part.name: stored(out, part.name) for part in PARTS}
-    target.write_text(page(stored(out, OUTCOMES), rows), encoding="utf-8")
+    rows = {part.name: read_rows(out, part.name) for part in PARTS}
+    target.write_text(page(read_rows(out, OUTCOMES), rows), encoding="utf-8")
     return target
 
 
 def main(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Run small trainings on the CPU.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure smaller sizes: all parts in nine minutes.")
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option(help=f"Run this part: {', '.join(p.name for p in PARTS)}.")
@@ -185,7 +180,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder of the results.")] = None,
 ) -> None:
     """Run the parts that are not finished, and write the page."""
-    deadline = time.monotonic() + 60 * minutes
+    deadline = time.monotonic() + 60 * minutes - _GRACE_S
     signal.signal(signal.SIGTERM, interrupt)  # the part's processes end, too
     if unknown := sorted(set(only or []) - {part.name for part in PARTS}):
         _refuse(f"--only {unknown[0]}: there are {', '.join(part.name for part in PARTS)}")
@@ -194,27 +189,28 @@ def main(
         hardware = detect()
         reason = next(iter(hardware.gpu_problems), hardware.gpu_note)
         _refuse(f"no GPU can be used here: {reason}; rehearse on the CPU with --rehearse")
-    slug = re.sub(r"[^a-z0-9]+", "-", machine.device.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.device.lower()).strip("-") + "-quick" * quick
     if out is None:
         out = Path(mkdtemp(prefix="raypipe-gpu-")) if rehearse else RESULTS / slug
     if rehearse and RESULTS in (out.resolve(), *out.resolve().parents):
         _refuse(f"--out {out}: is for measurements on GPUs; give a rehearsal another folder")
-    if problem := foreign(stored(out, OUTCOMES), machine):
+    earlier = read_rows(out, OUTCOMES)
+    if problem := foreign(earlier, machine, quick=quick):
         _refuse(f"--out {out}: {problem}; give another folder")
-    work = out / "runs" if rehearse else WORK / slug
+    work = (out / "runs" if rehearse else WORK / slug).resolve()
     chosen = [part for part in PARTS if not only or part.name in only]
-    earlier = stored(out, OUTCOMES)
     tried = {row["part"] for row in earlier if row["status"] not in _NOT_TRIED}
     statuses = {row["part"]: row["status"] for row in earlier}
     for part in to_do(chosen, earlier, again=again):
-        bench = Bench(machine, (work / part.name).resolve())
-        began, seconds = time.monotonic(), min(part.seconds, deadline - time.monotonic())
-        status, note, rows = attempt(part, bench, seconds, again=again)
+        bench = Bench(machine, part.name, work, out.resolve(), quick)
+        limit = part.limit(minutes, quick=quick and not rehearse)
+        began, seconds = time.monotonic(), min(limit, deadline - time.monotonic())
+        status, note = attempt(part, bench, seconds, again=again)
         statuses[part.name] = status
         if status in _NOT_TRIED and part.name in tried:
             note += "; its results are kept"
         else:
-            _keep(out, part, machine, status, note, rows, time.monotonic() - began)
+            _record(bench, status, note, time.monotonic() - began)
         typer.echo(f"== {part.name}: {status}{f', {note}' if note else ''}")
         if status in FINAL:
             shutil.rmtree(bench.folder, ignore_errors=True)
@@ -223,24 +219,22 @@ def main(
         raise typer.Exit(1)
 
 
-def _keep(
-    out: Path,
-    part: Part,
-    machine: Machine,
-    status: str,
-    note: str,
-    rows: Sequence[Row],
-    seconds: float,
-) -> None:
-    """Store the rows and the outcome of a part, and the page."""
-    about = {**machine.columns, "at": datetime.now(UTC).isoformat(timespec="seconds")}
-    if rows:
-        store(out, part.name, [{"part": part.name, **row, **about} for row in rows])
-    new = {"part": part.name, "status": status, "note": note, "duration_s": seconds, **about}
-    others = [row for row in stored(out, OUTCOMES) if row["part"] != part.name]
-    order = [each.name for each in PARTS]
-    store(out, OUTCOMES, sorted([*others, new], key=lambda row: order.index(row["part"])))
-    write_page(out)
+def _record(bench: Bench, status: str, note: str, seconds: float) -> None:
+    """Store the outcome of a part, and the page."""
+    cpu = bench.folder / _CPU
+    row = {
+        "part": bench.part,
+        "status": status,
+        "note": note,
+        "duration_s": seconds,
+        "cpu_s": float(cpu.read_text()) if cpu.exists() else None,
+        "quick": bench.quick,
+        **bench.machine.columns,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    rows = {each["part"]: each for each in (*read_rows(bench.out, OUTCOMES), row)}
+    write_rows(bench.out, OUTCOMES, [rows[part.name] for part in PARTS if part.name in rows])
+    write_page(bench.out)
 
 
 def _refuse(message: str) -> None:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -57,8 +57,11 @@ TOLERANCE = 1e-4
 
 def measure(
     case: Case, contenders: Sequence[str], device: torch.device, rounds: int, threads: int
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Return a row per round and contender, and each contender's largest difference of a loss."""
+) -> Iterator[tuple[list[dict[str, Any]], dict[str, float]]]:
+    """Yield the rows so far, and each contender's largest difference of a loss, after each round.
+
+    There is a row per round and contender.
+    """
     functions: dict[str, Contender] = {
         name: import_module(f"benchmarks.loops.{name}").train for name in contenders
     }
@@ -83,9 +86,9 @@ def measure(
             for name in contenders:
                 difference = largest_difference(losses[name], losses[REFERENCE])
                 differences[name] = max(differences.get(name, 0.0), difference)
+            yield rows, differences
     finally:
         gpu.close()
-    return rows, differences
 
 
 def summarize(rows: Sequence[dict[str, Any]], differences: dict[str, float]) -> dict[str, Any]:
@@ -184,9 +187,7 @@ def main(
 
     what = make(name, length, device, processes)
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    rows, differences = measure(what, chosen, device, rounds, threads)
-    summary = summarize(rows, differences)
-    report = {
+    report: dict[str, Any] = {
         "case": name,
         "started": started,
         "commit": git_commit(),
@@ -198,13 +199,13 @@ def main(
         "warmup_steps": LOG_EVERY,
         "loader_workers": processes,
         "training": what.training.model_dump(mode="json"),
-        "summary": summary,
-        "rounds": rows,
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    Console().print(table(what, summary))
-    worst = max(differences.values())
+    for rows, differences in measure(what, chosen, device, rounds, threads):
+        report |= {"summary": summarize(rows, differences), "rounds": rows}
+        (out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    Console().print(table(what, report["summary"]))
+    worst = max(entry["largest_loss_difference"] for entry in report["summary"].values())
     typer.echo(f"largest relative difference of a logged loss: {worst:.1e}")
     if what.training.precision == "fp32" and not worst <= TOLERANCE:
         typer.echo(f"above {TOLERANCE}: the contenders did not take the same steps", err=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,18 +16,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import psutil
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
 from benchmarks import gpu
-from benchmarks.gpu_parts import memory, training
-from benchmarks.gpu_parts.bench import WORKLOADS, Bench, Machine, Row, Trained
-from benchmarks.gpu_parts.child import ROWS
+from benchmarks.gpu_parts import contenders, memory, training
+from benchmarks.gpu_parts.bench import (
+    WORKLOADS,
+    Bench,
+    Machine,
+    Row,
+    Trained,
+    read_rows,
+    write_rows,
+)
 from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
+from benchmarks.loops.cases import LOG_EVERY, Case, make
+from benchmarks.loops.measure import Alternation, Logged
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
 from raypipe.prediction import calibration
@@ -51,13 +62,31 @@ def _own_signals() -> Iterator[None]:
 
 def outcome(part: str, status: str, machine: Machine = H100, **more: Any) -> Row:
     return {
-        "part": part, "status": status, "note": "", "duration_s": 61.0, **machine.columns, **more
+        "part": part, "status": status, "note": "", "duration_s": 61.0, "cpu_s": 2.5,
+        "quick": False, **machine.columns, **more,
     }  # fmt: skip
+
+
+def bench_of(
+    folder: Path, machine: Machine = H100, part: str = "mfu", quick: bool = False
+) -> Bench:
+    return Bench(machine, part, folder / "work", folder / "out", quick)
 
 
 def test_the_parts_for_one_card_take_less_than_half_an_hour() -> None:
     assert sum(part.seconds for part in ONE_CARD) < 30 * 60
-    assert [part.name for part in PARTS][:4] == ["losses", "out_of_memory", "predictions", "mfu"]
+    assert [part.name for part in PARTS] == [
+        *("rates", "loop", "mfu", "out_of_memory", "losses", "telemetry", "trainers"),
+        *("quickstart", "pabbo", "predictions", "t5", "loader", "teleclass", "sweep", "two_cards"),
+    ]
+
+
+def test_quick_parts_are_expected_to_take_nine_minutes() -> None:
+    assert sum(part.quick for part in ONE_CARD) < 9 * 60
+    (part,) = (part for part in PARTS if part.name == "mfu")
+    limits = [part.limit(minutes, quick=True) for minutes in (2, 9, 18)]
+    assert limits == [67.5, 67.5, 135]
+    assert part.limit(9, quick=False) == part.seconds
 
 
 @pytest.mark.parametrize(
@@ -65,7 +94,6 @@ def test_the_parts_for_one_card_take_less_than_half_an_hour() -> None:
     [
         ("two_cards", H100, "needs 2 GPUs; this machine has 1"),
         ("two_cards", replace(H100, gpus=2), None),
-        ("telemetry", CPU, "needs a GPU"),
         ("two_cards", CPU, None),
         ("losses", H100, None),
     ],
@@ -83,73 +111,107 @@ def test_only_finished_parts_are_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "reason"),
+    ("machine", "quick", "reason"),
     [
-        (H100, None),
-        (replace(H100, device="A100"), "is of NVIDIA H100, and this is A100"),
-        (CPU, "is not of a rehearsal"),
+        (H100, False, None),
+        (replace(H100, device="A100"), False, "is of NVIDIA H100, and this is A100"),
+        (CPU, False, "is not of a rehearsal"),
+        (H100, True, "is not of a --quick call"),
     ],
 )
-def test_results_of_other_machines_are_not_mixed(machine: Machine, reason: str | None) -> None:
-    assert gpu.foreign([outcome("losses", "done")], machine) == reason
+def test_other_measurements_are_not_mixed(
+    machine: Machine, quick: bool, reason: str | None
+) -> None:
+    assert gpu.foreign([outcome("losses", "done")], machine, quick=quick) == reason
 
 
-WRITES = """
-import json, sys, time
-with open({file!r}, "w") as file:
-    for row in {rows}:
-        print(json.dumps(row), file=file, flush=True)
-    file.write('{{"torn": ')
-{end}
-"""
+def two_cases(bench: Bench) -> None:
+    bench.measure("a", lambda: {"case": 1})
+    bench.measure("b", lambda: [{"case": 2}, {"case": 3}])
+
+
+def an_error(bench: Bench) -> None:
+    bench.measure("a", lambda: {"error": "no"})
+
+
+def one_error(bench: Bench) -> None:
+    two_cases(bench)
+    bench.measure("c", lambda: {"case": 1 // 0})
+
+
+def nothing(bench: Bench) -> None:
+    del bench
+
+
+def an_exit(bench: Bench) -> None:
+    two_cases(bench)
+    sys.exit(3)
+
+
+def a_hang(bench: Bench) -> None:
+    two_cases(bench)
+    time.sleep(99)
 
 
 @pytest.mark.parametrize(
-    ("rows", "end", "status", "note"),
+    ("function", "rows", "status", "note"),
     [
-        ([{"a": 1}], "", "done", ""),
-        ([{"a": 1}, {"error": "no"}], "", "done", "1 of 2 rows have an error"),
-        ([{"error": "no"}], "", "failed", "no"),
-        ([], "", "failed", "there are no rows"),
-        ([{"a": 1}], "sys.exit(3)", "failed", "exit status 3; the error is in the output above"),
-        ([{"a": 1}], "time.sleep(99)", "timed out", "after 1 s; the same command continues it"),
+        (two_cases, 3, "done", ""),
+        (one_error, 4, "done", "1 of 4 rows have an error"),
+        (an_error, 1, "failed", "no"),
+        (nothing, 0, "failed", "there are no rows"),
+        (an_exit, 3, "failed", "exit status 3; the error is in the output above"),
+        (a_hang, 3, "timed out", "after 2 s; the same command continues it"),
     ],
 )
 def test_rows_of_a_part_survive_its_process(
-    tmp_path: Path, rows: list[Row], end: str, status: str, note: str
+    tmp_path: Path, function: Any, rows: int, status: str, note: str
 ) -> None:
-    script = WRITES.format(file=str(tmp_path / ROWS), rows=rows, end=end)
-    seconds = 1 if status == "timed out" else 60
-    found = gpu.collect([sys.executable, "-c", script], tmp_path, {}, seconds)
-    assert found == (status, note, rows)
+    bench = bench_of(tmp_path, CPU, "own")
+    part = Part("own", "Own", function, 60, 60, ())
+    assert gpu.run_part(part, bench, 2 if status == "timed out" else 60) == (status, note)
+    assert len(read_rows(bench.out, "own")) == rows
 
 
-LEAVES = """
-import subprocess, time
-from pathlib import Path
-left = subprocess.Popen(["sleep", "60"])
-Path({file!r}).write_text(str(left.pid))
-time.sleep(60)
-"""
+def test_a_part_goes_on_after_its_last_row(tmp_path: Path) -> None:
+    """Cases are measured once, in their order; one that failed is measured again."""
+    bench, calls = bench_of(tmp_path), []
+
+    def case(name: str, *rows: Row) -> None:
+        bench.measure(name, lambda: calls.append(name) or list(rows))  # type: ignore[func-returns-value]
+
+    case("a", {"value": 1}, {"value": 2})
+    case("b", {"error": "full"})
+    case("a", {"value": 9})
+    case("c", {"value": 3})
+    case("b", {"value": 4})
+    assert calls == ["a", "b", "c", "b"]
+    rows = read_rows(bench.out, bench.part)
+    assert [row["value"] for row in rows] == [1, 2, 4, 3]
+    assert rows[0]["device"] == "NVIDIA H100"
 
 
-def test_no_process_of_a_part_outlives_the_command(
-    tmp_path: Path,
-) -> None:
+def leaves_a_process(bench: Bench) -> None:
+    left = subprocess.Popen(["sleep", "60"])
+    (bench.folder / "pid").write_text(str(left.pid))
+    time.sleep(60)
+
+
+def test_no_process_of_a_part_outlives_the_command(tmp_path: Path) -> None:
     """As after SIGTERM, which a job's time limit sends to the command alone."""
-    file = tmp_path / "pid"
+    bench = bench_of(tmp_path, CPU, "own")
+    file = bench.folder / "pid"
 
     def interrupt() -> None:
         while not (file.exists() and file.read_text()):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    script = LEAVES.format(file=str(file))
     thread = threading.Thread(target=interrupt)
     signal.signal(signal.SIGTERM, gpu.interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        gpu.collect([sys.executable, "-c", script], tmp_path, {}, 50)
+        gpu.run_part(Part("own", "Own", leaves_a_process, 60, 60, ()), bench, 50)
     thread.join()
     with suppress(psutil.NoSuchProcess):
         assert psutil.Process(int(file.read_text())).status() == psutil.STATUS_ZOMBIE
@@ -190,17 +252,15 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     tried: list[str] = []
     failing = {"mfu"}
 
-    def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str, list[Row]]:
+    def run_part(part: Part, bench: Bench, seconds: float) -> tuple[str, str]:
         tried.append(part.name)
         assert 0 < seconds <= part.seconds
         assert bench.folder == tmp_path / "work" / "nvidia-h100" / part.name
         if part.name in failing:
-            return (
-                "timed out",
-                "after 1 s",
-                [{"compile": True, "mfu": 0.4, "gpu_peak_bytes": 2**30}],
-            )
-        return "done", "", [{"case": "a", "as_predicted": True, "precision": "fp32"}]
+            bench.put("a", {"compile": True, "mfu": 0.4, "gpu_peak_bytes": 2**30})
+            return "timed out", "after 1 s"
+        bench.put("a", {"case": "a", "as_predicted": True, "precision": "fp32"})
+        return "done", ""
 
     monkeypatch.setattr(gpu, "run_part", run_part)
     out = tmp_path / "out"
@@ -209,18 +269,18 @@ def test_the_same_command_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert tried == names
     page = (out / "results.md").read_text()
     assert "| MFU of the medium language model | timed out |" in page
-    assert "Measured: 40 %, 1.0 GiB." in page
+    assert "Measured: 40 % of the data sheet's peak, " in page
 
     tried.clear()
     failing.clear()
     assert CliRunner().invoke(command(), ["--out", str(out)]).exit_code == 0
     assert tried == ["mfu"]
-    outcomes = pd.read_parquet(out / "parts.parquet").set_index("part")
-    assert list(outcomes.index) == [part.name for part in PARTS]
-    assert outcomes.status["two_cards"] == "skipped"
-    row = pd.read_parquet(out / "losses.parquet").iloc[0]
-    assert (row.device, row.driver, row.rehearsal) == ("NVIDIA H100", "580.65", False)
-    assert {"torch", "commit", "at"} <= set(row.index)
+    outcomes = {row["part"]: row["status"] for row in read_rows(out, gpu.OUTCOMES)}
+    assert list(outcomes) == [part.name for part in PARTS]
+    assert outcomes["two_cards"] == "skipped"
+    row = read_rows(out, "losses")[0]
+    assert (row["device"], row["driver"], row["rehearsal"]) == ("NVIDIA H100", "580.65", False)
+    assert {"torch", "commit", "at"} <= set(row)
 
     tried.clear()
     other = ["--out", str(tmp_path / "other"), "--minutes", "0"]
@@ -237,7 +297,7 @@ def test_measuring_again_without_time_keeps_the_results(
     monkeypatch.setattr(gpu, "WORK", tmp_path / "work")
     here = Machine.here(rehearsal=False)
     before = [outcome("mfu", "timed out", here), outcome("two_cards", "done", here)]
-    gpu.store(tmp_path, gpu.OUTCOMES, before)
+    write_rows(tmp_path, gpu.OUTCOMES, before)
     training = tmp_path / "work" / "nvidia-h100" / "mfu"
     training.mkdir(parents=True)
     given = ["--out", str(tmp_path), "--again", "--minutes", "0"]
@@ -247,7 +307,7 @@ def test_measuring_again_without_time_keeps_the_results(
     assert "== mfu: not started, no time was left" in ended.output
     assert "this machine has 1; its results are kept" in ended.output
     assert training.exists()
-    assert gpu.stored(tmp_path, gpu.OUTCOMES) == before
+    assert read_rows(tmp_path, gpu.OUTCOMES) == before
 
 
 def test_the_page_of_a_rehearsal_says_so_first() -> None:
@@ -260,7 +320,7 @@ def test_the_page_shows_rows_verdicts_and_errors() -> None:
     common = {"workload": "lm", "phase": "train", "difference_mean": 0.001, "error": None}
     losses = [
         {**common, "precision": "fp32", "difference_max": 0.0},
-        {**common, "precision": "bf16", "difference_max": 0.004, "skipped_steps": float("nan")},
+        {**common, "precision": "bf16", "difference_max": 0.004, "skipped_steps": None},
         {**common, "precision": "fp16", "difference_max": None, "error": "it | overflowed"},
     ]
     text = page([outcome("losses", "done")], {"losses": losses})
@@ -268,41 +328,53 @@ def test_the_page_shows_rows_verdicts_and_errors() -> None:
     assert "to fp32: bf16 0.4 %." in text
     assert "| lm | train | bf16 | 0.4 % | 0.1 % |\n" in text
     assert "Not measured: it / overflowed" in text
-    assert "| Losses of each precision next to fp32 | done | 1 min 01 s |" in text
+    assert "| Losses of each precision next to fp32 | done | 1 min 01 s | 2.5 s |" in text
     assert "| A sweep by the command | not started |" in text
 
 
 def test_the_limit_lies_on_the_line_through_the_prediction() -> None:
     assert memory.peak_at(PREDICTION, 5) == 800
-    assert memory.first_too_large(PREDICTION) == 16  # 300 + 100 x 16 > 2000 - 200
+    # 300 + 100 x 20 > 1.05 x 2000 - 200; a ladder halves a multiple of four evenly
+    assert memory.too_large(PREDICTION) == 20
     assert memory.peak_at(PREDICTION, 15) == 1800
+
+
+@pytest.mark.parametrize("machine", [H100, replace(H100, device="Tesla T4", capability="7.5")])
+def test_the_limit_is_tried_below_and_above(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 on a card without bf16."""
+    monkeypatch.setattr(Bench, "capacity_bytes", 2**36)
+    monkeypatch.setattr(
+        Bench,
+        "predict",
+        lambda _, __, given: {**PREDICTION, "precision": given["training.precision"]},
+    )
+    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
+    bench = bench_of(tmp_path, machine, "out_of_memory")
+    memory.out_of_memory(bench)
+    rows = read_rows(bench.out, "out_of_memory")
+    precision = "bf16" if machine is H100 else "fp32"
+    assert [(row["precision"], row["micro_batch"]) for row in rows] == [
+        (precision, 10),
+        (precision, 20),
+    ]
+    text = page([outcome("out_of_memory", "done")], {"out_of_memory": rows})
+    assert "1 of 2 trainings ended as predicted." in text
 
 
 def test_a_precision_in_which_no_sample_fits_is_a_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = {**PREDICTION, "micro_batch": None, "note": "micro-batch 1 does not fit; predicted"}
-    monkeypatch.setattr(Bench, "predict", lambda *_: {"bf16": PREDICTION, "fp32": full})
-    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
-    rows = list(memory.out_of_memory(Bench(H100, tmp_path)))
-    assert [row.get("micro_batch") for row in rows] == [10, 16, None]
-    assert rows[2]["error"] == "fp32: micro-batch 1 does not fit; predicted"
-    gpu.store(tmp_path, "out_of_memory", rows)
-    stored = gpu.stored(tmp_path, "out_of_memory")
-    text = page([outcome("out_of_memory", "done")], {"out_of_memory": stored})
-    assert "1 of 2 trainings ended as predicted." in text
-    assert "Not measured: fp32: micro-batch 1 does not fit; predicted" in text
-    assert "0 of 0" in page([outcome("out_of_memory", "done")], {"out_of_memory": rows[2:]})
-
-
-def test_a_card_without_bf16_is_tried_at_its_limit_in_fp32_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Bench, "predict", lambda *_: {"fp32": PREDICTION})
-    monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
-    turing = replace(H100, device="Tesla T4", capability="7.5")
-    rows = list(memory.out_of_memory(Bench(turing, tmp_path)))
-    assert [(row["precision"], row["micro_batch"]) for row in rows] == [("fp32", 10), ("fp32", 16)]
+    monkeypatch.setattr(Bench, "capacity_bytes", 2**36)
+    monkeypatch.setattr(Bench, "predict", lambda *_: full)
+    bench = bench_of(tmp_path, H100, "out_of_memory")
+    memory.out_of_memory(bench)
+    rows = read_rows(bench.out, "out_of_memory")
+    text = page([outcome("out_of_memory", "done")], {"out_of_memory": rows})
+    assert "Not measured: micro-batch 1 does not fit; predicted" in text
+    assert "0 of 0" in text
 
 
 def test_a_measurement_lies_next_to_its_prediction() -> None:
@@ -323,9 +395,56 @@ def test_losses_are_compared_step_by_step_within_a_phase() -> None:
             for n, loss in enumerate(losses)
         ]
 
-    found = training.differences(steps([2.2, None, 3.0]), steps([2.0, 4.0, 4.0]))
-    assert found == {"a": ([2.2, None], [pytest.approx(0.1)]), "b": ([3.0], [0.25])}
-    assert training.differences([], steps([1.0])) == {"": ([], [])}
+    reference = [{"losses": {"0": 2.0, "1": 4.0}}, {"losses": {"2": 4.0}}]
+    found = training.differences(steps([2.2, None, 3.0]), reference)
+    assert found == {
+        "a": ({"0": 2.2, "1": None}, [pytest.approx(0.1)]),
+        "b": ({"2": 3.0}, [0.25]),
+    }
+    assert training.differences(steps([2.0]), []) == {"a": ({"0": 2.0}, [0.0])}
+    assert training.differences([], reference) == {"": ({}, [])}
+
+
+def test_contenders_take_turns_of_ten_steps() -> None:
+    """Each one's steps of a burst follow one another, and the threads end with the trainings."""
+    case = make("lm-tiny", 3 * LOG_EVERY, torch.device("cpu"), 0)
+    order: list[str] = []
+
+    def contender(name: str) -> Any:
+        def train(case: Case, device: torch.device) -> list[Logged]:
+            model = torch.nn.Linear(1, 1).to(device)
+            optimizer = torch.optim.SGD(model.parameters())
+            for _ in range(case.steps):
+                order.append(name)
+                optimizer.step()
+            return [Logged(0, 1, 1.0)]
+
+        return train
+
+    race = Alternation({name: contender(name) for name in "ab"}, case, torch.device("cpu"))
+    bursts = [(burst.contender, burst.number) for burst in race.bursts()]
+    assert bursts == [("b", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert "".join(order) == "b" * 10 + "a" * 20 + "b" * 20 + "a" * 10
+    assert set(race.losses) == {"a", "b"}
+
+    def failing(case: Case, device: torch.device) -> list[Logged]:
+        raise ValueError("no")
+
+    race = Alternation({"a": failing, "b": contender("b")}, case, torch.device("cpu"))
+    assert [burst.contender for burst in race.bursts()] == ["b", "b", "b"]
+    assert str(race.errors["a"]) == "no"
+
+
+def test_the_loops_are_compared_burst_by_burst(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path, CPU, "loop")
+    contenders.loop(bench)
+    rows = read_rows(bench.out, "loop")
+    assert [row["contender"] for row in rows] == ["by_hand", "raypipe_loop"]
+    assert [row["bursts"] for row in rows] == [3, 3]
+    assert rows[1]["loss_difference"] < 1e-4
+    assert rows[1]["ratio_low"] <= rows[1]["ratio"] <= rows[1]["ratio_high"]
+    text = page([outcome("loop", "done", CPU)], {"loop": rows})
+    assert re.search(r"raypipe's loop has [\d.]+ times the speed of the one by hand", text)
 
 
 def test_what_nvidia_smi_prints_is_read() -> None:
@@ -340,35 +459,21 @@ def test_no_earlier_measurement_calibrates_predictions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one of another part, nor one of an earlier try."""
-    found = []
-
-    def collect(
-        command: Sequence[str], folder: Path, environment: dict[str, str], seconds: float
-    ) -> tuple[str, str, list[Row]]:
-        del command, folder, seconds
-        found.append(environment["RAYPIPE_CACHE"])
-        return "done", "", []
-
-    monkeypatch.setattr(gpu, "collect", collect)
-    benches = [Bench(H100, tmp_path / part.name) for part in PARTS[:3]]
-    for part, bench in zip(PARTS, benches, strict=False):
-        gpu.run_part(part, bench, 60)
-    assert found == [str(bench.cache) for bench in benches]
-    assert len(set(found)) == 3
-
-    monkeypatch.setenv("RAYPIPE_CACHE", found[2])
+    benches = [bench_of(tmp_path, part=part.name) for part in PARTS[:3]]
+    assert len({bench.cache for bench in benches}) == 3
+    monkeypatch.setenv("RAYPIPE_CACHE", str(benches[2].cache))
     calibration.save("Card", [calibration.Measured(key="earlier", speed=2.0)])
     assert calibration.load("Card").number == 1
-    monkeypatch.setattr(Bench, "predict", lambda *_: {"bf16": PREDICTION})
+    monkeypatch.setattr(Bench, "predict", lambda *_: PREDICTION)
     monkeypatch.setattr(Bench, "train", lambda *_: Trained("run", {"status": "succeeded"}))
-    next(memory.predictions(benches[2]))
+    memory.predictions(benches[2])
     assert calibration.load("Card").number == 0
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_overrides_of_a_workload_are_valid(name: str, rehearsal: bool) -> None:
-    bench = Bench(CPU if rehearsal else H100, Path("unused"))
+    bench = bench_of(Path("unused"), CPU if rehearsal else H100)
     workload = WORKLOADS[name]
     gpus = () if rehearsal else (Gpu(0, "", "NVIDIA H100", 85 * 10**9, "9.0"),)
     given = bench.overrides(name, {"training.precision": bench.precision(name)})
@@ -390,12 +495,12 @@ def test_a_fault_is_injected_for_a_while(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.slow
 def test_the_rehearsal_finishes_every_part(tmp_path: Path) -> None:
-    ended = CliRunner().invoke(command(), ["--rehearse", "--out", str(tmp_path)])
+    given = ["--quick", "--rehearse", "--minutes", "9", "--out", str(tmp_path)]
+    ended = CliRunner().invoke(command(), given)
     assert ended.exit_code == 0, ended.output
-    outcomes = pd.read_parquet(tmp_path / "parts.parquet").set_index("part").status
-    assert outcomes.pop("telemetry") == "skipped"
-    assert set(outcomes) == {"done"}
-    found = pd.read_parquet(tmp_path / "out_of_memory.parquet")
-    assert list(found.found) == ["fits", "runs out"]
-    assert set(found.rehearsal) == {True}
+    outcomes = {row["part"]: row["status"] for row in read_rows(tmp_path, gpu.OUTCOMES)}
+    assert outcomes == {part.name: "done" for part in PARTS}
+    rows = read_rows(tmp_path, "out_of_memory")
+    assert [row["found"] for row in rows] == ["fits", "runs out"]
+    assert {row["rehearsal"] for row in rows} == {True}
     assert (tmp_path / "results.md").read_text().startswith("# Rehearsal on the CPU")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 import yaml
 
 import raypipe as rp
-from raypipe.hardware import detect, missing_package, supported_precisions
+from raypipe.hardware import Precision, detect, missing_package, supported_precisions
 from raypipe.prediction import cards
 from raypipe.provenance import git_commit, package_version
 
@@ -79,7 +80,7 @@ class Workload:
     overrides: Mapping[str, Any]
     small: Mapping[str, Any]
     stage: str = "train"
-    precision: str = "bf16"
+    precision: Precision = "bf16"
 
 
 _SMALL_LM = {"data.source": "random", "data.held_out": 16, "model": "tiny"}
@@ -95,7 +96,7 @@ WORKLOADS = {
         "lm_pretrain", {"data.source": "random", "data.held_out": 16}, _SMALL_LM
     ),
     "transformer": Workload("transformer", {}, _SMALL_TRANSFORMER),
-    NO_DROPOUT[0]: Workload("lm_pretrain", {"model.dropout": 0.0}, _SMALL_LM),
+    NO_DROPOUT[0]: Workload("lm_pretrain", {"model.dropout": 0.0, "model.context": 512}, _SMALL_LM),
     NO_DROPOUT[1]: Workload(
         "transformer", {"model.dropout": 0.0}, {**_SMALL_TRANSFORMER, "model.dropout": 0.0}
     ),
@@ -153,24 +154,64 @@ class Trained:
 
 @dataclass(frozen=True)
 class Bench:
-    """The machine and the folder that a part works with."""
+    """A part's machine, folders and sizes.
+
+    Args:
+        machine: that is measured.
+        part: the name of the part.
+        work: the folder of run directories, by part.
+        out: the folder of the results.
+        quick: whether a card is there for minutes only.
+
+    """
 
     machine: Machine
-    folder: Path
+    part: str
+    work: Path
+    out: Path
+    quick: bool = False
 
-    @classmethod
-    def load(cls, text: str) -> Bench:
-        """Return the bench that ``dump`` wrote."""
-        values = json.loads(text)
-        return cls(Machine(**values["machine"]), Path(values["folder"]))
+    def pick(self, full: Any, quick: Any, rehearsal: Any) -> Any:
+        """Return the value for the size of this measurement."""
+        return rehearsal if self.machine.rehearsal else quick if self.quick else full
 
-    def dump(self) -> str:
-        """Return the bench as JSON."""
-        return json.dumps({"machine": asdict(self.machine), "folder": str(self.folder)})
+    def stored(self, key: str) -> list[Row]:
+        """Return the rows of a case of this part."""
+        return [row for row in read_rows(self.out, self.part) if row["key"] == key]
 
-    def pick(self, real: Any, small: Any) -> Any:
-        """Return the first value, in a rehearsal the second."""
-        return small if self.machine.rehearsal else real
+    def measure(self, key: str, case: Callable[[], Row | list[Row]]) -> list[Row]:
+        """Return the rows of a case: those of an earlier call, or new ones; an error is a row."""
+        earlier = self.stored(key)
+        if earlier and not any(row.get("error") for row in earlier):
+            return earlier
+        try:
+            rows = case()
+        except Exception as error:  # costs a row, not the part
+            traceback.print_exc()
+            rows = {"error": message(error)}
+        return self.put(key, *([rows] if isinstance(rows, dict) else rows))
+
+    def put(self, key: str, *rows: Row) -> list[Row]:
+        """Store the rows of a case in place of its earlier ones."""
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"part": self.part, "key": key}
+        new = [{**about, **row, **self.machine.columns, "at": at} for row in rows]
+        cases: dict[str, list[Row]] = {}
+        for row in read_rows(self.out, self.part):
+            cases.setdefault(row["key"], []).append(row)
+        cases[key] = new  # an earlier one keeps its place
+        write_rows(self.out, self.part, [row for each in cases.values() for row in each])
+        return new
+
+    def rate(self, name: str) -> float | None:
+        """Return a rate of the card that the part ``rates`` has measured."""
+        found = [row for row in read_rows(self.out, "rates") if row["key"] == name]
+        return found[0].get("rate") if found else None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the part's run directories."""
+        return self.work / self.part
 
     @property
     def cache(self) -> Path:
@@ -178,20 +219,20 @@ class Bench:
         return self.folder / "cache"
 
     @property
-    def precisions(self) -> Sequence[str]:
+    def precisions(self) -> Sequence[Precision]:
         """The precisions to compare, fp32 first."""
         if self.machine.rehearsal:
             return ("fp32", "bf16")
         found = supported_precisions(self.machine.capability)
         return [precision for precision in found if missing_package(precision) is None]
 
-    def precision(self, name: str) -> str:
+    def precision(self, name: str) -> Precision:
         """Return the precision of a workload's GPU profile; fp32 if the card lacks it."""
         wanted = WORKLOADS[name].precision
         return wanted if wanted in self.precisions else "fp32"
 
     def short(self, name: str, micro_batch: int, steps: int, log_every: int) -> dict[str, Any]:
-        """Return the settings of a short training, not compiled, at accumulation 2."""
+        """Return the settings of a short eager training at accumulation 2."""
         return {
             "training.effective_batch": 2 * micro_batch,
             "training.micro_batch": micro_batch,
@@ -201,6 +242,15 @@ class Bench:
             "training.log_every": log_every,
             "training.warmup_steps": 2,
         }
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Memory of the card that CUDA can give, which is less than the total that NVML reports."""
+        if self.machine.rehearsal:
+            return None
+        import torch
+
+        return int(torch.cuda.mem_get_info()[1])
 
     @cached_property
     def card(self) -> str | None:
@@ -224,47 +274,41 @@ class Bench:
     def train(
         self, name: str, label: str, values: Mapping[str, Any], *, on_ray: bool = False
     ) -> Trained:
-        """Run a training, or continue it; failures are part of the outcome.
+        """Run a training in this process, or continue it; failures are part of the outcome.
 
         Args:
             name: the workload.
             label: the name of the run directory.
             values: settings of the stage by key, such as ``training.steps``.
-            on_ray: whether a rehearsal needs Ray, too; otherwise it trains in this process.
+            on_ray: whether Ray runs it, with loader processes. It starts once per part.
 
         """
         workload, run_dir = WORKLOADS[name], self.folder / label
         given = self.overrides(name, {"training.keep_state": False, **values})
-        local = self.machine.rehearsal and not on_ray
         error = None
         try:
             run = rp.run(
-                workload.config, given, run_dir=run_dir, only=[workload.stage], local=local
+                workload.config, given, run_dir=run_dir, only=[workload.stage], local=not on_ray
             )
         except rp.ConfigError as refused:
             return Trained(str(run_dir), {"status": "refused"}, error=message(refused))
         except rp.RunFailedError as failed:
             run, error = failed.run, message(failed)
-        except Exception as unexpected:  # costs a row, not the part
-            traceback.print_exc()
-            return Trained(str(run_dir), {"status": "failed"}, error=message(unexpected))
         trials = [row for row in rows_of(run, "trials") if row["stage"] == workload.stage]
         trial = trials[-1] if trials else {"status": "failed"}
         steps, samples = rows_of(run, "steps"), rows_of(run, "gpu_samples")
         failures = rows_of(run, "failures")
         return Trained(str(run_dir), trial, steps, samples, failures, error)
 
-    def predict(
-        self, name: str, values: Mapping[str, Any], run_dir: str | None = None
-    ) -> dict[str, Row]:
-        """Return the predictions of a workload on this card by precision: ``raypipe fit --card``.
+    def predict(self, name: str, values: Mapping[str, Any], run_dir: str | None = None) -> Row:
+        """Return the prediction of a workload on this card: ``raypipe fit --card``.
 
-        They are those without gradient checkpointing. The memory of the card is that of NVML.
+        It is that of the workload's precision without gradient checkpointing.
 
         Args:
             name: the workload.
             values: settings of the stage by key.
-            run_dir: a run whose measurements calibrate the predictions.
+            run_dir: a run whose measurements calibrate the prediction.
 
         Raises:
             ConfigError: the card is not listed.
@@ -273,19 +317,38 @@ class Bench:
         if self.card is None:
             raise rp.ConfigError(f"{self.machine.device}: is not listed in raypipe's cards.yaml")
         file = self.folder / "cards.yaml"
-        memory = (self.machine.memory_bytes or 0) // _MIB
-        about = self.pick({"memory_mib": memory}, _REHEARSAL_VALUES)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        about = _REHEARSAL_VALUES
+        if self.capacity_bytes is not None:
+            about = {"memory_mib": self.capacity_bytes // _MIB}
         file.write_text(yaml.safe_dump({"cards": {self.card: about}}))
         found = rp.fit(
             WORKLOADS[name].config,
             self.overrides(name, values),
             stage=WORKLOADS[name].stage,
             card=self.card,
+            precision=self.precision(name),
+            gradient_checkpointing=False,
             cards=file,
             run_dir=run_dir,
         )
-        rows = [row for row in plain(found) if not row["gradient_checkpointing"]]
-        return {row["precision"]: row for row in reversed(rows)}
+        return plain(found)[0]
+
+
+def read_rows(folder: Path, name: str) -> list[Row]:
+    """Return the rows of a file of the results; none if there is no such file."""
+    file = folder / f"{name}.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_rows(folder: Path, name: str, rows: Sequence[Row]) -> None:
+    """Replace the rows of a file of the results; a reader sees the old or the new ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{name}.jsonl.new"
+    new.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    new.replace(folder / f"{name}.jsonl")
 
 
 def rows_of(run: rp.Run, table: str) -> list[Row]:
@@ -304,7 +367,7 @@ def ratio(value: float | None, other: float | None) -> float | None:
     return value / other if value is not None and other else None
 
 
-def message(error: Exception) -> str:
+def message(error: BaseException) -> str:
     """Return the first line of an error, without the run directory, at most 200 characters."""
     line = next(iter(str(error).splitlines()), type(error).__name__)
     return line.partition(" (run directory")[0][:200]

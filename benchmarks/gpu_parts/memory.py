@@ -6,53 +6,42 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from benchmarks.gpu_parts.bench import Bench, Row, Trained, ratio
 from raypipe import faults
 
-#: samples per step of which a prediction takes as much at once as fits; more than fits on any card
-_MANY = 4096
-_ACCUMULATION = 2
+#: the medium language model takes more than this per sample, so that no card holds more samples
+_LEAST_BYTES = 2**29
+#: share of the card's whole memory that a training is predicted to need which must run out of it;
+#: predictions were 0.5 % too high
+_TOO_MUCH = 1.05
 
 
-def out_of_memory(bench: Bench) -> Iterator[Row]:
-    """Yield a row per micro-batch of the language model at the limit of the card's memory.
+def out_of_memory(bench: Bench) -> None:
+    """Measure the language model at the limit of the card's memory, a row per micro-batch.
 
-    The largest one that is predicted to fit must train. The first one that is predicted to need
-    more than the whole card runs out of memory, and the training continues with less.
+    The largest one that is predicted to fit must train. One that is predicted to need 5 % more than
+    the whole card must run out of memory, and continue with less and the same effective batch.
     """
-    predicted = bench.predict(
-        "lm_pretrain", {"training.effective_batch": _MANY, "training.compile": False}
-    )
-    both = list(dict.fromkeys((bench.precision("lm_pretrain"), "fp32")))
-    for precision in bench.pick(both, both[:1]):
-        prediction = predicted[precision]
-        about = {
-            "precision": precision,
-            "capacity_bytes": prediction["capacity_bytes"],
-        }
-        if prediction["micro_batch"] is None:
-            error = f"{precision}: {prediction['note']}"
-            peak = prediction["peak_bytes"]  # at micro-batch 1
-            yield {**about, "predicted_peak_bytes": peak, "as_predicted": None, "error": error}
-            continue
-        sizes = {"fits": prediction["micro_batch"], "runs out": first_too_large(prediction)}
-        for expected, size in sizes.items():
-            done = _at(bench, precision, size, sizes["runs out"])
-            ran_out = any(row["kind"] == "out_of_memory" for row in done.failures)
-            found = "runs out" if ran_out else "fits" if done.error is None else "fails"
-            yield {
-                **about,
-                "micro_batch": size,
-                "expected": expected,
-                "found": found,
-                "as_predicted": found == expected,
-                "predicted_peak_bytes": peak_at(prediction, size),
-                **done.columns("status", "attempts", "gpu_peak_bytes"),
-                "micro_batch_at_end": done.trial.get("micro_batch"),
-                "checkpointing_at_end": done.trial.get("gradient_checkpointing"),
-            }
+    (fits,) = bench.measure("fits", lambda: _fits(bench))
+    if (prediction := fits.get("prediction")) is None or prediction["micro_batch"] is None:
+        return
+    size = too_large(prediction)
+    bench.measure("runs out", lambda: _at(bench, prediction, size, "runs out"))
+
+
+def _fits(bench: Bench) -> Row:
+    """Return the prediction of the largest micro-batch, and what it does."""
+    most = bench.pick(0, 0, 1024) or (bench.capacity_bytes or 0) // _LEAST_BYTES
+    given = {"training.effective_batch": most, "training.compile": False}
+    given["training.precision"] = bench.precision("lm_pretrain")
+    prediction = bench.predict("lm_pretrain", given)
+    if prediction["micro_batch"] is None:
+        return {"precision": prediction["precision"], "error": prediction["note"]}
+    row = _at(bench, prediction, prediction["micro_batch"], "fits")
+    return {**row, "prediction": prediction}
 
 
 def peak_at(prediction: Row, size: int) -> int:
@@ -62,28 +51,48 @@ def peak_at(prediction: Row, size: int) -> int:
     return int(fixed + slope * size)
 
 
-def first_too_large(prediction: Row) -> int:
-    """Return the smallest micro-batch that is predicted to need more than the whole card."""
-    room = prediction["capacity_bytes"] - prediction["context_bytes"]
-    size = int(prediction["micro_batch"])
+def too_large(prediction: Row) -> int:
+    """Return a micro-batch that is predicted to need 5 % more than the whole card.
+
+    It is the smallest multiple of four: halves of it have equal micro-batches, too.
+    """
+    room = _TOO_MUCH * prediction["capacity_bytes"] - prediction["context_bytes"]
+    size = 4
     while peak_at(prediction, size) <= room:
-        size += 1
+        size += 4
     return size
 
 
-def _at(bench: Bench, precision: str, size: int, too_large: int) -> Trained:
-    """Train some steps at a micro-batch; a rehearsal runs out of memory on purpose."""
+def _at(bench: Bench, prediction: Row, size: int, expected: str) -> Row:
+    """Train two steps at a micro-batch; a rehearsal runs out of memory on purpose.
+
+    The memory is that of the second step, for which the optimizer has its state.
+    """
     given = {
-        "training.effective_batch": _ACCUMULATION * size,
+        "training.effective_batch": size,
         "training.micro_batch": size,
-        "training.precision": precision,
+        "training.precision": prediction["precision"],
         "training.compile": False,
-        "training.steps": bench.pick(4, 2),
+        "training.steps": 2,
         "training.log_every": 1,
         "training.warmup_steps": 1,
     }
-    with fault(f"oom:micro_batch>{too_large - 1}" if bench.machine.rehearsal else None):
-        return bench.train("lm_pretrain", f"{precision}-{size}", given)
+    limit = f"oom:micro_batch>{too_large(prediction) - 1}"
+    with fault(limit if bench.machine.rehearsal else None):
+        done = bench.train("lm_pretrain", f"micro-batch-{size}", given)
+    ran_out = any(row["kind"] == "out_of_memory" for row in done.failures)
+    found = "runs out" if ran_out else "fits" if done.error is None else "fails"
+    return {
+        "precision": prediction["precision"],
+        "micro_batch": size,
+        "expected": expected,
+        "found": found,
+        "as_predicted": found == expected,
+        "predicted_peak_bytes": peak_at(prediction, size),
+        **done.columns("status", "attempts", "gpu_peak_bytes"),
+        **{f"{name}_at_end": done.trial.get(name) for name in ("micro_batch", "accumulation")},
+        "checkpointing_at_end": done.trial.get("gradient_checkpointing"),
+    }
 
 
 @contextmanager
@@ -99,34 +108,39 @@ def fault(text: str | None) -> Iterator[None]:
         del os.environ[faults.VARIABLE]
 
 
-def predictions(bench: Bench) -> Iterator[Row]:
-    """Yield a row per workload: memory and speed predicted before, and measured.
+def predictions(bench: Bench) -> None:
+    """Predict and measure memory and speed, a row per workload.
 
     The last row is the prediction of the transformer after the measurement has calibrated it.
     """
-    shutil.rmtree(bench.cache / "cards", ignore_errors=True)  # calibrated by an earlier try
+    if not bench.stored("lm_pretrain"):
+        shutil.rmtree(bench.cache / "cards", ignore_errors=True)  # calibrated by an earlier try
     small = ("lm_pretrain", "transformer")
     names = ("lm_pretrain", "summarization", "teleclass", "pabbo_lda", "transformer")
-    for name in bench.pick(names, small):
-        given: dict[str, Any] = {"training.precision": bench.precision(name)}
-        given |= bench.pick({}, {"training.effective_batch": 8})
-        prediction = bench.predict(name, given)[bench.precision(name)]
-        if prediction["micro_batch"] is None:
-            yield {"workload": name, **_predicted(prediction), "error": prediction["note"]}
-            continue
-        given |= {
-            "training.micro_batch": prediction["micro_batch"],
-            "training.accumulation": prediction["accumulation"],
-            "training.effective_batch": prediction["effective_batch"],
-            "training.steps": bench.pick(24, 4),
-            "training.log_every": bench.pick(4, 1),
-            "training.warmup_steps": 1,
-        }
-        done = bench.train(name, name, given)
-        yield {"workload": name, **compared(prediction, done)}
-        if name == "transformer" and done.error is None and not bench.machine.rehearsal:
-            again = bench.predict(name, given, done.run_dir)[bench.precision(name)]
-            yield {"workload": f"{name}, calibrated", **compared(again, done)}
+    for name in bench.pick(names, small, small):
+        bench.measure(name, partial(_predicted_and_measured, bench, name))
+
+
+def _predicted_and_measured(bench: Bench, name: str) -> list[Row]:
+    given: dict[str, Any] = {"training.precision": bench.precision(name)}
+    given |= bench.pick({}, {"training.compile": False}, {"training.effective_batch": 8})
+    prediction = bench.predict(name, given)
+    if prediction["micro_batch"] is None:
+        return [{"workload": name, **_predicted(prediction), "error": prediction["note"]}]
+    given |= {
+        "training.micro_batch": prediction["micro_batch"],
+        "training.accumulation": prediction["accumulation"],
+        "training.effective_batch": prediction["effective_batch"],
+        "training.steps": bench.pick(24, 10, 4),
+        "training.log_every": bench.pick(4, 2, 1),
+        "training.warmup_steps": 1,
+    }
+    done = bench.train(name, name, given)
+    rows = [{"workload": name, **compared(prediction, done)}]
+    if name == "transformer" and done.error is None and not bench.machine.rehearsal:
+        again = bench.predict(name, given, done.run_dir)
+        rows.append({"workload": f"{name}, calibrated", **compared(again, done)})
+    return rows
 
 
 def compared(prediction: Row, done: Trained) -> Row:

@@ -10,11 +10,14 @@ from benchmarks.gpu_parts.parts import PARTS, Part
 from benchmarks.gpu_parts.training import MFU_GOAL, RESERVED_GOAL
 from benchmarks.study_page import markdown_table
 from raypipe.hardware import bytes_text
-from raypipe.report.formatting import MISSING, cell, duration, heading, number, percent
+from raypipe.report.formatting import MISSING, cell, heading, number, percent
 
 _REHEARSAL = "Rehearsal on the CPU: nothing on this page is a measurement of a GPU"
 #: shares and relative differences
-_PERCENT = ("difference_max", "difference_mean", "mfu", "loader_wait_share", "parity")
+_PERCENT = (
+    *("difference_max", "difference_mean", "mfu", "mfu_measured", "loader_wait_share", "parity"),
+    "share",
+)
 
 
 def page(outcomes: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> str:
@@ -37,10 +40,10 @@ def page(outcomes: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> str:
     table = [_outcome(part, by_name.get(part.name)) for part in PARTS]
     blocks = [
         f"# {title}",
-        "Made by `python -m benchmarks.gpu`; do not edit. The Parquet files next to this page have "
-        "all columns.",
+        "Made by `python -m benchmarks.gpu`; do not edit. The files next to this page have all "
+        "columns.",
         markdown_table(["", ""], about),
-        markdown_table(["part", "status", "time", "note"], table),
+        markdown_table(["part", "status", "time", "CPU time", "note"], table),
     ]
     for part in PARTS:
         if found := rows.get(part.name):
@@ -50,10 +53,9 @@ def page(outcomes: Sequence[Row], rows: Mapping[str, Sequence[Row]]) -> str:
 
 def _outcome(part: Part, row: Row | None) -> list[str]:
     if row is None:
-        return [part.title, "not started", MISSING, ""]
-    seconds = row["duration_s"]
-    time = MISSING if seconds is None or seconds != seconds else duration(seconds)
-    return [part.title, row["status"], time, _plain(row["note"] or "")]
+        return [part.title, "not started", MISSING, MISSING, ""]
+    times = [_cell(name, row.get(name)) for name in ("duration_s", "cpu_s")]
+    return [part.title, row["status"], *times, _plain(row["note"] or "")]
 
 
 def _section(part: Part, rows: Sequence[Row]) -> list[str]:
@@ -76,10 +78,6 @@ def _cell(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if name in _PERCENT:
         return percent(value)
-    if (
-        isinstance(value, float) and value.is_integer()
-    ):  # a Parquet column with nulls has no integers
-        value = int(value)
     return _plain(cell(name, value))
 
 
@@ -121,9 +119,25 @@ def _predictions(rows: Sequence[Row]) -> str:
 
 def _mfu(rows: Sequence[Row]) -> str:
     compiled = next((row for row in rows if row.get("compile")), {})
-    found = [_cell(name, compiled.get(name)) for name in ("mfu", "gpu_peak_bytes")]
+    share, of_rate, reserved = (
+        _cell(name, compiled.get(name)) for name in ("mfu", "mfu_measured", "gpu_peak_bytes")
+    )
     goals = f"MFU {percent(MFU_GOAL)} on an H100, less than {bytes_text(RESERVED_GOAL)} reserved"
-    return f"Goals when compiled: {goals}. Measured: {', '.join(found)}."
+    return (
+        f"Goals when compiled: {goals}. Measured: {share} of the data sheet's peak, {of_rate} of "
+        f"the rate that products of matrices reach on this card, {reserved}."
+    )
+
+
+def _contenders(rows: Sequence[Row]) -> str:
+    ours = next((row for row in rows if row.get("contender") == "raypipe_loop"), {})
+    if _empty(ours.get("ratio")):
+        return "raypipe's loop was not compared."
+    low, high = number(ours["ratio_low"]), number(ours["ratio_high"])
+    return (
+        f"raypipe's loop has {number(ours['ratio'])} times the speed of the one by hand "
+        f"({low} to {high} in bursts of ten steps in alternation)."
+    )
 
 
 def _known(rows: Sequence[Row], name: str) -> list[float]:
@@ -131,6 +145,8 @@ def _known(rows: Sequence[Row], name: str) -> list[float]:
 
 
 _VERDICTS: Mapping[str, Callable[[Sequence[Row]], str]] = {
+    "loop": _contenders,
+    "trainers": _contenders,
     "losses": _losses,
     "out_of_memory": _out_of_memory,
     "predictions": _predictions,

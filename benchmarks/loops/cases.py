@@ -153,5 +153,5 @@ def _training(
     return TrainingSettings(
         steps=steps, precision=precision, compile=compiled, clip_norm=CLIP_NORM, learning_rate=3e-4,
         optimizer="adamw", betas=(0.9, 0.95), weight_decay=0.01, warmup_steps=_WARMUP_STEPS,
-        schedule="cosine", log_every=LOG_EVERY, checkpoint_every=steps,
+        schedule="cosine", log_every=LOG_EVERY, checkpoint_every=steps, keep_state=False,
     )  # fmt: skip

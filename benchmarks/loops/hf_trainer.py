@@ -31,6 +31,11 @@ class _Trainer(Trainer):
         return model(inputs["batch"])
 
 
+def _collate(samples: list[Any]) -> dict[str, Any]:
+    """Return a batch as the one keyword argument of the model."""
+    return {"batch": default_collate(samples)}
+
+
 def train(case: Case, device: torch.device) -> list[Logged]:
     """Train and return the mean losses between logged steps."""
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -61,7 +66,7 @@ def train(case: Case, device: torch.device) -> list[Logged]:
         trainer = _Trainer(
             model,
             arguments,
-            data_collator=lambda samples: {"batch": default_collate(samples)},
+            data_collator=_collate,
             train_dataset=case.task.build_dataset(),
             optimizers=(optimizer, case.scheduler(optimizer)),
         )

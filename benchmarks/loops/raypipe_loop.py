@@ -17,7 +17,12 @@ from raypipe.training.settings import LoaderSettings, TrainStageSettings
 
 
 def train(case: Case, device: torch.device) -> list[Logged]:
-    """Train and return the mean loss of each logged step; checkpoint only after the last step."""
+    """Train and return the mean loss of each logged step."""
+    return measured(case, device)[0]
+
+
+def measured(case: Case, device: torch.device) -> tuple[list[Logged], dict[str, Any]]:
+    """Return the losses as ``train``, and the columns of ``trials`` that the loop determines."""
     stage = TrainStageSettings(
         training=case.training, loader=LoaderSettings(workers=case.loader_workers)
     )
@@ -32,5 +37,5 @@ def train(case: Case, device: torch.device) -> list[Logged]:
     with TemporaryDirectory() as folder:
         run = RunDirectory.at(folder)
         job = TrainingJob("benchmark", "benchmark", case.task, stage, plan, run)
-        train_job(job, Worker(0, device), note)
-    return losses
+        outcome = train_job(job, Worker(0, device), note)
+    return losses, outcome
