@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import PurePath
@@ -48,7 +49,7 @@ def row_of(
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
     A dataclass and a named tuple are mappings of their fields. NumPy's and torch's scalars become
-    Python's, paths and dates text.
+    Python's, paths and dates text. A masked value and the missing values of pandas are None.
 
     Raises:
         ValueError: it is not a row, a name is also that of an argument or of another column, or
@@ -71,7 +72,7 @@ def row_of(
     row: dict[str, Any] = {}
     for name, value in returned.items():
         if not isinstance(name, str) or not name.isprintable() or not name:
-            raise ValueError(f"the function returned the key {name!r}; a key must be text")
+            raise ValueError(f"the function returned the key {name!r}; must be printable text")
         try:
             row[name] = _single(value)
         except ValueError as error:
@@ -113,6 +114,9 @@ def _single(value: Any) -> Any:
     """Return a plain value. Raises ValueError with a description of what it is instead."""
     if value is None or isinstance(value, bool | str | float):
         return float(value) if isinstance(value, float) else value
+    pandas = sys.modules.get("pandas")  # not imported for those who return nothing of it
+    if pandas is not None and (value is pandas.NA or value is pandas.NaT):  # NaT is also a date
+        return None
     if isinstance(value, int):
         if not -_MOST <= value < _MOST:
             raise ValueError("an integer of more than 64 bits")
@@ -121,8 +125,10 @@ def _single(value: Any) -> Any:
         return str(value)
     if isinstance(value, datetime.date):
         return value.isoformat()
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return _single(value.item())
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist"):
+        is_date = getattr(value.dtype, "kind", "") == "M"  # `tolist` makes nanoseconds an integer
+        single = value.tolist()  # unlike `item`, None for a masked value
+        return _single(str(value) if is_date and single is not None else single)
     shape, name = getattr(value, "shape", None), type(value).__name__
     name = f"an {name}" if name[0] in "aeiou" else f"a {name}"
     if shape is not None and not callable(shape):

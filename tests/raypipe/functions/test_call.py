@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -58,6 +59,22 @@ def test_returned_values_become_plain(returned, row):
 
 
 @pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (pd.NaT, None),
+        (pd.NA, None),
+        (np.datetime64("NaT"), None),
+        (np.ma.masked, None),
+        (np.ma.array(5.0, mask=True), None),
+        (pd.Timestamp("2026-01-02 03:04"), "2026-01-02T03:04:00"),
+        (np.datetime64("2026-01-02T03:04:05.000000006"), "2026-01-02T03:04:05.000000006"),
+    ],
+)
+def test_missing_values_are_null_and_dates_are_text(value, stored):
+    assert row_of({"value": value}, {}) == {"value": stored}
+
+
+@pytest.mark.parametrize(
     ("returned", "problem"),
     [
         (None, r"returned nothing \(None\); return a mapping"),
@@ -67,7 +84,8 @@ def test_returned_values_become_plain(returned, row):
         ({"losses": [1, 2]}, "a list of 2 values for 'losses'"),
         ({"model": object()}, "an object for 'model'"),
         ({"a": {"b": 1}}, "a dict for 'a'"),
-        ({1: 2}, "the key 1; a key must be text"),
+        ({"a\udcff": 2}, r"the key 'a.udcff'; must be printable text"),
+        ({1: 2}, "the key 1; must be printable text"),
         ({"x": 2}, "'x', which is also an argument"),
         ({"worker": 2}, "'worker', which is a column that raypipe writes"),
         ({"n": 2**63}, "more than 64 bits for 'n'"),
