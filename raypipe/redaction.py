@@ -95,8 +95,16 @@ def printable(text: str, keep: str = "") -> str:
     Control sequences, such as colors, are removed. Other control characters become spaces, except
     for those to ``keep``.
     """
-    plain = _SEQUENCE.sub("", text)
+    plain = _SEQUENCE.sub("", encodable(text))
     return "".join(c if c.isprintable() or c in keep else " " for c in plain)
+
+
+def encodable(text: str) -> str:
+    r"""Return a text that UTF-8 can encode: a lone surrogate becomes ``\udcff``.
+
+    Python has them in the names of files that are not UTF-8.
+    """
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def last_state(line: str) -> str:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypipe.errors import ConfigError
+from raypipe.redaction import encodable
 from raypipe.storage import parquet
 from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
@@ -334,7 +335,9 @@ def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> p
     for column in table.columns:
         if column.better:
             known.setdefault(column.name, {})[_BETTER] = column.better
-    fields = [pa.field(name, each.type, metadata=known.get(name)) for name, each in arrays.items()]
+    fields = [
+        pa.field(_plain(name), each.type, metadata=known.get(name)) for name, each in arrays.items()
+    ]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
 
@@ -352,6 +355,10 @@ def _declared(table: str, column: Column, values: Sequence[Any]) -> pa.Array:
     if column.type == "time":  # ISO 8601, with or without a fraction of a second
         times = pd.to_datetime(pd.Series(values, dtype=object), utc=True, format="ISO8601")
         return pa.array(times, _TYPES["time"])
+    if column.type == "text":
+        values = [_plain(value) for value in values]
+    elif column.type == "texts":
+        values = [value and [_plain(text) for text in value] for value in values]
     return pa.array(values, _TYPES[column.type])
 
 
@@ -359,10 +366,13 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
     """Return numbers, truth values or text; text if types are mixed, numbers if all are null."""
     try:
         array = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array([None if value is None else str(value) for value in values])
     return array.cast(pa.float64()) if pa.types.is_null(array.type) else array
 
 
 def _plain(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list | tuple) else value
+    """Return a value that a cell can hold, whatever the ledger has."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, sort_keys=True)
+    return encodable(value) if isinstance(value, str) else value

@@ -374,3 +374,38 @@ def test_a_folder_of_something_else_is_no_run_directory(name):
     Path("full/notes.txt").rename("full/own.yaml")
     Path("full/.hidden").touch()
     assert raypipe("map", f"{name}:score", "x=1", "--run-dir", "full").status == 0
+
+
+SURROGATES = """
+def score(x, name="a"):
+    if x == 1:
+        return {"got\\udcff": name}
+    if x == 2:
+        raise ValueError("cannot open " + name)
+    return {"got": name, "size": len(name)}
+"""
+
+
+def test_texts_that_utf_8_cannot_encode_break_no_table(folder, name):
+    """As the names of files that are not UTF-8: arguments, results, columns and messages."""
+    (folder / f"{name}.py").write_text(SURROGATES)
+    given = ('name="\\uDCFF"', "--run-dir", "r")
+    ended = raypipe("map", f"{name}:score", "x=0..2", *given)
+    assert ended.status == 1, ended.output
+    assert r"invalid_value: the function returned the key 'got\udcff'" in ended.output
+    assert r"ValueError: cannot open \udcff" in ended.output
+    assert calls()[["name", "got", "size"]].values.tolist() == [[r"\udcff", r"\udcff", 1]]
+    failures = read_table(RunDirectory.at("r"), "failures")
+    assert r"ValueError: cannot open \udcff" in set(failures["message"])
+    for view in ("show", "results", "report", "logs"):
+        assert raypipe(view, "r").status == 0
+    again = raypipe("map", f"{name}:score", "x=[0,3]", *given)
+    assert again.status == 0, again.output
+    assert calls()["x"].tolist() == [0, 3]
+
+
+def test_a_number_of_more_than_64_bits_breaks_no_table(folder, name):
+    (folder / f"{name}.py").write_text("def score(x):\n    return {'even': x % 2 == 0}\n")
+    ended = raypipe("map", f"{name}:score", f"x=[{2**64}, 1]", "--run-dir", "r")
+    assert ended.status == 0, ended.output
+    assert set(calls()["x"]) == {str(2**64), "1"}
