@@ -16,6 +16,7 @@ from raypipe.functions.call import Expected, call, check_numbers
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.identity import canonical_json, fingerprint
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
+from raypipe.pipeline.unit_logs import brief
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.tables import Column, Table
 
@@ -255,7 +256,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         first = failures[0]
         more = f" ({len(failures)} of {total} calls failed)" if len(failures) > 1 else ""
         kind = first.kind or "error"
-        raise UnitError(first.key, kind, f"{first.error}{more}", trace=first.trace)
+        message = f"{brief(first.error or '', 700)}{more}"
+        raise UnitError(first.key, kind, message, trace=first.trace)
 
 
 def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from raypipe.pipeline.scheduler import (
 )
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.stage_units import all_stored, is_done
-from raypipe.pipeline.unit_logs import Failure
+from raypipe.pipeline.unit_logs import Failure, brief
 from raypipe.provenance import now
 from raypipe.storage import tables
 from raypipe.storage.ledger import Ledger, Row
@@ -220,7 +220,7 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
                 sharing.share(context)
             _remember(context, units, time.monotonic() - clock - context.waited_s)
     except UnitError as error:
-        status, message = error.status, str(error)
+        status, message = error.status, brief(str(error))
         if not context.logs.any_failed:  # the stage itself raised it
             about = error.kind, error.message, "gave up", error.trace
             context.fail(Failure(error.unit, 1, *about))
@@ -234,8 +234,9 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
         if outcomes.is_interrupted:  # an effect of it: Ray may be gone after a second Ctrl-C
             status = "interrupted"
             raise KeyboardInterrupt from None
-        message = message_of(error)
-        context.fail(Failure(stage.name, 1, "error", message, "gave up", trace_of(error)))
+        whole = message_of(error)
+        message = brief(whole)
+        context.fail(Failure(stage.name, 1, "error", whole, "gave up", trace_of(error)))
     finally:
         started_at, clock = context.began or (started_at, clock)
         seconds = time.monotonic() - clock

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,11 @@ from raypipe.redaction import without_credentials
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 
-#: logs per stage and command, and different failures that are shown
-_MOST_LOGS, _MOST_SHOWN = 1000, 10
-_LONGEST_LINE = 300
+#: logs per stage and command, different failures that are shown with their places, and those that
+#: are named
+_MOST_LOGS, _MOST_SHOWN, _MOST_NAMED = 1000, 10, 100
+#: characters of a line, of the message at the end of a command, and the lines of that one
+_LONGEST_LINE, _LONGEST_END, _MOST_LINES = 300, 1000, 10
 _NUMBER = re.compile(r"\d+")
 
 
@@ -64,8 +65,9 @@ class Failure:
 class UnitLogs:
     """Writes ``RUN_DIR/logs/<unit>.log`` for units that print or fail, and shows failures.
 
-    Failures of one kind, at one place and with one message apart from numbers, are shown once and
-    counted. Beyond 1,000 units per stage, no more logs are written: files are not for mass output.
+    Of failures of one kind, at one place and with one message apart from numbers, the first is
+    shown as it happens, and the others are named at the end of the stage. Beyond 1,000 units per
+    stage, no more logs are written: files are not for mass output.
 
     Args:
         run_dir: the run directory of the stage's variant.
@@ -81,8 +83,9 @@ class UnitLogs:
         self._run_dir, self._stage, self._key, self._say = run_dir, stage, key, say
         self._lock = Lock()
         self._written: set[str] = set()
-        self._alike: Counter[tuple[str, ...]] = Counter()
-        self._shown: dict[tuple[str, ...], str] = {}
+        #: the units of equal failures, one per attempt, and those whose first one was shown
+        self._alike: dict[tuple[str, ...], list[str]] = {}
+        self._shown: set[tuple[str, ...]] = set()
         self._not_shown = 0
 
     @property
@@ -107,29 +110,38 @@ class UnitLogs:
         log = self._write(failure.unit, title + then, failure.output, text)
         like = failure.kind, trace.frame, _NUMBER.sub("0", message), failure.outcome
         with self._lock:
-            self._alike[like] += 1
-            if not failure.shown or self._alike[like] > 1:
+            units = self._alike.setdefault(like, [])
+            if failure.shown:
+                units.append(self._full(failure.unit))
+            if not failure.shown or len(units) > 1:
                 return
-            if len(self._shown) >= _MOST_SHOWN:
+            if len(self._shown) >= _MOST_NAMED:
                 self._not_shown += 1
                 return
-            self._shown[like] = failure.unit
+            self._shown.add(like)
+            whole = len(self._shown) <= _MOST_SHOWN
         lines = [f"{self._full(failure.unit)}: {title}: {message}{then}"]
-        lines += [f"  at {_near(trace.frame)}"] if trace.frame else []
-        lines += [f"  log: {log}"] if log else []
+        lines += [f"  at {_near(trace.frame)}"] if trace.frame and whole else []
+        lines += [f"  log: {log}"] if log and whole else []
         self._say("\n".join(lines))
 
     def close(self) -> None:
-        """Show how many failures were like those shown, or were not shown."""
+        """Name the units of failures like those shown, and count those that were not shown."""
         with self._lock:
-            for like, unit in self._shown.items():
-                if more := self._alike[like] - 1:
-                    self._say(f"{self._full(unit)}: the same {like[0]} {more} more time(s)")
+            for like, units in self._alike.items():
+                if like in self._shown and len(units) > 1:
+                    first, *others = units
+                    named = list(dict.fromkeys(others))
+                    more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
+                    names = ", ".join(named[:_MOST_NAMED])
+                    self._say(
+                        f"{first}: the same {like[0]} {len(others)} more time(s): {names}{more}"
+                    )
             if self._not_shown:
                 self._say(
                     f"{self._key}: {self._not_shown} more failures are in the table `failures`"
                 )
-            self._shown, self._not_shown = {}, 0
+            self._shown, self._not_shown = set(), 0
 
     def _full(self, unit: str) -> str:
         """Return the name of a unit in the whole run, which begins with its stage."""
@@ -163,6 +175,13 @@ def first_line(text: str) -> str:
     if first.endswith(":") and others:
         first = f"{first} {others[0]}"
     return first[:_LONGEST_LINE]
+
+
+def brief(text: str, most: int = _LONGEST_END) -> str:
+    """Return a message as the end of a command shows it: cut if it fills the screen."""
+    if len(text) <= most and text.count("\n") < _MOST_LINES:
+        return text
+    return f"{first_line(text)} ... (cut; its log has the whole message)"
 
 
 def _near(path: str) -> str:

@@ -56,24 +56,27 @@ def test_attempts_follow_each_other_in_one_log(folder):
     ]
 
 
-def test_a_thousand_equal_failures_are_shown_once_with_a_count(run):
+def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
     logs, said = opened(run)
     for n in range(1000):
         logs.failed(Failure(f"lda/{n}", 1, "error", f"ValueError: no {n}", "gave up", TRACE))
     logs.close()
     assert len(said) == 2
-    assert said[1] == "lda/0: the same error 999 more time(s)"
+    names = ", ".join(f"lda/{n}" for n in range(1, 101))
+    assert said[1] == f"lda/0: the same error 999 more time(s): {names} and 899 more"
 
 
 def test_different_failures_are_shown_up_to_a_limit(run):
+    """Ten with their places and logs, further ones in a line each."""
     logs, said = opened(run)
-    for n in range(100):
+    for n in range(200):
         trace = Trace("trace", f"code.py:{n} in score")
         logs.failed(Failure(f"lda/{n}", 1, "error", "ValueError", "gave up", trace))
-    logs.failed(Failure("lda/100", 1, "out_of_memory", "as expected", shown=False))
+    logs.failed(Failure("lda/200", 1, "out_of_memory", "as expected", shown=False))
     logs.close()
-    assert len(said) == 11
-    assert said[-1] == "lda: 90 more failures are in the table `failures`"
+    assert [text.count("\n") for text in said] == [2] * 10 + [0] * 91
+    assert said[99] == "lda/99: attempt 1: error: ValueError; gave up"
+    assert said[-1] == "lda: 100 more failures are in the table `failures`"
 
 
 def test_the_number_of_logs_is_bounded(run, monkeypatch):
