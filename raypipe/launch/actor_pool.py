@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -99,10 +99,7 @@ class ActorPool(RayPool):
             result = self._rejected(call, error)
         except (OutOfMemoryError, RayActorError) as error:
             ray.kill(process.actor)  # Ray may only have lost contact with it
-            if isinstance(error, RayActorError) and (overdue := self._overdue(call)):
-                return replace(overdue, output=self._left_output(call))
-            failed = self._failed(call, _kind(error, ray.get(process.node)), str(error))
-            return replace(failed, output=self._left_output(call))
+            return self._died(call, _kind(error, ray.get(process.node)), str(error))
         if result.error is not None and self._options.gpus:
             # some CUDA errors break the rest of the process
             ray.kill(process.actor)

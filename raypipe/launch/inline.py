@@ -7,6 +7,7 @@ task runs at a time, nothing is restarted in a fresh process, and a crash ends t
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -15,11 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from raypipe.errors import UnitError, trace_of
-from raypipe.launch.task import run_task
+import psutil
+
+from raypipe.errors import UnitError
+from raypipe.launch.task import Interrupted, Overdue, run_task
 from raypipe.pipeline.launcher import PoolOptions, R, TaskPool, TaskResult, Trials
+from raypipe.scripts import guard
 
 if TYPE_CHECKING:  # torch takes seconds to import, and a run of tasks does not need it
     from raypipe.storage.run_directory import RunDirectory
@@ -107,7 +112,13 @@ class InlineLauncher:
     ) -> Iterator[TaskPool]:
         """Open a pool that runs each task in ``finished``."""
         del say, rank, seconds
-        yield _InlinePool(options, self._is_ending)
+        pool = _InlinePool(options, self._is_ending)
+        guard.adopt_orphans()
+        try:
+            yield pool
+        finally:
+            pool.end()
+            guard.adopt_orphans(False)
 
     @property
     def ending_s(self) -> float:
@@ -144,17 +155,13 @@ class InlineLauncher:
         return pass_on
 
 
-class _Overdue(BaseException):
-    """Raised in a task at its time limit; the user's code does not catch it by mistake."""
-
-
 @contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise _Overdue in the body after some seconds; a debugger restarts the time.
+def _limited(seconds: float | None) -> Iterator[None]:
+    """Raise Overdue in the body after some seconds; a debugger restarts the time.
 
     Only the main thread can be interrupted; in another one there is no limit.
     """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
+    if seconds is None or not _in_main_thread():
         yield
         return
     limit = seconds
@@ -162,7 +169,7 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
     def end(number: int, frame: object) -> None:
         del number, frame
         if sys.gettrace() is None:
-            raise _Overdue
+            raise Overdue(f"took longer than its limit of {limit:g} s")
         signal.setitimer(signal.ITIMER_REAL, limit)
 
     before = signal.signal(signal.SIGALRM, end)
@@ -174,12 +181,42 @@ def _time_limit(seconds: float | None) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Raise Interrupted in the body at Ctrl-C and SIGTERM, if their handlers raise."""
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(number)) and _in_main_thread()
+    }
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        try:
+            before[signal.Signals(number)](number, frame)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 class _InlinePool:
     capacity = 1.0
 
     def __init__(self, options: PoolOptions, is_ending: Callable[[], bool]) -> None:
         self._options, self._is_ending = options, is_ending
         self._waiting: deque[tuple[str, int, float, Callable[..., Any], tuple[Any, ...]]] = deque()
+        # the processes that tasks have left
+        self._left: dict[int, psutil.Process] = {}
 
     @property
     def has_room(self) -> bool:
@@ -199,13 +236,28 @@ class _InlinePool:
         if not self._waiting:
             return []
         key, attempt, cpus, function, arguments = self._waiting.popleft()
-        limit = self._options.time_limit_s
+
+        def limited(*arguments: Any) -> Any:
+            with _limited(self._options.time_limit_s):
+                return function(*arguments)
+
+        others: dict[int, psutil.Process] = {}  # of this program
+        guard.add_started([os.getpid()], others)
+        others = {pid: each for pid, each in others.items() if pid not in self._left}
         try:
-            with _time_limit(limit):
-                return [run_task(key, attempt, max(1, int(cpus)), None, function, *arguments)]
-        except _Overdue as error:
-            again = attempt < self._options.attempts
-            if again:
-                self._waiting.appendleft((key, attempt + 1, cpus, function, arguments))
-            message, where = f"took longer than its limit of {limit:g} s", trace_of(error)
-            return [TaskResult(key, None, message, "timeout", attempt, retried=again, trace=where)]
+            with _interruptible():
+                result = run_task(key, attempt, max(1, int(cpus)), limited, *arguments)
+        finally:
+            guard.add_started([os.getpid()], self._left)
+            self._left = {pid: each for pid, each in self._left.items() if pid not in others}
+        if result.kind != "timeout":
+            return [result]
+        self.end()
+        again = attempt < self._options.attempts
+        if again:
+            self._waiting.appendleft((key, attempt + 1, cpus, function, arguments))
+        return [replace(result, retried=again)]
+
+    def end(self) -> None:
+        """End all processes that tasks have left."""
+        guard.end_all(self._left)

@@ -19,8 +19,9 @@ from typing import Any
 
 import ray
 
-from raypipe.launch.task import run_task
+from raypipe.launch.task import run_guarded
 from raypipe.pipeline.launcher import TaskResult
+from raypipe.provenance import now
 
 #: bytes of the beginning and of the end of a task's output
 _HEAD, _TAIL = 16 * 1024, 48 * 1024
@@ -29,12 +30,12 @@ _STANDARD = (1, 2)  # standard output and standard error
 
 
 def run_captured(pool: str, key: str, attempt: int, *arguments: Any) -> TaskResult:
-    """Run a task with ``run_task`` in a worker, and return what it printed with its result.
+    """Run a task with ``run_guarded`` in a worker, and return what it printed with its result.
 
     ``pool`` is a unique name: tasks of other pools and commands may have the same key.
     """
     with _captured(pool, key, attempt) as output:
-        result = run_task(key, attempt, *arguments)
+        result = run_guarded(key, attempt, *arguments)
     text = output()
     return replace(result, output=text) if text else result
 
@@ -46,7 +47,7 @@ def _captured(pool: str, key: str, attempt: int) -> Iterator[Callable[[], str]]:
     if file is None:
         yield lambda: ""
         return
-    header = _header(pool, key, attempt)
+    header = _header(pool, key, attempt) + f"{now()}\n".encode()
     os.ftruncate(file, 0)
     os.write(file, header)
     with redirected(file):
@@ -90,7 +91,7 @@ def _c_library() -> ctypes.CDLL:
 
 
 def _header(pool: str, key: str, attempt: int) -> bytes:
-    """Return the first line of a task's output, by which it is found."""
+    """Return the first line of a task's output, by which it is found; its start is the second."""
     return f"{json.dumps([pool, key, attempt])}\n".encode()
 
 
@@ -123,8 +124,13 @@ def _bounded(file: int, begin: int) -> str:
     return f"{head}\n... {left_out} bytes left out ...\n{tail}"
 
 
-def take_output(pool: str, key: str, attempt: int) -> str:
-    """Return and remove the output of a dead process that ran a task of a pool on this node."""
+def take_output(pool: str, key: str, attempt: int) -> tuple[str, str | None]:
+    """Return and remove the output of a dead process that ran a task of a pool on this node.
+
+    Returns:
+        The output, and the start of the task as in ``TaskResult``; None if nothing is found.
+
+    """
     header = _header(pool, key, attempt)
     for path in (_folder() or Path("/nonexistent")).glob(f"*{_SUFFIX}"):
         with suppress(OSError):
@@ -132,10 +138,11 @@ def take_output(pool: str, key: str, attempt: int) -> str:
             try:
                 if os.pread(file, len(header), 0) == header:
                     path.unlink()
-                    return _bounded(file, len(header))
+                    start = os.pread(file, 64, len(header)).partition(b"\n")[0]
+                    return _bounded(file, len(header) + len(start) + 1), start.decode()
             finally:
                 os.close(file)
-    return ""
+    return "", None
 
 
 def no_breakpoint(*arguments: Any, **options: Any) -> None:

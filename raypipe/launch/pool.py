@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import ray
@@ -47,6 +49,8 @@ _SEARCH_S = 10.0
 _CRASHED = (
     "the worker process died without an exception: a signal, os._exit or a crash outside of Python"
 )
+#: what Python or C says of a crash, in the output of the process
+_FATAL = re.compile(r"^Fatal Python error: .*(?=\n)", re.MULTILINE)
 # seconds between looks at what other stages leave, which are slow compared with a submission
 _LOOK_S = 0.05
 
@@ -291,37 +295,38 @@ class RayPool:
 
     def _died(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of an attempt whose process died, perhaps at its time limit."""
-        failed = self._overdue(call) if kind != "host_out_of_memory" else None
-        failed = failed or self._failed(call, kind, message)
-        return replace(failed, output=self._left_output(call))
+        output, started_at = self._left_output(call)
+        seconds = time.monotonic() - call.started  # with the time in Ray's queue
+        if started_at is not None:
+            seconds = (datetime.now(UTC) - datetime.fromisoformat(started_at)).total_seconds()
+        limit = self._options.time_limit_s
+        if kind != "host_out_of_memory" and limit is not None and seconds >= limit:
+            kind, message = "timeout", f"took longer than its limit of {limit:g} s"
+        elif fatal := _FATAL.findall(output):
+            message = f"the worker process died: {fatal[-1]}"
+        failed = self._failed(call, kind, message)
+        return replace(failed, output=output, started_at=started_at, duration_s=max(0.0, seconds))
 
-    def _left_output(self, call: Call) -> str:
-        """Return what a task printed whose process died; empty if nothing is found."""
+    def _left_output(self, call: Call) -> tuple[str, str | None]:
+        """Return what a task printed whose process died, and its start, as ``take_output``."""
         task = self._name, call.key, call.attempt
-        text, nodes = take_output(*task), living_nodes()
-        if text or len(nodes) <= 1:
-            return text
+        found, nodes = take_output(*task), living_nodes()
+        if found[1] is not None or len(nodes) <= 1:
+            return found
         look = ray.remote(num_cpus=0, max_retries=0)(take_output)
         pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
         looks = [look.options(scheduling_strategy=node).remote(*task) for node in pinned]
         ready, _ = ray.wait(looks, num_returns=len(looks), timeout=_SEARCH_S)
-        for found in ready:
+        for answer in ready:
             with suppress(ray.exceptions.RayError):  # its node was lost
-                text = text or ray.get(found)
-        return text
+                found = max(found, ray.get(answer), key=lambda each: each[1] or "")
+        return found
 
     def _rejected(self, call: Call, error: Exception) -> TaskResult:
         """Return the result of an attempt that Ray failed, such as a value it cannot send."""
         text = printable(str(error), keep="\n\t").strip()  # Ray's messages have colors
         failed = self._failed(call, "error", text.rpartition("\n")[2])
         return replace(failed, trace=Trace(text))
-
-    def _overdue(self, call: Call) -> TaskResult | None:
-        """Return a timeout result if a dead attempt had reached its time limit, else None."""
-        limit = self._options.time_limit_s
-        if limit is None or time.monotonic() - call.started < limit:
-            return None
-        return self._failed(call, "timeout", f"took longer than its limit of {limit:g} s")
 
     def _failed(self, call: Call, kind: FailureKind, message: str) -> TaskResult:
         """Return the result of a failed attempt; queue a retry if the failure is transient."""

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from bdb import BdbQuit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -16,57 +23,94 @@ from raypipe import faults
 from raypipe.errors import FailureKind, Trace, UnitError, message_of, trace_of
 from raypipe.pipeline.launcher import TaskResult
 from raypipe.provenance import now
+from raypipe.scripts import guard
 
 #: attribute of the SystemExit that Ray raises when it ends a worker by SIGTERM
 _TERMINATED = "ray_terminate_msg"
+#: seconds from the time limit of a task to the end of its process, in which the guard stops the
+#: processes that it waits for
+_AFTER_LIMIT_S = 0.3
+#: signals that programs handle
+_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD),
+    *(signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2),
+)
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM during a task, unlike a KeyboardInterrupt that the user's code raises."""
+
+
+class Overdue(BaseException):
+    """Raised in a task at its time limit; the user's code does not catch it by mistake."""
+
+
+def run_guarded(
+    key: str, attempt: int, threads: int, limit_s: float | None, *call: Any
+) -> TaskResult:
+    """Run a task with ``run_task`` in a worker, whose guard ends what the task started.
+
+    At the time limit the process ends, whatever blocks it, and writes a stack trace to standard
+    error.
+    """
+    listener = _guard()
+    if limit_s is None:
+        return run_task(key, attempt, threads, *call)
+    faulthandler.dump_traceback_later(limit_s + _AFTER_LIMIT_S, exit=True)
+    _set_deadline(listener, time.monotonic() + limit_s)
+    try:
+        return run_task(key, attempt, threads, *call)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        _set_deadline(listener, float("inf"))
+
+
+@cache
+def _guard() -> int:
+    """Start the guard of this process; return the descriptor at which it listens."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", guard.__file__, str(os.getpid())]
+    nothing = subprocess.DEVNULL
+    subprocess.run(  # returns at once: the guard is a child of this one
+        command, stdin=reading, stdout=nothing, stderr=nothing, start_new_session=True, check=False
+    )
+    os.close(reading)
+    guard.adopt_orphans()
+    return writing
+
+
+def _set_deadline(listener: int, at: float) -> None:
+    with suppress(OSError):  # somebody has killed the guard
+        os.write(listener, f"{at!r}\n".encode())
 
 
 def run_task(
-    key: str,
-    attempt: int,
-    threads: int,
-    time_limit_s: float | None,
-    function: Callable[..., Any],
-    *arguments: Any,
+    key: str, attempt: int, threads: int, function: Callable[..., Any], *arguments: Any
 ) -> TaskResult:
     """Run a function with limited math threads; an exception becomes the result.
 
-    Workers are reused and keep their thread counts, so the limit is set for every task. At the time
-    limit the process ends, whatever blocks it, and writes a stack trace to standard error.
+    Workers are reused and keep their thread counts, so the limit is set for every task. What a
+    process has once is as before afterwards: see ``_as_before``.
     """
-    if time_limit_s is not None:
-        faulthandler.dump_traceback_later(time_limit_s, exit=True)
-    try:
-        faults.from_environment().at_task(key, attempt)
-        return _run(key, attempt, threads, function, arguments)
-    finally:
-        if time_limit_s is not None:
-            faulthandler.cancel_dump_traceback_later()
-
-
-def _run(
-    key: str,
-    attempt: int,
-    threads: int,
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-) -> TaskResult:
+    faults.from_environment().at_task(key, attempt)
     kind: FailureKind | None
     trace: Trace | None
     value, message, kind, trace = None, None, None, None
     at, clock, cpu = now(), time.perf_counter(), time.process_time()
     try:
-        with threadpool_limits(limits=threads):
+        with threadpool_limits(limits=threads), _as_before():
             value = function(*arguments)
     except UnitError as error:
         message, kind, trace = error.message, error.kind, error.trace
-    except BdbQuit:  # the user ended the debugger, and with it the command
+    except (BdbQuit, Interrupted):  # the user ended the debugger or the command
         raise
-    except (Exception, SystemExit) as error:  # a user's function may raise anything
+    except BaseException as error:  # a user's function may raise anything
         if hasattr(error, _TERMINATED):
             raise
         message, trace = message_of(error), trace_of(error)
         kind = "host_out_of_memory" if isinstance(error, MemoryError) else "error"
+        if isinstance(error, Overdue):
+            message, kind = str(error), "timeout"
     return TaskResult(
         key,
         value,
@@ -79,3 +123,70 @@ def _run(
         worker=f"{socket.gethostname()}:{os.getpid()}",
         trace=trace,
     )
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Restore what a process has once and a task may change: other tasks run in it later.
+
+    That is the working directory, the environment, ``sys.argv``, ``sys.path``, standard output and
+    error, signal handlers and the alarm. State of modules stays, as it is what makes a second call
+    faster.
+    """
+    directory, environment = _directory(), os.environ.copy()
+    lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
+    streams, handlers = (sys.stdout, sys.stderr), _handlers()
+    has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    sys.stdout, sys.stderr = map(_kept_open, streams)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for name, value, before in lists:
+            value[:] = before
+            setattr(sys, name, value)
+        if os.environ.copy() != environment:
+            for name in {*os.environ} - {*environment}:
+                del os.environ[name]
+            os.environ.update(environment)
+        if directory is not None and _directory() != directory:
+            with suppress(OSError):  # somebody has removed it
+                os.chdir(directory)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        if handlers and not has_timer:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _directory() -> str | None:
+    """Return the working directory; None if it was removed."""
+    with suppress(OSError):
+        return str(Path.cwd())
+    return None
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    """Return the handlers of signals; only the main thread of Python can set them."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in _SIGNALS}
+    return {number: handler for number, handler in found.items() if handler is not None}
+
+
+def _kept_open(stream: Any) -> Any:
+    return stream and _Stream(stream)
+
+
+class _Stream:
+    """A stream that its task cannot close."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def close(self) -> None:
+        """Flush, as what was written would be."""
+        self._stream.flush()

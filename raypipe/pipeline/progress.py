@@ -246,7 +246,9 @@ class Display:
             return [f"{self._phase} ...", elapsed] if self._phase else []
         if now >= self._left_until:
             running = {key: line.progress for key, line in lines.items()}
-            self._left = remaining_text(forecast.of_run(running, ended, now))
+            rest = forecast.of_run(running, ended, now)
+            is_late = rest.seconds == 0 and not rest.unknown and len(ended) < forecast.stages
+            self._left = "longer than expected" if is_late else remaining_text(rest)
             self._left_until = now + max(0.5, _SHARE * (time.monotonic() - now))
         if now >= self._use_until:
             self._use, self._use_until = machine_use(), now + _LOOK_S

@@ -42,7 +42,7 @@ def outer(x):
 
 
 def test_a_task_s_traceback_begins_and_ends_in_the_user_s_code():
-    result = run_task("k", 1, 1, None, inner, 0)
+    result = run_task("k", 1, 1, inner, 0)
     assert (result.error, result.kind) == ("ZeroDivisionError: division by zero", "error")
     assert "raypipe/launch" not in result.trace.text
     assert result.trace.text.startswith("Traceback (most recent call last):\n")
@@ -75,14 +75,14 @@ def test_torch_and_raypipe_above_the_user_s_code_are_left_out():
         def forward(self, x):
             raise KeyError("missing")
 
-    result = run_task("k", 1, 1, None, Model(), torch.ones(1))
+    result = run_task("k", 1, 1, Model(), torch.ones(1))
     assert result.error == "KeyError: 'missing'"
     assert result.trace.frame.endswith("in forward")
     assert "_call_impl" not in result.trace.text
 
 
 def test_without_own_code_the_called_package_is_the_user_s():
-    result = run_task("k", 1, 1, None, pow, 0, -1)
+    result = run_task("k", 1, 1, pow, 0, -1)
     assert result.error.startswith("ZeroDivisionError")
     assert result.trace.text.endswith(result.error)
 
@@ -100,7 +100,7 @@ def test_an_exception_that_cannot_be_shown_or_pickled_is_recorded():
         raise MuteError
 
     for function, text in ((fail, "one"), (mute, "<exception str() failed>")):
-        result = run_task("k", 1, 1, None, function)
+        result = run_task("k", 1, 1, function)
         assert result.error.endswith(text)
         assert pickle.loads(pickle.dumps(result)) == result
         assert result.trace.frame.endswith(f"in {function.__name__}")
@@ -133,7 +133,7 @@ def test_groups_and_notes_are_shown():
 
 
 def test_leaving_python_is_an_error_of_the_task():
-    result = run_task("k", 1, 1, None, exit_with, 3)
+    result = run_task("k", 1, 1, exit_with, 3)
     assert (result.kind, result.error) == ("error", "SystemExit: 3")
 
 

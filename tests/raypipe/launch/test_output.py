@@ -118,7 +118,7 @@ def test_the_output_of_another_pool_s_task_of_the_same_key_is_not_taken(tmp_path
         process = context.Process(target=output.run_captured, args=arguments)
         process.start()
         process.join()
-    found = [output.take_output(pool, "unit", 1) for pool in ("three", "two", "one", "one")]
+    found = [output.take_output(pool, "unit", 1)[0] for pool in ("three", "two", "one", "one")]
     assert found == ["", "words of two", "words of one", ""]
 
 

@@ -155,3 +155,11 @@ def test_times_in_words():
         "1.5 d",
     ]
     assert [clock_text(s) for s in (5.9, 83, 3723)] == ["0:05", "1:23", "1:02:03"]
+
+
+def test_a_stage_that_takes_longer_than_expected_is_not_about_to_end():
+    display = Display()
+    display.expect(Forecast(stages("a"), {"a": Estimate(1e-6, 1e-6, 1e-6, 0, 0)}, 2))
+    display.begin("a", 1)
+    time.sleep(0.01)
+    assert display.snapshot()["left"] == "longer than expected"

@@ -1,0 +1,114 @@
+"""Functions that hang, fail, leave processes or change their process."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+
+def _note(pid: int, folder: str) -> None:
+    Path(folder, str(pid)).touch()
+
+
+def _sleep() -> None:
+    time.sleep(4000)
+
+
+def _start(kind: str, folder: str) -> multiprocessing.Process | None:
+    """Start a process that ends by itself after an hour."""
+    if kind == "fork":  # has the connections of its parent
+        helper = multiprocessing.get_context("fork").Process(target=_sleep)
+        helper.start()
+        _note(helper.pid, folder)
+        return helper
+    if kind == "session":
+        _note(subprocess.Popen(["setsid", "sleep", "4000"]).pid, folder)
+    elif kind == "orphan":
+        script = f"setsid sleep 4000 & touch {folder}/$!"
+        subprocess.run(["sh", "-c", script], check=True)
+    return None
+
+
+def hang(kind: str, folder: str) -> dict[str, Any]:
+    helper = _start(kind, folder)
+    if helper is not None:
+        helper.join()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def leave(kind: str, folder: str, end: str = "return") -> dict[str, Any]:
+    _start(kind, folder)
+    time.sleep(1)  # the guard of a worker looks twice a second
+    if end == "exit":
+        os._exit(3)
+    return {"y": 1}
+
+
+def pools(kind: str) -> dict[str, Any]:
+    if kind == "joblib":
+        from joblib import Parallel, delayed
+
+        return {"y": sum(Parallel(n_jobs=2)(delayed(abs)(i) for i in (-1, -2)))}
+    if kind == "executor":
+        with ProcessPoolExecutor(2) as executor:
+            return {"y": sum(executor.map(abs, (-1, -2)))}
+    with multiprocessing.get_context(kind).Pool(2) as pool:
+        return {"y": sum(pool.map(abs, (-1, -2)))}
+
+
+def change(x: int, folder: str) -> dict[str, Any]:
+    """Return what the process is like, and change it."""
+    print("call", x, flush=True)
+    row = {
+        "directory": str(Path.cwd()),
+        "mode": os.environ.get("MODE"),
+        "home": os.environ["HOME"],
+        "path": folder in sys.path,
+        "arguments": len(sys.argv),
+        "handler": str(signal.getsignal(signal.SIGUSR1)),
+    }
+    os.chdir(folder)
+    os.environ["MODE"] = str(x)
+    os.environ["HOME"] = folder
+    sys.path.insert(0, folder)
+    sys.argv = ["program", "--x", str(x), *sys.argv]
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.alarm(1000)
+    sys.stdout.close()
+    sys.stderr = None
+    return row
+
+
+def fail(kind: str) -> dict[str, Any]:
+    if kind == "keyboard":
+        raise KeyboardInterrupt
+    if kind == "base":
+        raise GeneratorExit("not an Exception")
+    if kind == "interrupt":
+        signal.raise_signal(signal.SIGINT)
+    if kind == "long":
+        raise ValueError("\n".join(f"line {n} of a very long message" for n in range(200)))
+    if kind == "wide":
+        raise ValueError("wide " * 1500)
+    if kind.startswith("exit"):
+        os._exit(7)
+    if kind == "crash":
+        ctypes.string_at(0)
+    return {"y": 1}
+
+
+def measure(x: int, text: str) -> dict[str, Any]:
+    if x == 2:
+        raise ValueError("two")
+    accuracy = float("nan") if x == 1 else 0.5
+    return {"acc@1 (%)": x / 10, "acc#1 (%)": 7, "../val: top-5": accuracy, "label": text * 7000}
