@@ -246,6 +246,8 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
             done += len(ended)
             rows = {result.key: _row(todo[result.key], result) for result in ended}
             context.finish_all([todo[key] for key in rows], {CALLS: rows}, whole=True)
+            for result in batch:
+                _track(context, todo[result.key], result)
             for key, row in rows.items():
                 try:
                     _check_numbers(row, settings.arguments, numbers)
@@ -258,6 +260,14 @@ def _run(function: Callable[..., Any], context: StageContext) -> None:
         kind = first.kind or "error"
         message = f"{brief(first.error or '', 700)}{more}"
         raise UnitError(first.key, kind, message, trace=first.trace)
+
+
+def _track(context: StageContext, unit: Unit, result: TaskResult) -> None:
+    """Log a call that ended for good as a run of the trackers."""
+    status = "succeeded" if result.error is None else "failed"
+    returned = {**(result.value or {}), "duration_s": result.duration_s}
+    name = context.run_dir.trial_id(unit.key)
+    context.session.trackers.call(name, status, unit.literals["arguments"], returned)
 
 
 def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import time
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ class MlflowTrial:
             uri, artifacts = f"sqlite:///{folder}/mlflow.db", f"{folder}/mlflow-artifacts"
         self._client = MlflowClient(tracking_uri=uri)
         self._configuration = target.configuration
+        self._names: dict[str, str] = {}
         found = self._client.get_experiment_by_name(target.experiment)
         if found is not None:
             experiment = found.experiment_id
@@ -51,7 +53,7 @@ class MlflowTrial:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Store a step before returning; a step that was stored before is not changed."""
         if step > self._last:
-            self._client.log_batch(self._id, metrics=_metrics(metrics, step))
+            self._client.log_batch(self._id, metrics=self._metrics(metrics, step))
             self._last = step
 
     def end(
@@ -64,7 +66,7 @@ class MlflowTrial:
         """Store the configuration and the trial's settings as parameters."""
         stored = self._client.get_run(self._id).data
         values = {
-            _name(name): str(value)[:_LONGEST_VALUE]
+            self._name(name): str(value)[:_LONGEST_VALUE]
             for name, value in {**self._configuration, **settings}.items()
         }
         new = [Param(name, value) for name, value in values.items() if name not in stored.params]
@@ -77,7 +79,7 @@ class MlflowTrial:
                 tags[tag] = value
         for tag, value in tags.items():
             self._client.set_tag(self._id, tag, value)
-        final = _metrics(metrics, steps)
+        final = self._metrics(metrics, steps)
         self._client.log_batch(
             self._id, metrics=[m for m in final if stored.metrics.get(m.key) != m.value]
         )
@@ -88,12 +90,16 @@ class MlflowTrial:
         stored = [self._client.get_metric_history(run.info.run_id, name) for name in names]
         return max((metric.step for history in stored for metric in history), default=-1)
 
+    def _metrics(self, metrics: Mapping[str, float], step: int) -> list[Metric]:
+        now_ms = int(time.time() * 1000)
+        return [Metric(self._name(name), value, now_ms, step) for name, value in metrics.items()]
 
-def _metrics(metrics: Mapping[str, float], step: int) -> list[Metric]:
-    now_ms = int(time.time() * 1000)
-    return [Metric(_name(name), value, now_ms, step) for name, value in metrics.items()]
-
-
-def _name(name: str) -> str:
-    """Return a name of characters that MLflow accepts."""
-    return re.sub(r"[^\w./ -]", "_", name)
+    def _name(self, name: str) -> str:
+        """Return a name of characters that MLflow accepts, unlike those of other names."""
+        if name not in self._names:
+            is_path = posixpath.normpath(f"/{name}") == f"/{name}"
+            own = re.sub(r"[^\w./ -]" if is_path else r"[^\w -]", "_", name)
+            while own in self._names.values():
+                own += "_"
+            self._names[name] = own
+        return self._names[name]

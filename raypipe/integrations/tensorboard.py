@@ -19,7 +19,8 @@ class TensorBoardTrial:
     """The event files of a trial; its settings become hyperparameters when it ends."""
 
     def __init__(self, target: Target, trial_id: str) -> None:
-        folder = f"{target.run.tracking}/tensorboard/{trial_id.replace('/', '-')}"
+        name = target.run.log(trial_id).rpartition("/")[2].removesuffix(".log")
+        folder = f"{target.run.tracking}/tensorboard/{name}"
         is_new = not Path(folder).exists()
         self._writer = SummaryWriter(folder)
         self._events: Any = self._writer.file_writer
@@ -49,7 +50,7 @@ class TensorBoardTrial:
         """Write the row of the HParams view."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, steps)
-        summaries = hparams({**settings, "status": status}, dict(metrics))
+        summaries = hparams({"status": status, **settings}, dict(metrics))
         if status != "succeeded":  # torch marks every run as a success
             plugin = summaries[-1].value[0].metadata.plugin_data
             end = HParamsPluginData.FromString(plugin.content)

@@ -1,7 +1,7 @@
 """Trackers: copies of training curves and settings for TensorBoard, MLflow and Weights & Biases.
 
-The tables of the run directory are the record. A tracker has one run per trial, which is found
-again when the run directory is continued.
+The tables of the run directory are the record. A tracker has one run per trial, or per call of a
+function, which is found again when the run directory is continued.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from raypipe.errors import ConfigError
-from raypipe.redaction import HIDDEN, is_secret, without_credentials
+from raypipe.redaction import HIDDEN, encodable, is_secret, without_credentials
 from raypipe.stats import finite_or_none
 
 if TYPE_CHECKING:  # loading pyarrow takes as long as all of ``raypipe --help``
@@ -103,11 +103,26 @@ class Trackers:
         settings = flat({**chosen, **(row.get("point") or {})})
         measured = {name: value for name, value in row.items() if name not in _SETTINGS}
         metrics = {f"final/{name}": value for name, value in finite_numbers(measured).items()}
+        self._end(trial_id, str(row["status"]), settings, metrics)
+
+    def call(
+        self, name: str, status: str, arguments: Mapping[str, Any], returned: Mapping[str, Any]
+    ) -> None:
+        """Log a call of a function: its arguments, and the finite numbers of what it returned."""
+        self._end(name, status, flat(arguments), finite_numbers(returned))
+
+    def _end(
+        self,
+        trial_id: str,
+        status: str,
+        settings: Mapping[str, Setting],
+        metrics: Mapping[str, float],
+    ) -> None:
         steps = int(metrics.get("final/steps", 0))
         with self._lock:
             for name in list(self._kinds):
                 with self._sparing_the_training(name):
-                    self._trial(name, trial_id).end(str(row["status"]), settings, metrics, steps)
+                    self._trial(name, trial_id).end(status, settings, metrics, steps)
                     del self._trials[name, trial_id]
 
     def close(self) -> None:
@@ -208,7 +223,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Setting]:
             result[key] = value
         else:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
-            result[key] = without_credentials(text)
+            result[key] = encodable(without_credentials(text))
     return result
 
 

@@ -74,5 +74,5 @@ class WandbTrial:
         """Write the settings to the run's configuration, and the outcome to its summary."""
         del steps
         self._run.config.update(dict(settings), allow_val_change=True)
-        self._run.summary.update({**metrics, "status": status})
+        self._run.summary.update({"status": status, **metrics})
         self._run.finish(exit_code=int(status != "succeeded"))

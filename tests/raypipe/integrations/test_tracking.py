@@ -19,7 +19,9 @@ import pytest
 from raypipe.errors import ConfigError
 from raypipe.integrations import tracking
 from raypipe.integrations.tracking import TrackerName, check, finite_numbers, flat, open_trackers
+from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
+from tests import command
 
 PROJECT = Path(__file__).resolve().parents[2]
 ALL: tuple[TrackerName, ...] = ("tensorboard", "mlflow", "wandb")
@@ -547,3 +549,32 @@ def test_metrics_are_finite_numbers():
         "g": np.int64(3),
     }
     assert finite_numbers(given) == {"a": 1.0, "b": 0.5, "g": 3.0}
+
+
+def test_each_call_of_a_function_is_a_run(tmp_path):
+    """Arguments are its settings, the returned numbers its metrics, whatever their names are."""
+    calls = ("example_calls:measure", "x=0..2", "text=a", "--run-dir", str(tmp_path / "r"))
+    trackers = f"tracking=[{','.join(HERE)}]"
+    ended = command.in_process(InlineLauncher(), "map", *calls, trackers, environment={})
+    assert ended.status == 1, ended.output
+    assert "error: ValueError: two" in ended.output
+    run, names = RunDirectory.at(tmp_path / "r"), [f"calls/text=a,x={x}" for x in range(3)]
+    if "tensorboard" in HERE:
+        first = tensorboard(run, names[0])
+        assert first.Scalars("acc#1 (%)")[0].value == 7
+        assert "../val: top-5" in first.Tags()["scalars"]
+        assert "../val: top-5" not in tensorboard(run, names[1]).Tags()["scalars"]
+    if "mlflow" in HERE:
+        _, runs = mlflow_runs(run, "example_calls.measure")
+        assert [runs[name].info.status for name in names] == ["FINISHED", "FINISHED", "FAILED"]
+        assert runs[names[1]].data.params["x"] == "1"
+        metrics = [dict(runs[name].data.metrics) for name in names]
+        assert all(each.pop("duration_s") >= 0 for each in metrics)
+        assert metrics[0] == {"acc_1 ___": 0.0, "acc_1 ____": 7.0, "___val_ top-5": 0.5}
+        assert metrics[1] == {"acc_1 ___": 0.1, "acc_1 ____": 7.0}
+        assert metrics[2] == {}
+    if "wandb" in HERE:
+        files = wandb_runs(run)
+        assert [files[name].exit_code for name in names] == [0, 0, 1]
+        assert files[names[1]].config["x"] == 1
+        assert files[names[0]].summary["acc#1 (%)"] == 7
