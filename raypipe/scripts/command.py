@@ -34,6 +34,16 @@ OWN = frozenset(
 RESERVED = frozenset({*SIZES, *PRECISIONS, *SCALING, *PLACES, RESUME})
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+#: expansions of a shell that surely end where they seem to
+_EXPANSION = r"\$\{\w+\}|\$\((?:(?!\bcase\b)[^()'\"`\\#\0$<])*\)"
+#: quotes and comments of a shell; NUL is a placeholder, a group what is not followed further
+_QUOTES = re.compile(
+    r"(\\\n#|<<|\(\(|\[\[)|\\.#*|'[^']*'|(?<![^\s;&|()<>])#[^\n]*|\$?\0"
+    rf"|\"(?:{_EXPANSION}|\\.|[^\"\\`$]|\$(?![({{\[]))*\"|{_EXPANSION}|(\$[({{'\[]|[\"'`])",
+    re.DOTALL,
+)
+_SHELLS = {"sh", "bash", "dash", "ash", "ksh", "zsh", "fish"}
+_CODE_OPTION = re.compile(r"-\w*c")
 
 
 def placeholders(text: str) -> list[str]:
@@ -71,6 +81,11 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             inner = flat(value, f"{name}.")
         elif all(map(_is_single, value if isinstance(value, list | tuple) else [value])):
+            if not _is_passable(text_of(value)):
+                raise ValueError(
+                    f"parameters.{name} = {json.dumps(value)}: no program can receive this text; "
+                    "leave out NUL and characters that are not Unicode"
+                )
             inner = {name: value}
         else:
             raise ValueError(
@@ -85,6 +100,10 @@ def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _is_single(value: Any) -> bool:
     return value is not None and not isinstance(value, Mapping | list | tuple)
+
+
+def _is_passable(text: str) -> bool:
+    return "\0" not in text and text == text.encode(errors="ignore").decode()
 
 
 def setting_values(
@@ -110,12 +129,27 @@ def arguments(
 ) -> list[str]:
     """Return the arguments that start the script; a value is never split or interpreted.
 
-    An argument that is a list's placeholder becomes an argument per element.
+    An argument that is a list's placeholder becomes an argument per element. A shell receives
+    values as its own arguments and the command with variables in their places.
     """
     resume = settings.resume if resumes else ""
     if settings.shell:
-        whole = settings.command.replace("{resume}", resume)
-        return ["/bin/sh", "-c", filled(whole, values, quoted=True)]
+        taken: list[str] = []
+
+        def variables(part: re.Match[str]) -> str:
+            if part[1] is None:
+                return part[0][0]
+            if (name := part[1].strip()) == RESUME:
+                return _PART.sub(variables, resume)
+            value = values[name]
+            several = value if isinstance(value, list | tuple) else [value]
+            taken.extend(map(text_of, several))
+            last = len(taken)
+            return " ".join(f'"$raypipe_{n}"' for n in range(last - len(several) + 1, last + 1))
+
+        line = _PART.sub(variables, settings.command)
+        given = " ".join(f"raypipe_{n}=${{{n}}}" for n in range(1, len(taken) + 1))
+        return ["/bin/sh", "-c", f"{given}; set --; {line}" if taken else line, "/bin/sh", *taken]
     found: list[str] = []
     for template in _split(settings.command):
         for part in _split(resume) if template == "{resume}" else [template]:
@@ -148,7 +182,10 @@ def text_of(value: Any) -> str:
 
 
 def check_form(settings: ScriptStageSettings, key: str) -> None:
-    """Raise ValueError if the command cannot be split, or places ``{resume}`` in an argument."""
+    """Raise ValueError if the command cannot be split, or places ``{resume}`` in an argument.
+
+    Also if a shell would read the value of a placeholder as code.
+    """
     for name in ("command", "resume"):
         try:
             parts = _split(getattr(settings, name))
@@ -162,6 +199,49 @@ def check_form(settings: ScriptStageSettings, key: str) -> None:
                 )
     if not _split(settings.command):
         raise ValueError(f"{key}.command: is empty")
+    _check_values_are_no_code(settings, key)
+
+
+def shell_code(settings: ScriptStageSettings) -> list[str]:
+    """Return the texts of a command that a shell reads: all of it, or that of ``sh -c "..."``."""
+    if settings.shell:
+        return [settings.command, settings.resume]
+    parts = _split(settings.command)
+    options = [n for n, part in enumerate(parts) if _CODE_OPTION.fullmatch(part)]
+    shells = [n for n in options if any(Path(each).name in _SHELLS for each in parts[:n])]
+    return [text for n in shells for text in parts[n + 1 : n + 2]]
+
+
+def _check_values_are_no_code(settings: ScriptStageSettings, key: str) -> None:
+    """Raise ValueError if a shell would read the value of a placeholder."""
+    for text in shell_code(settings):
+        for name, is_free in zip(placeholders(text), _free(text), strict=True):
+            whole = text == f"{{{name}}}"  # as an argument: its value is the code
+            if is_free if settings.shell else whole:
+                continue
+            advice = f"write {{{name}}} outside of quotes and substitutions (it needs no quotes)"
+            if not settings.shell:
+                advice = "give the command without this shell, and shell: true"
+            if name != RESUME:
+                advice += f', or "${variable(name)}" within double quotes'
+            raise ValueError(
+                f"{key}.{'resume' if text == settings.resume else 'command'}: {{{name}}}: a shell "
+                f"would change or run its value in this place; {advice}"
+            )
+
+
+def _free(text: str) -> list[bool]:
+    """Return of each placeholder of a shell command whether it is outside of quotes and the like.
+
+    Behind the first construct that is not followed further, such as a here-document, none is.
+    """
+    found: list[bool] = []
+    clear = True
+    bare = _PART.sub(lambda part: part[0][0] if part[1] is None else "\0", text)
+    for token in _QUOTES.finditer(bare):
+        clear = clear and token.lastindex is None
+        found += [clear and token[0] == "\0"] * token[0].count("\0")
+    return found
 
 
 def script_of(command: str, directory: Path) -> str | None:
@@ -189,16 +269,8 @@ def _split(text: str) -> Sequence[str]:
     return shlex.split(text)
 
 
-def filled(text: str, values: Mapping[str, Any], *, quoted: bool = False) -> str:
-    """Return a text with the values of its placeholders, quoted for a shell if asked."""
-
-    def of(part: re.Match[str]) -> str:
-        if part[1] is None:
-            return part[0][0]
-        value = values[part[1].strip()]
-        if not quoted:
-            return text_of(value)
-        several = value if isinstance(value, list | tuple) else [value]
-        return " ".join(shlex.quote(text_of(each)) for each in several)
-
-    return _PART.sub(of, text)
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """Return a text with the values of its placeholders."""
+    return _PART.sub(
+        lambda part: part[0][0] if part[1] is None else text_of(values[part[1].strip()]), text
+    )

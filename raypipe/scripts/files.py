@@ -10,7 +10,8 @@ from pathlib import Path
 _LETTERS = 32
 #: bytes of a file that are searched for the names of environment variables
 _MOST_SEARCHED = 2_000_000
-_VARIABLE = re.compile(r"\bRAYPIPE_\w+")
+#: names of environment variables with values
+VARIABLE = re.compile(r"\bRAYPIPE_\w+")
 
 
 def hashes(patterns: Iterable[str], directory: Path, key: str) -> dict[str, str]:
@@ -48,7 +49,7 @@ def mentioned(variables: Iterable[str], files: Iterable[str], directory: Path) -
     for name in files:
         with (directory / name).open("rb") as stream:
             text = stream.read(_MOST_SEARCHED).decode(errors="ignore")
-        found |= wanted & set(_VARIABLE.findall(text))
+        found |= wanted & set(VARIABLE.findall(text))
     return found
 
 

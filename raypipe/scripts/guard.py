@@ -58,6 +58,9 @@ def main() -> None:
     except OSError as error:
         _tell({"error": f"{error.strerror}: {error.filename}"})
         return
+    except ValueError as error:  # NUL in the command, a name of a variable with "="
+        _tell({"error": str(error)})
+        return
     for descriptor in {wanted["stdout"], wanted["stderr"]}:
         os.close(descriptor)
     _tell({"pid": script.pid})

@@ -38,8 +38,8 @@ class ScriptStageSettings(TrainStageSettings):
     )
     shell: bool = Field(
         False,
-        description="Whether a shell (`sh -c`) runs the command; values of placeholders are "
-        "quoted. Without it, the command is split into arguments.",
+        description="Whether a shell (`sh -c`) runs the command. Values of placeholders "
+        "arrive as they are and need no quotes. Without it, the command is split into arguments.",
     )
     metrics: str | None = Field(
         None,

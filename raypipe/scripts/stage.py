@@ -121,6 +121,8 @@ def _used(
         used |= set(command.placeholders(settings.resume))
     variables = {command.variable(each): each for each in values}
     used |= {variables[each] for each in files.mentioned(variables, hashes, directory)}
+    code = " ".join(command.shell_code(settings))
+    used |= {variables[each] for each in files.VARIABLE.findall(code) if each in variables}
     flags = used & set(command.PRECISIONS)
     if settings.training.precision in flags or (flags and settings.training.precision == "fp32"):
         used |= {"precision"}

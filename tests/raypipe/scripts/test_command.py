@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from raypipe.scripts import command
@@ -49,12 +50,90 @@ def test_placeholders_are_filled_after_the_command_was_split() -> None:
     assert command.arguments(own, VALUES, resumes=True)[-2:] == ["--from", "a b; $x"]
 
 
-@given(st.text(st.characters(exclude_characters="\0", codec="utf-8")))
+VALUE = st.text(st.characters(exclude_characters="\0", codec="utf-8")) | st.sampled_from(
+    ["", "a  b *", "$HOME `exit 3`", "'", '"; exit 3; "', "'; exit 3; '", "\\", "-n", "\n#"]
+)
+#: of commands of a shell; those with a placeholder where a shell would read it are refused
+PIECE = st.sampled_from(
+    [
+        *("{s}", '"', "'", "\\", "$", "`", "$(", "(", ")", "${{", "}}", "${{s}}", "x", " ", "\\\n"),
+        *("; printf %s ", "\nprintf %s ", " #", "<<E\n", "E\nprintf %s ", "$'", "case x in x)"),
+        *("esac", "$(date)", "|cat ", "[[ ", "$((", "$RAYPIPE_X", '"$(printf '),
+    ]
+)
+
+
+@given(VALUE)
 def test_a_value_is_one_argument_whatever_it_is(text: str) -> None:
     own = settings("t.py {name}")
     assert command.arguments(own, {"name": text}, resumes=False) == ["t.py", text]
-    *_, line = command.arguments(settings("t.py {name}", shell=True), {"name": text}, resumes=False)
-    assert shlex.split(line) == ["t.py", text]
+
+
+@given(VALUE, st.lists(PIECE, max_size=8), st.lists(PIECE, max_size=4))
+@example("a  'b'", ["'"], ["'"])
+@example("a  'b'", ['"$(basename "'], ['")"'])
+@example("`exit 3`", ['\\"'], ['"'])
+def test_no_shell_reads_a_value(text: str, before: list[str], after: list[str]) -> None:
+    """A command prints the same with any value, but for the value."""
+    line = f"printf '<%s>' {''.join(before)}{{s}}{''.join(after)}"
+    own = settings(line, shell=True)
+    assume("$$" not in line)
+    try:
+        command.check_form(own, "train")
+    except ValueError:
+        assume(False)
+    status, printed = shell(own, "Plain1")
+    if status == 0:
+        assert shell(own, text) == (0, printed.replace("Plain1", text))
+
+
+def shell(own: ScriptStageSettings, value: str) -> tuple[int, str]:
+    argv = command.arguments(own, {"s": value}, resumes=False)
+    ended = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return ended.returncode, ended.stdout.decode(errors="replace")
+
+
+@pytest.mark.parametrize(
+    ("line", "free"),
+    [
+        ("t.py --s {s} > {s}/log | cat && t.py x={s}", True),
+        ('t.py "$HOME" "a"{s}"b" --d "$(date +%F)" ${{HOME}} {s}', True),
+        ("( cd x; N=$(nproc); t.py \\\n  --s {s} )", True),
+        ('t.py "{s}"', False),
+        ("t.py '{s}'", False),
+        ("t.py `echo {s}`", False),
+        ("t.py $(echo {s})", False),
+        ("t.py ${s}", False),
+        ("t.py \\{s}", False),
+        ("t.py $(( {s} + 1 ))", False),
+        ("cat <<END\n{s}\nEND", False),
+        ("t.py # {s}", False),
+        ('bash -lc "t.py {s}"', False),
+    ],
+)
+def test_where_a_shell_would_read_a_value_it_is_refused(line: str, free: bool) -> None:
+    own = settings(line, shell=True)
+    if free:
+        command.check_form(own, "train")
+        return
+    with pytest.raises(ValueError, match=r'train\.command: \{s\}: .*, or "\$RAYPIPE_S" within'):
+        command.check_form(own, "train")
+
+
+def test_a_shell_within_the_command_reads_no_value_either() -> None:
+    with pytest.raises(ValueError, match=r"train\.command: \{s\}: .*shell: true"):
+        command.check_form(settings("bash -lc 'source env && python t.py {s}'"), "train")
+    command.check_form(settings("bash -lc {s}"), "train")  # its value is the code
+    command.check_form(settings("python -c 'print({s})'"), "train")
+
+
+def test_a_list_and_resume_in_a_shell() -> None:
+    own = settings(
+        "printf '<%s>' {betas} {resume} {{{flag}}} $#", shell=True, resume="--from {name}"
+    )
+    argv = command.arguments(own, VALUES, resumes=True)
+    expected = b"<0.9><0.99><--from><a b; $x><{true}><0>"
+    assert subprocess.run(argv, capture_output=True, check=True).stdout == expected
 
 
 def test_no_parameter_can_set_a_variable_of_raypipe() -> None:

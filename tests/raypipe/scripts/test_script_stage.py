@@ -198,9 +198,30 @@ def test_a_shell_receives_quoted_values(raypipe: Run, folder: Path) -> None:
     assert text in log(folder).splitlines()
 
 
+def test_a_shell_receives_values_as_variables(raypipe: Run, folder: Path) -> None:
+    (folder / "note.sh").write_text('printf \'{"step": 1, "loss": 1}\\n\'\necho "$1"\n')
+    text = "two  words; $(exit 3) 'quoted'"
+    ended = raypipe(
+        "run",
+        command='sh -c "sh note.sh \\"\\$RAYPIPE_TEXT\\"" # no placeholder',
+        shell=True,
+        metrics="stdout",
+        files=["note.sh"],
+        training={"steps": None, "micro_batch": 1, "accumulation": 1},
+        parameters={"text": text},
+    )
+    assert ended.status == 0, ended.output
+    assert text in log(folder).splitlines()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"command": 'python train.py --out "{output_dir}" {micro_batch}', "shell": True},
+            "train.command: {output_dir}: a shell would change or run its value in this place",
+        ),
+        ({"parameters": {"x": "a\0b"}, "extra": "{x}"}, "no program can receive this text"),
         ({"extra": "{lerning_rate}"}, "{lerning_rate}: unknown placeholder; did you mean"),
         ({"extra": "{"}, "a single brace"),
         ({"extra": "'"}, "quotes must be in pairs"),
