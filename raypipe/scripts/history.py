@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from raypipe.errors import UnitError
 from raypipe.scripts.metrics import Batch, numbers
 from raypipe.stats import finite_or_none
 from raypipe.storage import tables
@@ -15,9 +16,9 @@ from raypipe.storage.ledger import Row
 from raypipe.training.job import TrainingJob
 from raypipe.training.tables import STEPS, TRIALS
 
+_STEPS = ("step", "global_step")
 #: names of scripts and frameworks by column; the first one that a record has counts
 _NAMES: Mapping[str, Sequence[str]] = {
-    "step": ("step", "global_step", "epoch"),
     "loss": ("loss", "train_loss", "train_loss_step", "loss_step", "training_loss"),
     "lr": ("lr", "learning_rate"),
     "samples_per_s": ("samples_per_s", "samples_per_second"),
@@ -25,10 +26,13 @@ _NAMES: Mapping[str, Sequence[str]] = {
 }
 _EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)")
 _RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
+_COLUMNS = {name: column for column, names in _NAMES.items() for name in names}
+_RANKS = {name: rank for rank, name in enumerate(_COLUMNS)}
 #: the summary of Hugging Face's Trainer, whose train_loss is a mean over the training
 _SUMMARY = "train_runtime"
 #: columns of the tables that are not a script's to fill
 _TAKEN = {
+    "step",
     *(column.name for column in STEPS.columns if column.type == "text"),
     *("run_id", "variant", "command_id"),
 }
@@ -70,11 +74,24 @@ class History:
         self._losses: deque[tuple[int, float]] = deque(maxlen=_OVERFLOWS)
         #: added to epochs that are steps: 1 if the script counts them from 0
         self._shift = 0
+        #: steps of the records that have only an epoch, and whether other records have a step
+        self._epochs: dict[float, int] = {}
+        self._counts_steps = False
+        #: the script's name of each column
+        self._sources: dict[str, str] = {}
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
         stored = tables.read_rows(self._job.run_dir, "steps", self._job.trial_id)
-        self.rows = {row["step"]: row for row in stored}
+        self.rows = {
+            row["step"]: {name: value for name, value in row.items() if value is not None}
+            for row in stored
+        }
+        self._counts_steps = any("epoch" not in row for row in self.rows.values())
+        self._epochs = {row["epoch"]: n for n, row in self.rows.items() if "epoch" in row}
+        names = {name for row in self.rows.values() for name in row}
+        both = {name for name in names if _evaluation(name) in names - {name}}
+        self._own = {name: name for name in both} | self._own
         first = min(self.rows, default=0)
         self._shift = int(first > 0 and self.rows[first].get("epoch") == first - 1)
 
@@ -88,6 +105,7 @@ class History:
 
         Raises:
             FloatingPointError: the loss of several consecutive rows is not finite.
+            UnitError: a step is not a whole number.
 
         """
         touched: dict[int, Row] = {}
@@ -100,13 +118,15 @@ class History:
             if step is None:
                 self.summary |= values
                 continue
-            if not counts_steps:
+            if counts_steps:
+                number = self._whole(step)
+            else:
                 if not self.rows:  # an evaluation before the training has no loss
                     self._shift = int(step == 0 and "loss" in values)
-                step += self._shift
-            number = int(step)
+                number = self._step_of(step, first=batch.restarted and not touched)
             if batch.restarted and not touched:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}
+                self._epochs = {key: n for key, n in self._epochs.items() if n <= number}
             total = values.pop("samples", None)
             if total is None and counts_steps and self._effective_batch is not None:
                 total = float(number * self._effective_batch)
@@ -126,6 +146,36 @@ class History:
             self._time(touched, samples, at)
         self._check_losses(_OVERFLOWS)
         return [row for number, row in sorted(touched.items()) if row != known.get(number)]
+
+    def _whole(self, step: float) -> int:
+        if step != int(step) or abs(step) >= 2**63:
+            raise UnitError(
+                self._job.trial_id,
+                "error",
+                f"metrics: step = {step:g}: must be a whole number; write the number of steps, and "
+                "anything else by another name",
+            )
+        self._counts_steps = True
+        return int(step)
+
+    def _step_of(self, epoch: float, *, first: bool) -> int:
+        """Return the step of a record that has only an epoch: the epoch, if all are whole.
+
+        Else such records are numbered; beside records with steps, they are of the last one.
+        ``first``: the file begins with it, and what was known of later epochs no longer counts.
+        """
+        if self._counts_steps:
+            return self.last_step
+        if epoch not in self._epochs:
+            number = 1 + (
+                max((n for e, n in self._epochs.items() if e < epoch), default=0)
+                if first
+                else max(self._epochs.values(), default=0)
+            )
+            if all(each == int(each) for each in (*self._epochs, epoch)):
+                number = int(epoch) + self._shift
+            self._epochs[epoch] = number
+        return self._epochs[epoch]
 
     def finish(self) -> None:
         """Raise FloatingPointError if the last loss is not finite."""
@@ -148,10 +198,10 @@ class History:
         return max(self.rows, default=0)
 
     def last_values(self) -> dict[str, Any]:
-        """Return the last finite value of each metric, None without one, for ``trials``."""
-        found: dict[str, Any] = {name: None for row in self.rows.values() for name in row}
+        """Return the last value of each metric, None if it is not finite, for ``trials``."""
+        found: dict[str, Any] = {}
         for _, row in sorted(self.rows.items()):
-            found |= {name: value for name, value in row.items() if value is not None}
+            found |= row
         found |= {name: finite_or_none(value) for name, value in self.summary.items()}
         taken = {column.name for column in TRIALS.columns if not column.name.startswith("eval_")}
         last = {k: v for k, v in found.items() if k not in taken | {"step", "loss", "lr"}}
@@ -198,31 +248,39 @@ class History:
 
     def _columns(self, values: Mapping[str, float]) -> tuple[dict[str, float], bool]:
         """Return values by column, and whether their step is a number of steps."""
-        named = {_clean(name): value for name, value in values.items()}
+        rest = dict(values)
         found: dict[str, float] = {}
-        for name in [name for name in named if name in self._own]:
-            found[self._own[name]] = named.pop(name)
-        counts_steps = True
-        for column, names in _NAMES.items():
-            given = next((each for each in names if each in named), None)
-            if given is None or column in found or (given == "train_loss" and _SUMMARY in named):
-                continue
-            if given == "epoch":
-                counts_steps = False
-                found[column] = named[given]
-            else:
-                found[column] = named.pop(given)
-        for name, value in named.items():
-            column = _EVALUATION.sub("eval_", name, count=1) if _EVALUATION.match(name) else name
-            column = "lr" if _RATE.fullmatch(name) and "lr" not in found else column
-            found.setdefault(f"metric_{column}" if column in _TAKEN else column, value)
-        return found, counts_steps
+        steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
+        steps += [name for name in _STEPS if name in rest]
+        if steps:
+            found["step"] = rest.pop(steps[0])
+        elif "epoch" in rest:
+            found["step"] = rest["epoch"]
+        for name in sorted(rest, key=lambda name: _RANKS.get(_clean(name), -1)):
+            summary = _SUMMARY in values and name == "train_loss"
+            found[self._column(name, summary=summary)] = rest[name]
+        return found, bool(steps)
+
+    def _column(self, name: str, *, summary: bool) -> str:
+        """Return the column of a script's name: the usual one, if no other name has it."""
+        own = _clean(name)
+        wanted = self._own.get(own) or _COLUMNS.get(own) or _evaluation(own)
+        wanted = "lr" if _RATE.fullmatch(own) and own not in self._own else wanted
+        for column in (own if summary else wanted, own, f"metric_{own}"):
+            if column not in _TAKEN and self._sources.setdefault(column, name) == name:
+                return column
+        return f"metric_metric_{own}"
 
 
 def _rate(first: _Point, last: _Point) -> float | None:
     if first.samples is None or last.samples is None or last.at <= first.at:
         return None
     return (last.samples - first.samples) / (last.at - first.at)
+
+
+def _evaluation(name: str) -> str:
+    """Return the column of a held-out metric: ``eval_loss`` of ``val_loss``."""
+    return _EVALUATION.sub("eval_", name, count=1) if _EVALUATION.match(name) else name
 
 
 def _clean(name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
+import re
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,24 +23,38 @@ _POLL_S = 0.05
 _OVERLAP = 64
 
 
+#: lines of a file that are named if they begin like a record and cannot be read
+_MOST_NOTES = 3
+_SHOWN = 80
+_SEPARATORS = ",;\t|"
+_DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+
+
 class Batch(NamedTuple):
-    """Records that were read together; ``restarted``: the file is another one, or was truncated."""
+    """Records that were read together, and remarks on lines that could not be read.
+
+    ``restarted``: the file is another one, or was truncated. ``problem``: why the file cannot be
+    read on.
+    """
 
     records: list[Record]
     restarted: bool = False
+    notes: tuple[str, ...] = ()
+    problem: str | None = None
 
 
 class MetricsFile:
     """Reader of the newest file of a pattern, which may appear late, grow, or be truncated.
 
-    JSON lines and CSV are read as they grow, up to the last whole line. A ``.json`` file is a list
-    of records, or a document with one under ``log_history`` (``trainer_state.json`` of Hugging
-    Face's Trainer); it is read again when it changes.
+    Lines (JSON, Python dicts) and CSV are read as they grow, up to the last whole line. A ``.json``
+    file is a list of records, or a document with one under ``log_history`` (``trainer_state.json``
+    of Hugging Face's Trainer); it is read again when it changes.
     """
 
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder, self._pattern = folder, pattern
         self._path: Path | None = None
+        self._tail = b""
         self._state: tuple[int, int, int] | None = None
         self._next_look = 0.0
         self._begin()
@@ -74,74 +91,209 @@ class MetricsFile:
         self._path, self._state = path, state
         if path.suffix == ".json":
             return _document(path, restarted=had)
-        if other or not self._goes_on(path, stat.st_size):
+        content = None if other else self._content(path)
+        restarted = content is None
+        if content is None:
             self._begin()
-            return Batch(list(self._lines(path, last=last)), restarted=had)
-        return Batch(list(self._lines(path, last=last)))
-
-    def _begin(self) -> None:
-        self._position, self._tail = 0, b""
-        self._names: list[str] | None = None
-
-    def _goes_on(self, path: Path, size: int) -> bool:
-        """Whether the file still begins with what was read of it."""
-        if size < self._position:
-            return False
-        with path.open("rb") as stream:
-            stream.seek(self._position - len(self._tail))
-            return stream.read(len(self._tail)) == self._tail
-
-    def _lines(self, path: Path, *, last: bool) -> Iterator[Record]:
-        with path.open("rb") as stream:
-            stream.seek(self._position)
-            content = stream.read()
+            content = self._content(path) or b""
         end = len(content) if last else content.rfind(b"\n") + 1
         self._position += end
         self._tail = (self._tail + content[:end])[-_OVERLAP:]
-        for line in content[:end].decode(errors="replace").splitlines():
-            record = self._csv(line) if path.suffix == ".csv" else record_of(line)
-            if record:
-                yield record
+        text = content[:end].decode(errors="replace").removesuffix("\n")
+        batch = self._lines.read(text.split("\n") if end else [], last=last)
+        return batch._replace(restarted=restarted and had)
 
-    def _csv(self, line: str) -> Record | None:
-        if not line.strip():
+    def _begin(self) -> None:
+        self._position = 0
+        self._tail = b""
+        self._lines = Lines(of_csv=self._path is not None and self._path.suffix == ".csv")
+
+    def _content(self, path: Path) -> bytes | None:
+        """Return what follows the read position; None if what is before it has changed."""
+        with path.open("rb") as stream:
+            stream.seek(self._position - len(self._tail))
+            content = stream.read()
+        return content[len(self._tail) :] if content.startswith(self._tail) else None
+
+
+class Lines:
+    """Reader of consecutive lines: JSON or Python dicts, among others, or CSV."""
+
+    def __init__(self, *, of_csv: bool = False) -> None:
+        self._of_csv = of_csv
+        self._number = self._unread = 0
+        self._problem: str | None = None
+        #: a CSV row that goes on within quotes
+        self._row = ""
+        self._separator = ""
+        self._names: list[str] = []
+        self._decimal: str | None = None
+
+    def read(self, lines: list[str], *, last: bool = False) -> Batch:
+        """Return the records of the next lines; with ``last`` there are no further ones."""
+        records: list[Record] = []
+        notes: list[str] = []
+        for line in lines:
+            if self._problem is not None:
+                break
+            self._number += 1
+            text = line.removesuffix("\r").removeprefix("\ufeff" if self._number == 1 else "")
+            try:
+                record = self._cells(text) if self._of_csv else record_of(text)
+            except (ValueError, csv.Error) as error:
+                said = f"line {self._number}: {error}"
+                if self._of_csv:
+                    self._problem = said
+                    break
+                self._unread += 1
+                if self._unread <= _MOST_NOTES:
+                    more = " (further ones are not named)" * (self._unread == _MOST_NOTES)
+                    notes.append(said + more)
+                continue
+            if record:
+                records.append(record)
+        if last and self._row and self._problem is None:
+            self._problem = f"line {self._number}: a quote is not closed"
+        return Batch(records, notes=tuple(notes), problem=self._problem)
+
+    def _cells(self, line: str) -> Record | None:
+        """Return the record of a CSV row; None for a header, or if the row goes on.
+
+        Raises:
+            ValueError: the row does not fit its header.
+
+        """
+        row = f"{self._row}\n{line}" if self._row else line
+        self._row = ""
+        if not row.strip():
             return None
-        cells = next(csv.reader([line]))
-        if self._names is None or cells == self._names:
-            self._names = [cell.strip() for cell in cells]
+        separator = self._separator or _separator_of(row)
+        *cells, after = next(csv.reader([row + separator], delimiter=separator))
+        if after:  # within quotes
+            self._row = row
             return None
-        return dict(zip(self._names, cells, strict=False))
+        cells = [cell.strip() for cell in cells]
+        if self._is_header(cells):
+            if twice := {name for name in cells if name and cells.count(name) > 1}:
+                raise ValueError(f"the header names {min(twice)} twice; give each column its name")
+            self._names, self._separator = cells, separator
+            return None
+        if len(cells) != len(self._names):
+            raise ValueError(
+                f"{len(cells)} cells for the {len(self._names)} names of the header "
+                f"({', '.join(self._names)}); write a new header when columns change, and separate "
+                "cells by a comma, semicolon or tab"
+            )
+        return dict(zip(self._names, map(self._with_point, cells), strict=True))
+
+    def _is_header(self, cells: list[str]) -> bool:
+        """Whether a row is a header: the first one, or one that has names and no numbers."""
+        count = sum(_number(cell) is not None or _has_comma(cell) for cell in cells)
+        if not self._names:
+            if count == len(cells):
+                raise ValueError(f"{', '.join(cells)}: must be the names of the columns")
+            return True
+        if count or not all(cells[1:]):
+            return False
+        if not set(cells) & (set(self._names) - {""}):
+            raise ValueError(
+                f"{', '.join(cells)}: neither numbers nor names of the header "
+                f"({', '.join(self._names)}); cells are separated by a comma, semicolon or tab"
+            )
+        return True
+
+    def _with_point(self, cell: str) -> str:
+        """Return a cell with a decimal point. Raises ValueError if the file mixes both signs."""
+        sign = "," if _has_comma(cell) else "." if "." in cell and _number(cell) is not None else ""
+        if sign == "," and self._separator == ",":  # quoted: thousands, a list, or decimals
+            return cell
+        if sign and self._decimal not in (None, sign):
+            raise ValueError(f"{cell}: the file has decimal points and decimal commas; use points")
+        self._decimal = sign or self._decimal
+        return cell.replace(",", ".") if sign == "," else cell
+
+
+def _has_comma(cell: str) -> bool:
+    return _DECIMAL_COMMA.fullmatch(cell) is not None
+
+
+def _separator_of(header: str) -> str:
+    counts = {sign: len(next(csv.reader([header], delimiter=sign))) for sign in _SEPARATORS}
+    best = [sign for sign, count in counts.items() if count == max(counts.values())]
+    if len(best) > 1 and max(counts.values()) > 1:
+        raise ValueError(f"{header}: the separator may be {' or '.join(best)}; use one of them")
+    return best[0]
 
 
 def record_of(line: str) -> Record | None:
-    """Return the record of a line of JSON; None if it has none."""
+    """Return the record of a line: a JSON object, or a dict as Python prints it; else None.
+
+    Raises:
+        ValueError: it begins like a record and cannot be read.
+
+    """
     text = line.strip()
     if not text.startswith("{"):
         return None
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        found = _python_dict(text)
+    if not isinstance(found, dict):
+        raise ValueError(  # noqa: TRY004 - of the line
+            f"begins like a record and cannot be read: {text[:_SHOWN]}"
+        )
+    return found
+
+
+def _python_dict(text: str) -> Record | None:
+    """Return a printed dict of Python, whose numbers may be nan, or scalars of numpy and torch."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the compiler, such as invalid escapes
+            tree = ast.parse(text, mode="eval").body
+        return _plain(tree) if isinstance(tree, ast.Dict) else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return found if isinstance(found, dict) else None
+
+
+def _plain(node: ast.expr | None) -> Any:
+    """Return the value of a literal; None for anything that is not a number, a text or a dict."""
+    if isinstance(node, ast.Dict):
+        return {str(_plain(k)): _plain(v) for k, v in zip(node.keys, node.values, strict=True)}
+    if isinstance(node, ast.Call) and node.args:  # np.float64(0.5), tensor(0.5, device='cuda:0')
+        return _plain(node.args[0])
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _plain(node.operand)
+        return -value if isinstance(value, int | float) else None
+    if isinstance(node, ast.Name):
+        return {"nan": math.nan, "inf": math.inf}.get(node.id.lower())
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record by their names; of nested ones as ``outer_inner``.
+    """Return the numbers of a record by their names; of nested ones as ``outer/inner``.
 
     Text is a number if it can be read as one. Truth values are not numbers. Values may be NaN.
     """
     found: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}_{inner}": each for inner, each in numbers(value).items()}
+            found |= {f"{name}/{inner}": each for inner, each in numbers(value).items()}
         elif isinstance(value, str):
-            try:
-                found[str(name)] = float(value)
-            except ValueError:
-                continue
+            if (number := _number(value)) is not None:
+                found[str(name)] = number
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[str(name)] = _float(value)
     return found
+
+
+def _number(text: str) -> float | None:
+    """Return the number of a text; not of ``2024_01``, which Python would read as one."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
 
 
 def _float(value: float) -> float:
@@ -154,8 +306,8 @@ def _float(value: float) -> float:
 def _document(path: Path, *, restarted: bool) -> Batch:
     """Return the records of a JSON document; none while it is incomplete."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (ValueError, OSError):
+        content = json.loads(path.read_text(encoding="utf-8-sig", errors="replace"))
+    except (ValueError, RecursionError, OSError):
         return Batch([])
     if isinstance(content, Mapping):
         history = content.get("log_history")

@@ -79,7 +79,7 @@ class ScriptProcess:
         os.close(out_end)
         os.close(err_end)
         self._file = self._log.open("ab", buffering=0)
-        copies = ((out, self._on_line), (err, self._errors.append))
+        copies = ((out, self._on_line), (err, self._keep_error))
         self._threads = [
             threading.Thread(target=_copy, args=(end, self._file, keep), daemon=True)
             for end, keep in copies
@@ -130,6 +130,9 @@ class ScriptProcess:
             thread.join(_END_S)
         return list(self._errors)
 
+    def _keep_error(self, line: str) -> None:
+        self._errors.append(line[:_LONGEST_LINE])
+
     def _await_exit(self) -> None:
         line = self._read()
         if line:
@@ -167,4 +170,4 @@ def _copy(descriptor: int, log: BinaryIO, keep: Callable[[str], None]) -> None:
 
 
 def _text(line: bytes) -> str:
-    return last_state(line.decode(errors="replace"))[:_LONGEST_LINE]
+    return last_state(line.decode(errors="replace"))

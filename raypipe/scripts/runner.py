@@ -19,7 +19,7 @@ from raypipe.redaction import without_credentials
 from raypipe.scripts import command
 from raypipe.scripts.failure import failure_of, oom_kills
 from raypipe.scripts.history import History
-from raypipe.scripts.metrics import Batch, MetricsFile, record_of
+from raypipe.scripts.metrics import Batch, Lines, MetricsFile
 from raypipe.scripts.places import Places
 from raypipe.scripts.process import Exit, ScriptProcess
 from raypipe.scripts.settings import ScriptStageSettings
@@ -58,6 +58,7 @@ class ScriptRun:
         sized = job.plan.effective_batch if not used.isdisjoint(command.SIZES) else None
         self._history = History(job, self._settings.columns, sized)
         self._lines: SimpleQueue[str] = SimpleQueue()
+        self._stdout, self._problem = Lines(), ""
 
     def run(self, directory: Path, ending: Ending) -> dict[str, Any]:
         """Run the script to its end; see :meth:`~raypipe.training.task.ExternalTask.run`."""
@@ -121,12 +122,13 @@ class ScriptRun:
             try:
                 ended = self._follow(process, metrics, places, samplers, ending)
                 seconds = time.monotonic() - started
-                self._take(metrics, time.monotonic(), samplers, last=True)
+                whole = not (ended.status or ending.wanted)  # else half a line may be the last one
+                self._take(metrics, time.monotonic(), samplers, last=whole)
             finally:
                 self._store_samples(samplers)
             self._errors = [without_credentials(line) for line in process.errors()]
-            self._take(metrics, time.monotonic(), samplers, last=True)
-            if not (ended.status or ending.wanted):
+            self._take(metrics, time.monotonic(), samplers, last=whole)
+            if whole:
                 self._check_metrics(metrics, places)
             return ended, seconds, [sampler.summary() for sampler in samplers]
 
@@ -144,6 +146,8 @@ class ScriptRun:
         while (ended := process.poll()) is None:
             self._take(metrics, time.monotonic(), samplers)
             places.keep()
+            if self._problem:
+                raise self._failure(self._problem)
             if ending.wanted and not asked:
                 asked = True
                 process.end()
@@ -167,6 +171,10 @@ class ScriptRun:
     ) -> None:
         """Add what the script wrote to the history, and report new rows."""
         batch = metrics.read(last=last) if metrics is not None else self._heard()
+        self._problem = batch.problem or ("" if batch.restarted else self._problem)
+        for note in batch.notes:
+            where = f"metrics = {self._settings.metrics}"
+            self._report(without_credentials(f"WARNING: {self._job.trial_id}: {where}: {note}"))
         if not batch.records:
             return
         first = not self._history.is_timed
@@ -178,11 +186,10 @@ class ScriptRun:
 
     def _heard(self) -> Batch:
         """Return the records of the standard output since the last call."""
-        records = []
+        lines = []
         while not self._lines.empty():
-            if (record := record_of(self._lines.get())) is not None:
-                records.append(record)
-        return Batch(records)
+            lines.append(self._lines.get())
+        return self._stdout.read(lines)
 
     def _values(self, places: Places, newest: Path | None) -> dict[str, Any]:
         training, plan = self._settings.training, self._job.plan
@@ -215,7 +222,10 @@ class ScriptRun:
     def _metrics(
         self, places: Places, values: Mapping[str, Any], *, resumes: bool
     ) -> MetricsFile | None:
-        """Return the reader of the metrics; files of an attempt that left no checkpoint go."""
+        """Return the reader of the metrics; files of an attempt that left no checkpoint go.
+
+        Of another one, half a last line goes, to which the script would append.
+        """
         if self._settings.metrics in (None, _STDOUT):
             return None
         pattern = command.filled(str(self._settings.metrics), values)
@@ -223,15 +233,20 @@ class ScriptRun:
         if Path(pattern).is_absolute():  # {checkpoint_dir}/...
             folder, pattern = Path("/"), pattern.lstrip("/")
         metrics = MetricsFile(folder, pattern)
-        if not resumes:
-            for path in metrics.files():
-                if path.is_relative_to(places.output):
-                    path.unlink()
+        own = [path for path in metrics.files() if path.is_relative_to(places.output)]
+        for path in own if not resumes else ():
+            path.unlink()
+        for path in own[-1:] if resumes else ():
+            content = path.read_bytes()
+            if path.suffix != ".json" and not content.endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
         return metrics
 
     def _check_metrics(self, metrics: MetricsFile | None, places: Places) -> None:
         """Raise UnitError if a script that succeeded wrote no metrics where they should be."""
         wanted = self._settings.metrics
+        if self._problem:
+            raise self._failure(self._problem)
         if wanted is None or self._history.rows or self._history.summary:
             return
         if metrics is not None and not metrics.files():
@@ -246,7 +261,11 @@ class ScriptRun:
                     f" in the {self._job.steps} steps of a trial; let the script log every "
                     f"{{log_every}} steps, which is {every} here"
                 )
-        raise UnitError(self._job.trial_id, "error", f"metrics = {wanted}: {problem}")
+        raise self._failure(problem)
+
+    def _failure(self, problem: str) -> UnitError:
+        message = f"metrics = {self._settings.metrics}: {problem}"
+        return UnitError(self._job.trial_id, "error", message)
 
     def _outcome(self, seconds: float, summaries: list[dict[str, Any]]) -> dict[str, Any]:
         plan, history = self._job.plan, self._history

@@ -258,8 +258,8 @@ class ExternalTask(JobTask):
         """Return how much of the training a logged step has done, in steps or epochs."""
         if training.length_in == "steps":
             return int(row["step"])
-        epoch = int(row.get("epoch", 0))
-        return epoch + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
+        epoch = row.get("epoch", 0)
+        return int(epoch) + bool(row["step"] == epoch + 1)  # the script counts epochs from 0
 
     def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
         """Return one phase, whose steps are epochs if the length is in epochs."""

@@ -214,6 +214,109 @@ def test_a_shell_receives_values_as_variables(raypipe: Run, folder: Path) -> Non
     assert text in log(folder).splitlines()
 
 
+def written(raypipe: Run, folder: Path, name: str, *parts: str) -> Ended:
+    """The run of a script that writes these parts of its metrics."""
+    (folder / "write.py").write_text(
+        "import sys\n"
+        f"out = sys.stdout if {name!r} == 'stdout' else open(sys.argv[2] + {f'/{name}'!r}, 'w')\n"
+        f"for part in {parts!r}:\n"
+        "    out.reconfigure(encoding='utf-8', newline='')\n"
+        "    print(part, end='', file=out, flush=True)\n"
+    )
+    command = "python write.py {micro_batch} {output_dir} {accumulation} {steps}"
+    return raypipe("run", command=command, metrics=name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step,loss\n1,1\n2,0.5\nstep,val_loss,loss\n3,103,0.25\n",
+        "step,loss\n1,1\n2,0.5\nstep,loss\n3,0.25\n",
+        "step;loss\n1;1,0\n2;0,5\n3;0,25\n",
+        "step\tloss\r\n1\t1\r\n2\t0.5\r\n3\t2,5e-1\r\n".replace("0.5", "5,0e-1"),
+        '\ufeffstep,loss,text\n1,1,"a, ""b""\nc"\n2,0.5,\n3,0.25,x\u2028y\n',
+        ",step,loss\n0,1,1\n1,2,0.5\n2,3,0.25",
+    ],
+)
+def test_csv_in_other_forms(raypipe: Run, folder: Path, text: str) -> None:
+    ended = written(raypipe, folder, "m.csv", text)
+    assert ended.status == 0, ended.output
+    assert list(table(folder, "steps").sort_values("step").loss) == [1, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step,loss\n1,1\n2,102,0.5\n", "m.csv: line 3: 3 cells for the 2 names of the header"),
+        ("step,loss\n1,0,5\n", "line 2: 3 cells"),
+        ("step,loss\n1\n", "line 2: 1 cells"),
+        ("step loss\n1 0.5\n", "line 2: 1 0.5: neither numbers nor names"),
+        ("1,0.5\n2,0.4\n", "line 1: 1, 0.5: must be the names of the columns"),
+        ("step;loss\n1;0.5\n2;0,5\n", "line 3: 0,5: the file has decimal points and decimal"),
+        ("step,loss,loss\n1,1,2\n", "line 1: the header names loss twice"),
+        ('step,loss\n1,"1\n2,1\n', "line 3: a quote is not closed"),
+    ],
+)
+def test_csv_that_fits_no_header_is_a_failure(
+    raypipe: Run, folder: Path, text: str, message: str
+) -> None:
+    ended = written(raypipe, folder, "m.csv", text)
+    assert ended.status == 1
+    assert message in table(folder, "failures").message.iloc[0]
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "stdout"])
+def test_a_record_is_a_line(raypipe: Run, folder: Path, name: str) -> None:
+    lines = [
+        '{"step": 1, "loss": 1, "text": "a\u2028b\x85c\x0bd"}\r\n'.replace("\x0b", "\\u000b"),
+        "{'step': 2, 'loss': np.float64(0.5), 'grad_norm': nan, 'text': 'it is'}\n",
+        '{"step": 3, "loss": 0.3\n',
+        '{"step": 4, "loss": "0.25", "text": "' + "x" * 5000 + '"}\n',
+    ]
+    ended = written(raypipe, folder, name, *lines)
+    assert ended.status == 0, ended.output
+    rows = table(folder, "steps").sort_values("step")
+    assert list(zip(rows.step, rows.loss, strict=True)) == [(1, 1), (2, 0.5), (4, 0.25)]
+    assert f"metrics = {name}: line 3: begins like a record and cannot be read" in ended.output
+
+
+def test_fractional_epochs_are_rows_of_their_own(raypipe: Run, folder: Path) -> None:
+    lines = [f"{{'loss': {1 / n}, 'epoch': {n / 4}}}\n" for n in range(1, 7)]
+    ended = written(raypipe, folder, "stdout", *lines, "{'eval_loss': 2.0, 'epoch': 1.5}\n")
+    assert ended.status == 0, ended.output
+    rows = table(folder, "steps").sort_values("step")
+    assert list(zip(rows.step, rows.epoch, strict=True)) == [(n, n / 4) for n in range(1, 7)]
+    assert rows.eval_loss.iloc[-1] == 2
+
+
+def test_an_epoch_beside_steps_is_no_step(raypipe: Run, folder: Path) -> None:
+    lines = ['{"step": 10, "loss": 1}\n', '{"epoch": 1, "val_loss": 3}\n']
+    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
+    assert [(row.step, row.eval_loss) for row in table(folder, "steps").itertuples()] == [(10, 3)]
+
+
+def test_a_step_that_is_no_whole_number_is_refused(raypipe: Run, folder: Path) -> None:
+    assert written(raypipe, folder, "m.jsonl", '{"step": 0.5, "loss": 1}\n').status == 1
+    assert "step = 0.5: must be a whole number" in table(folder, "failures").message.iloc[0]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_two_evaluation_sets_are_two_metrics(raypipe: Run, folder: Path, split: bool) -> None:
+    sets = ['"val_acc": 0.9, "train/x": 1', '"dev_acc": 0.5, "train_x": 2']
+    texts = sets if split else [", ".join(sets)]
+    lines = [f'{{"step": 1, "loss": 1, {text}}}\n' for text in texts]
+    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
+    row = trial(folder)
+    assert (row.eval_acc, row.dev_acc, row.train_x, row.metric_train_x) == (0.9, 0.5, 1, 2)
+
+
+def test_an_evaluation_that_ends_in_nan_does_not_count(raypipe: Run, folder: Path) -> None:
+    values = [0.2, 0.9, float("nan")]
+    lines = [json.dumps({"step": n, "loss": 1, "acc": v}) + "\n" for n, v in enumerate(values)]
+    assert written(raypipe, folder, "m.jsonl", *lines).status == 0
+    assert pd.isna(trial(folder).acc)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
