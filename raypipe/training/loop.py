@@ -211,8 +211,12 @@ class _Loop:
         with parallel.gradient_sync(self.module, exchange):
             with precision.autocast(settings.precision, device, recompute=self.recompute):
                 loss: Loss = self.module(self.loss, batch, context)
-            # a constant divisor keeps fp16 in range (the exchange averages over the workers);
-            # the update applies the true weight once it is known
+            if self.update.needs_scale:
+                size = min(self.plan.micro_batch, context.phase.samples // self.plan.workers)
+                self.update.choose_scale(
+                    parallel.from_rank_0(float(loss.weight) / size, self.worker)
+                )
+            # the update applies the weight of the step once it is known; the exchange averages
             self.update.backward(loss.total * (counted * self.plan.workers / context.phase.samples))
         return loss
 

@@ -112,5 +112,8 @@ def _has_float8(layer: nn.Module) -> bool:
 
 
 def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """Return a gradient scaler, which is enabled only for fp16."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    """Return a gradient scaler for a mean loss, which is enabled only for fp16.
+
+    torch's own first scale, 2^16, makes every gradient above 1 overflow.
+    """
+    return torch.amp.GradScaler(device.type, init_scale=2.0**14, enabled=precision == "fp16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Update:
         self._has_views = any(p.grad is not None for p in self._parameters)
         self._clip = training.clip_norm
         self._scaler = precision.scaler(training.precision, device)
+        self.needs_scale = self.skips_overflows
         self._skipped = torch.zeros((), dtype=torch.float64, device=device)
         self.optimizer = task.optimizer(model, training)
         # a group's rate relative to the settings'
@@ -39,6 +41,18 @@ class Update:
     def skipped(self) -> int | None:
         """Number of skipped steps; None if steps are never skipped. Waits for the device."""
         return int(self._skipped.item()) if self.skips_overflows else None
+
+    def choose_scale(self, weight: float) -> None:
+        """Divide the first scale by about the weight per sample; call if ``needs_scale``.
+
+        Losses are sums: without this, the gradients of long sequences overflow fp16 until the scale
+        has been halved often enough. A power of two changes no digit of a gradient.
+        """
+        self.needs_scale = False
+        if 0 < weight < math.inf:
+            state = self._scaler.state_dict()
+            state["scale"] = math.ldexp(state["scale"], 1 - math.frexp(weight)[1])
+            self._scaler.load_state_dict(state)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of a loss."""
@@ -77,5 +91,6 @@ class Update:
 
     def load_scaler_state(self, state: dict[str, Any]) -> None:
         """Restore the result of ``scaler_state``."""
+        self.needs_scale = False
         self._skipped.fill_(state["skipped_steps"])
         self._scaler.load_state_dict({k: v for k, v in state.items() if k != "skipped_steps"})

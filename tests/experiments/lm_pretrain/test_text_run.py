@@ -224,3 +224,21 @@ def test_the_cache_may_be_out_of_reach(run: Run, monkeypatch, tmp_path, caplog) 
     found = run("run")
     assert table(found, "trials").iloc[0]["status"] == "succeeded"
     assert "the tokens cannot be cached" in caplog.text
+
+
+def test_fp16_skips_no_step_at_the_start_and_ends_near_fp32(run: Run) -> None:
+    """The loss is a sum over thousands of tokens, whose gradient fp16 cannot hold at torch's scale.
+
+    The first micro-batch chooses the scale, here in two sizes.
+    """
+    long = ["train.training.steps=30", "model.context=256", "train.training.log_every=1"]
+    long += ["model.width=32", "data.tuning_share=0"]
+    losses = {}
+    for name, precision, micro in (("a", "fp32", 12), ("b", "fp16", 12), ("c", "fp16", 2)):
+        sizes = [f"train.training.precision={precision}", f"train.training.micro_batch={micro}"]
+        found = run(name, *long, *sizes, only=("train",))
+        losses[name] = table(found, "steps")["loss"].to_numpy()
+        assert table(found, "trials")["skipped_steps"].fillna(0).tolist() == [0]
+    assert losses["a"][-1] < 0.7 * losses["a"][0]
+    for name in ("b", "c"):
+        np.testing.assert_allclose(losses[name], losses["a"], rtol=0.02)

@@ -366,7 +366,7 @@ def test_fp16_skips_a_step_that_overflows_and_resumes_with_its_scale(tmp_path: P
     assert outcome["skipped_steps"] == 1  # counted before the cut
     assert found[2:] == expected[2:]
     assert_equal(stored, trained)
-    assert last_scale(resumed) == last_scale(whole) == 2.0**15
+    assert last_scale(resumed) == last_scale(whole) == 2.0**13
 
 
 @pytest.mark.parametrize("steps", [7, 40])
@@ -635,10 +635,12 @@ def resumed_memory(run: RunDirectory, rank: int, *, sharded: bool) -> int:
 def interrupted(folder: Path, strategy: str, optimizer: str, fail_at: int | None) -> TrainingJob:
     task = TwoHeads(by_token=True, fail_at=fail_at)
     place, given = folder / f"{strategy}-{optimizer}", {"optimizer": optimizer, **GIVEN}
+    if optimizer == "fp16":  # its scale is exact, and double precision is not cast
+        given |= {"optimizer": "adamw", "precision": "fp16"}
     return job(task, place, (4, 2, 16, 2), strategy=strategy, checkpoint_every=3, **given)
 
 
-OPTIMIZERS = ["adamw", "adafactor"]
+OPTIMIZERS = ["adamw", "adafactor", "fp16"]
 GIVEN: dict[str, Any] = {"clip_norm": 0.5, "weight_decay": 0.1}
 TWO_WORKERS: list[tuple[TrainTask, tuple[int, int, int, int]]] = [
     (Regression(), (4, 2, 16, 2)),
