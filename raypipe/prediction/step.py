@@ -7,7 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
 from raypipe.errors import ConfigError, message_of
-from raypipe.hardware import Precision
 from raypipe.prediction.cuda_rules import CudaRules
 from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes, replaced
-from raypipe.training import evaluation, order, parallel, precision
+from raypipe.training import evaluation, muon, order, parallel, precision
 from raypipe.training.job import Worker
 from raypipe.training.loader import over_leaves
 from raypipe.training.settings import TrainStageSettings
@@ -185,8 +184,14 @@ class _Step:
         return loss
 
 
-def _rules(compute_capability: float | None) -> AbstractContextManager[object]:
-    return nullcontext() if compute_capability is None else CudaRules(compute_capability)
+@contextmanager
+def _rules(compute_capability: float | None) -> Iterator[None]:
+    if compute_capability is None:
+        yield
+        return
+    on_card = partial(_on_card, muon.product_type)
+    with CudaRules(compute_capability), replaced(muon, "product_type", on_card):
+        yield
 
 
 def _batch(task: TrainTask, size: int) -> Any:
@@ -201,9 +206,8 @@ def _batch(task: TrainTask, size: int) -> Any:
     return (task.collate() or default_collate)(samples)
 
 
-def _on_card(policy: Callable[..., Any], kind: Precision, device: torch.device) -> Any:
-    del device
-    return policy(kind, torch.device("cuda"))
+def _on_card(policy: Callable[..., Any], *given: Any) -> Any:
+    return policy(*given[:-1], torch.device("cuda"))
 
 
 def _stay(module: nn.Module, *_: Any, **__: Any) -> nn.Module:

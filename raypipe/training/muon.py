@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import prod, sqrt
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
 from raypipe.training import parallel
 
@@ -52,41 +51,70 @@ class MuonWithAdamW(torch.optim.Optimizer):
 class Muon(torch.optim.Muon):
     """``torch.optim.Muon`` for plain matrices, and for those whose rows are sharded, as by FSDP.
 
-    Momentum and weights are updated where they are. Each worker orthogonalizes some of the
+    Momentum and weights are updated where they are. Each worker orthogonalizes some of the sharded
     matrices: it receives their updates from all workers, and returns to each the rows that it
-    holds. These two exchanges are in bf16, in which Muon computes anyway.
+    holds. These two exchanges are in the arithmetic of the products.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take an optimizer step; ``closure`` is ignored if matrices are sharded."""
+        """Take an optimizer step; ``closure`` is ignored."""
+        del closure
         pairs = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
-        if not any(isinstance(parameter, DTensor) for parameter, _ in pairs):
-            return super().step(closure)  # type: ignore[no-untyped-call]
-        matrices, groups = [p for p, _ in pairs], [group for _, group in pairs]
+        for matrix, group in pairs:
+            if not isinstance(matrix, DTensor):
+                direction = orthogonalized(self._update(matrix, group), group)
+                _take(matrix, matrix, direction, group)
+        sharded = [pair for pair in pairs if isinstance(pair[0], DTensor)]
+        if not sharded:
+            return None
+        matrices, groups = zip(*sharded, strict=True)
         updates = list(map(self._update, matrices, groups))
-        weights = parallel.local(matrices)
-        directions = _orthogonalized(matrices, updates, groups)
-        for whole, weight, direction, group in zip(
-            matrices, weights, directions, groups, strict=True
-        ):
-            weight.mul_(1 - group["lr"] * group["weight_decay"])
-            rate = _adjust_lr(group["lr"], group["adjust_lr_fn"], whole.shape)
-            weight.add_(direction, alpha=-rate)
+        directions = _exchanged_directions(matrices, updates, groups)
+        for each in zip(matrices, parallel.local(matrices), directions, groups, strict=True):
+            _take(*each)
         return None
 
     def _update(self, matrix: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return this worker's rows of the update to orthogonalize, in bf16."""
+        """Return this worker's rows of the update to orthogonalize, in the type of the products."""
         state = self.state[matrix]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
         buffer, gradient = parallel.local([state["momentum_buffer"], cast("Tensor", matrix.grad)])
         buffer.lerp_(gradient, 1 - group["momentum"])
         update = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-        return update.bfloat16()
+        return update.to(product_type(update.device))
 
 
-def _orthogonalized(
+def product_type(device: torch.device) -> torch.dtype:
+    """Return the type of the products on a device.
+
+    A CPU without instructions for bf16 takes 30 times as long in it as in fp32.
+    """
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def orthogonalized(update: Tensor, group: dict[str, Any]) -> Tensor:
+    """Return a matrix with the singular vectors of ``update`` and singular values near 1.
+
+    These are the Newton-Schulz iterations of ``torch.optim.Muon``, in the type of ``update``.
+    """
+    a, b, c = group["ns_coefficients"]
+    wide = update.T if update.shape[0] > update.shape[1] else update
+    wide = wide / wide.norm().clamp(min=group["eps"])
+    for _ in range(group["ns_steps"]):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide.T if update.shape[0] > update.shape[1] else wide
+
+
+def _take(whole: Tensor, weight: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
+    """Step in a direction with this worker's rows ``weight`` of a matrix."""
+    weight.mul_(1 - group["lr"] * group["weight_decay"])
+    weight.add_(direction, alpha=-group["lr"] * 0.2 * sqrt(max(whole.shape)))
+
+
+def _exchanged_directions(
     matrices: Sequence[DTensor], updates: Sequence[Tensor], groups: Sequence[dict[str, Any]]
 ) -> list[Tensor]:
     """Return this worker's rows of each orthogonalized update."""
@@ -101,12 +129,12 @@ def _orthogonalized(
         group,
         empty,
     )
-    orthogonalized = []
-    for i, parts in zip(owned, zip(*received, strict=True), strict=True):
-        how = (groups[i][key] for key in ("ns_coefficients", "ns_steps", "eps"))
-        orthogonalized.append(_zeropower_via_newtonschulz(torch.cat(parts), *how).split(rows[i]))
+    directions = [
+        orthogonalized(torch.cat(parts), groups[i]).split(rows[i])
+        for i, parts in zip(owned, zip(*received, strict=True), strict=True)
+    ]
     returned = _exchanged(
-        [[parts[each] for parts in orthogonalized] for each in workers],
+        [[parts[each] for parts in directions] for each in workers],
         [[updates[i].shape for i in part] for part in shares],
         group,
         empty,

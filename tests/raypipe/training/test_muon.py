@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.multiprocessing.spawn import spawn
 
-from raypipe.training import parallel
+from raypipe.training import muon, parallel
 from raypipe.training.muon import Muon
 from raypipe.training.optimizer import build
 from raypipe.training.settings import TrainingSettings
@@ -84,10 +86,30 @@ def test_sharded_matrices_take_the_steps_of_whole_ones(tmp_path: Path) -> None:
         torch.testing.assert_close(momentum, expected, rtol=0, atol=0)
 
 
-def test_plain_matrices_are_torchs() -> None:
+@pytest.mark.parametrize("size", [(4, 3), (16, 64), (64, 16), (1, 5)])
+def test_directions_on_a_cpu_are_those_in_full_precision(size: tuple[int, int]) -> None:
+    """Against Newton-Schulz on the singular values, in fp64; bf16 is off by some thousandths."""
+    torch.manual_seed(1)
+    matrix, gradient = nn.Parameter(torch.zeros(size)), torch.randn(size)
+    matrix.grad = gradient.clone()
+    optimizer = Muon([matrix], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    optimizer.step()
+    left, values, right = torch.linalg.svd(gradient.double(), full_matrices=False)
+    values /= values.norm()
+    a, b, c = optimizer.defaults["ns_coefficients"]
+    for _ in range(optimizer.defaults["ns_steps"]):
+        values = a * values + b * values**3 + c * values**5
+    expected = -0.2 * math.sqrt(max(size)) * (left * values) @ right
+    torch.testing.assert_close(matrix.double(), expected, rtol=0, atol=2e-5)
+
+
+def test_in_half_precision_plain_matrices_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card, whose products are in bf16."""
+    monkeypatch.setattr(muon, "product_type", lambda device: torch.bfloat16)
     given: dict[str, Any] = {"lr": 0.02, "adjust_lr_fn": "match_rms_adamw"}
-    found, expected = ([nn.Parameter(torch.ones(4, 3))] for _ in range(2))
-    for parameters, kind in ((found, Muon), (expected, torch.optim.Muon)):
-        parameters[0].grad = torch.arange(12.0).view(4, 3)
-        kind(parameters, **given).step()
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for size in ((4, 3), (3, 4)):
+        found, expected = ([nn.Parameter(torch.ones(size))] for _ in range(2))
+        for parameters, kind in ((found, Muon), (expected, torch.optim.Muon)):
+            parameters[0].grad = torch.arange(12.0).view(size)
+            kind(parameters, **given).step()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

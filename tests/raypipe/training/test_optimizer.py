@@ -16,6 +16,7 @@ from raypipe.hardware import Hardware
 from raypipe.storage import tables as results
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
+from raypipe.training.muon import Muon
 from raypipe.training.optimizer import build
 from raypipe.training.requirements import obstacles
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
@@ -102,7 +103,7 @@ def test_muon_updates_the_matrices_of_blocks_and_adamw_the_rest() -> None:
     matrix = expected.block["linear"].weight
     others = [p for p in expected.parameters() if p is not matrix]
     options = {"lr": 0.02, "weight_decay": 0.1}
-    muon = torch.optim.Muon([matrix], adjust_lr_fn="match_rms_adamw", **options)
+    muon = Muon([matrix], adjust_lr_fn="match_rms_adamw", **options)
     adamw = torch.optim.AdamW(others, betas=(0.8, 0.9), fused=True, **options)
     for seed in (1, 2, 3):
         give_gradients(model, seed)
