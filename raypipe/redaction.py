@@ -19,7 +19,8 @@ HIDDEN = "***"
 #: a word from its first ``://`` on; a key with an unescaped slash is a secret, too
 _ADDRESS = re.compile(r"://([^\s\"':]*:[^\s\"']*(?=@)|[^/@\s\"']+(?=@))?([^\s\"']*)")
 #: in the query of a URI, even if an error quotes the query alone
-_PARAMETER = re.compile(r"(?<=[?&#])([^\s\"'?&#=]+)=[^\s\"'&#]+")
+#: (``;`` ends a value, as ``&`` does; within one it is written ``%3B``)
+_PARAMETER = re.compile(r"(?<=[?&#;])([^\s\"'?&#=;]+)=[^\s\"'&#;]+")
 # the kind of credentials is public: Arrow has ?credential_kind=anonymous
 _SECRET = re.compile(
     r"(^|[_-])(password|passwd|passphrase|secrets?|token|credentials?|"
@@ -135,6 +136,22 @@ def holds_text(value: Any) -> bool:
         items = value.values() if isinstance(value, Mapping) else value
         return any(holds_text(item) for item in items)
     return isinstance(value, str)
+
+
+def refuse_secrets(values: Mapping[str, Any]) -> None:
+    """Refuse secrets among values that name results, and so are stored and shown as they are.
+
+    Raises:
+        ValueError: a value has the name of a secret, or holds credentials.
+
+    """
+    for name, value in values.items():
+        if without_secrets({name: value}) != {name: value}:
+            variable = name.rpartition(".")[2].upper()
+            raise ValueError(
+                f"{name}: holds a secret, and it would be stored with the results and shown; pass "
+                f"secrets in the environment, and read os.environ[{variable!r}] in your code"
+            )
 
 
 def main(control: int) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from raypipe.config.search import RaceSettings, SearchSettings
 from raypipe.config.settings import Settings
+from raypipe.redaction import refuse_secrets
 
 #: values of a point by dotted key
 Point = dict[str, Any]
@@ -134,6 +135,8 @@ class MatrixSettings(Settings):
             repeated = _repeated(values)
             if repeated is not None:
                 raise ValueError(f"{key}: {json.dumps(repeated)} is given twice")
+        for given in (self.axes, *self.points):
+            refuse_secrets({k: list(v) if isinstance(v, tuple) else v for k, v in given.items()})
         for point in self.points:
             for key in point:
                 if key in self.axes:

@@ -17,6 +17,7 @@ from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.identity import canonical_json, fingerprint
 from raypipe.pipeline.launcher import PoolOptions, TaskResult
 from raypipe.pipeline.unit_logs import brief
+from raypipe.redaction import refuse_secrets, without_secrets
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.tables import Column, Table
 
@@ -83,6 +84,7 @@ class FunctionSettings(Settings):
                 canonical_json(value)
             except (ValueError, TypeError) as error:
                 raise ValueError(f"{name}: {error}") from None
+        refuse_secrets({name: axis(value) or value for name, value in arguments.items()})
         return arguments
 
     @field_validator("minimize")
@@ -274,7 +276,7 @@ def _row(unit: Unit, result: TaskResult) -> dict[str, Any]:
     return {
         "call": unit.key.partition("/")[2],
         **unit.literals["arguments"],
-        **result.value,
+        **without_secrets(result.value),
         "duration_s": result.duration_s,
         "worker": result.worker,
         "attempt": result.attempt,

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import raypipe as rp
 from raypipe.commands import fit as fit_command
 from raypipe.config.overrides import hidden_override
 from raypipe.datasets import CorpusError, load_corpus
@@ -417,3 +418,50 @@ def test_what_is_hidden() -> None:
 def test_secrets_in_the_query_of_a_uri_are_hidden(given: str, shown: str) -> None:
     assert without_credentials(given) == shown
     assert RunDirectory.at(given).shown.endswith(shown) or "://" not in given
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"api_key": SECRET},
+        {"api_key": [SECRET, "other"]},
+        {"url": f"https://host/?token={SECRET}"},
+        {"url": f"s3://key:{SECRET}@bucket/x"},
+        {"options": {"login": {"password": SECRET}}},
+    ],
+)
+@pytest.mark.parametrize("key", ["arguments", "matrix.axes"])
+def test_a_secret_that_would_name_results_is_refused(work, capsys, key, given) -> None:
+    (work / "sec.py").write_text("def f(**given): return {'y': 1}\n")
+    words = [f"{name}={json.dumps(value)}" for name, value in given.items()]
+    if key == "matrix.axes":
+        words = [f"matrix.arguments.{n}={json.dumps([v])}" for n, v in given.items()]
+    assert raypipe("map", "sec:f", *words, "--local", "--run-dir", "out") == 2
+    output = capsys.readouterr()
+    assert "os.environ[" in output.err
+    assert SECRET not in output.out + output.err
+    assert not (work / "out").exists()
+
+
+def test_a_secret_that_a_function_returns_is_not_stored(work, capsys) -> None:
+    (work / "sec2.py").write_text(
+        f"def f(token): return {{'api_key': '{SECRET}', 'place': 's3://k:{SECRET}@b/x'}}\n"
+    )
+    assert raypipe("map", "sec2:f", "token=0..2", "--local", "--run-dir", "out") == 0
+    stored = [path.read_bytes() for path in (work / "out").rglob("*") if path.is_file()]
+    assert not any(SECRET.encode() in content for content in stored)
+    assert SECRET not in "".join(capsys.readouterr())
+    row = rp.open(work / "out").table("calls").iloc[0]
+    assert (row["token"], row["api_key"], row["place"]) == (0, "***", "s3://***@b/x")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://b?token=x; use another", "s3://b?token=***; use another"),
+        ("?a=1;token=x;b=2", "?a=1;token=***;b=2"),
+        ("curl 'http://h?api_key=x';echo done", "curl 'http://h?api_key=***';echo done"),
+    ],
+)
+def test_the_text_after_a_secret_stays(text: str, shown: str) -> None:
+    assert without_credentials(text) == shown
