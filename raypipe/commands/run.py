@@ -272,7 +272,7 @@ def _is_shown(
     """Whether the tables and the report exist, written after the last unit was stored.
 
     A stage that failed in units that are not asked for any more is not shown as it is, nor is a
-    table that now declares otherwise which values are better.
+    damaged table, or one that now declares otherwise which values are better.
     """
     rows = (ledger.get("stages", stage.key) for stage in stages)
     if any(row is not None and row["status"] != "succeeded" for row in rows):
@@ -283,7 +283,12 @@ def _is_shown(
     if ledger.get("runs", _SHOWN) != {"all": True} or not all(map(run_dir.exists, files)):
         return False
     better = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
-    return all(measures(run_dir, name) == columns for name, columns in better.items())
+    try:
+        stored = {name: measures(run_dir, name) for name in better}
+    except ConfigError as error:  # the ledger has its rows
+        print(f"WARNING: a table is written again: {error}", flush=True)
+        return False
+    return stored == better
 
 
 def _run_id(ledger: Ledger, configuration: Configuration) -> str:

@@ -257,7 +257,7 @@ def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
 
 
 def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
-    """Return :func:`better` of a table, without reading its rows.
+    """Return :func:`better` of a table, after reading its whole file.
 
     Raises:
         ConfigError: it is damaged.
@@ -267,8 +267,7 @@ def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
     name = next((name for name in run_dir.list(folder) if name.endswith(".parquet")), None)
     if name is None:
         return {}
-    with _reading(f"{folder}/{name}"), run_dir.fs.open_input_file(f"{folder}/{name}") as file:
-        return better(pq.read_schema(file))
+    return better(_read_file(f"{folder}/{name}", run_dir).schema)
 
 
 def better(schema: pa.Schema) -> dict[str, str]:
@@ -304,10 +303,10 @@ def _reading(path: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # on foreign bytes Arrow raises anything, from KeyError to Unicode's
-        advice = "run the configuration again with this run directory to rebuild it"
+        advice = "run the configuration again with this run directory, which rebuilds it"
         if PurePath(path).name != "data.parquet":
-            advice = "what it held is lost, the results are in the other tables"
-        raise ConfigError(f"{path} is damaged ({error}); delete it: {advice}") from error
+            advice = "delete it: what it held is lost, the results are in the other tables"
+        raise ConfigError(f"{path} is damaged ({error}); {advice}") from error
 
 
 def _to_arrow(table: Table, rows: Sequence[Row], run_id: str, variant: str) -> pa.Table:

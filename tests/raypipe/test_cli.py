@@ -65,6 +65,17 @@ def test_a_lost_table_or_report_is_written_anew(work, capsys, lost):
     assert "nothing to do" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("size", [0, 100, -200])
+def test_a_damaged_table_is_written_anew_though_nothing_is_to_do(work, capsys, size):
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    file = work / "out/results/evaluations/data.parquet"
+    content = file.read_bytes()
+    file.write_bytes(content[:size])
+    assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
+    assert "WARNING: a table is written again: " in capsys.readouterr().out
+    assert file.read_bytes() == content
+
+
 def test_figures_that_fail_cost_no_report(work, capsys, caplog):
     plain, failing = (
         "EXPERIMENT = ",
