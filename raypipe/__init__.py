@@ -7,11 +7,15 @@ experiments are made of (``rp.Experiment``). Names are imported on first use, so
 import itself is quick.
 """
 
-import sys
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from raypipe.config import search_path
+
+search_path.protect()  # before anything else is imported
+
+import sys  # noqa: E402
+from importlib import import_module  # noqa: E402
+from importlib.metadata import PackageNotFoundError, version  # noqa: E402
+from types import ModuleType  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from raypipe.api import Run, RunFailedError, fit, map, open, plan, run, sweep

@@ -117,7 +117,8 @@ def trace_of(error: BaseException) -> Trace:
     """Return the traceback of an exception and of its causes.
 
     The frames of raypipe, Ray and torch above the user's code are left out. The user's code is what
-    is not installed, or, without such a frame, the package that raypipe called.
+    is not installed, or, without such a frame, the package that raypipe called. A frame of raypipe
+    is never named: on a full disk the fault is not there.
     """
     shown = traceback.TracebackException.from_exception(error)
     frame = ""
@@ -128,7 +129,7 @@ def trace_of(error: BaseException) -> Trace:
             frame = f"{last.filename}:{last.lineno} in {last.name}"
         if own:
             each.stack[:] = each.stack[own[0] :]
-    if not frame and shown.stack:
+    if not frame and shown.stack and _package(shown.stack[-1].filename) != "raypipe":
         last = shown.stack[-1]
         frame = f"{last.filename}:{last.lineno} in {last.name}"
     return Trace(shortened("".join(shown.format()).rstrip(), _LONGEST_TRACE), frame)

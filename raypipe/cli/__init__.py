@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import platform
 import signal
@@ -74,6 +75,12 @@ def _interrupt(number: int, frame: object) -> None:
     raise _Interrupted
 
 
+def _ignore_interrupts() -> None:
+    """Let the interpreter exit with its status: everything is said, and another Ctrl-C is late."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main() -> None:
     """Run the command line; a configuration error is one message and exit status 2.
 
@@ -93,4 +100,6 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
+        # the last callback is the first to run: before Ray stops its processes, which takes seconds
+        atexit.register(_ignore_interrupts)
         gc.freeze()  # the exit would collect among all objects for a second

@@ -26,6 +26,7 @@ from raypipe.commands.selection import (
 )
 from raypipe.commands.store import store_of
 from raypipe.commands.time_budget import TimeBudget
+from raypipe.config import search_path
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
@@ -98,6 +99,7 @@ def execute(request: Request) -> Ended:
         check_training(configuration, graph, nodes)
         if launcher is None and not request.local:  # a cluster may grow; this machine does not
             check_size(configuration, graph, nodes[0])
+            cluster.check_address_space(nodes[0])
         run_dir = _run_directory(request.run_dir, configuration)
         fresh = not run_dir.exists(run_dir.ledger)
         stored = Ledger(run_dir, writable=False)
@@ -326,5 +328,10 @@ def announce(display: Display, configuration: Configuration, nodes: Sequence[Har
     for node in nodes:
         for problem in node.gpu_problems:
             display.say(f"WARNING: {node.hostname}: not used: {problem}")
+    if files := search_path.shadowing():
+        display.say(
+            f"WARNING: {', '.join(files)}: has the name of a module of Python or of a package that "
+            "raypipe needs, which every import gets instead; rename it"
+        )
     if value := os.environ.get(faults.VARIABLE):
         display.say(f"WARNING: fault injection is enabled ({faults.VARIABLE}={value})")

@@ -15,7 +15,7 @@ from raypipe.storage.lock import is_held
 from raypipe.storage.run_directory import RunDirectory, is_run
 from raypipe.storage.run_status import RunStatus
 
-KILLED = "its process ended without a word: killed, or the machine is gone"
+KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
 
 #: statuses of stages, the worst first
 _WORST = ("failed", "out_of_memory", "interrupted", "skipped", "succeeded")

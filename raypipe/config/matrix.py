@@ -135,9 +135,9 @@ class MatrixSettings(Settings):
             repeated = _repeated(values)
             if repeated is not None:
                 raise ValueError(f"{key}: {json.dumps(repeated)} is given twice")
-        for given in (self.axes, *self.points):
-            refuse_secrets({k: list(v) if isinstance(v, tuple) else v for k, v in given.items()})
+        refuse_secrets({key: list(values) for key, values in self.axes.items()})
         for point in self.points:
+            refuse_secrets(point)
             for key in point:
                 if key in self.axes:
                     raise ValueError(f"points: {key} is also an axis; give it in one of the two")

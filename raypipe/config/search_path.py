@@ -5,7 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
+
+#: variable by which workers receive the search path
+VARIABLE = "RAYPIPE_SEARCH_PATH"
+#: modules of Python, and packages that raypipe and Ray cannot do without
+PROTECTED = frozenset(
+    sys.stdlib_module_names
+    | {"ray", "torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "pydantic", "yaml"}
+    | {"matplotlib", "typer", "click", "rich", "psutil", "filelock", "jinja2", "optuna"}
+    | {"packaging", "requests", "google", "msgpack", "jsonschema", "aiohttp", "tqdm"}
+)
 
 
 def prefer(*folders: Path) -> None:
@@ -15,16 +27,54 @@ def prefer(*folders: Path) -> None:
 
 
 def of_workers() -> str:
-    """Return ``PYTHONPATH`` for workers, so that they import what this process does.
+    """Return the search path for workers, so that they import what this process does.
 
     It begins with the current directory, and has what precedes Python's own modules on
-    ``sys.path``: folders of configurations, and of a script or notebook.
+    ``sys.path``: folders of configurations, and of a script or notebook. It is not ``PYTHONPATH``:
+    Ray's own processes would import a user's ``random.py``.
     """
-    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    end = next((i for i, entry in enumerate(sys.path) if entry in own or _is_zip(entry)), 0)
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    entries = [str(Path.cwd()), *map(os.path.abspath, sys.path[:end]), *filter(None, given)]
+    folders = map(os.path.abspath, sys.path[: _first_own()])
+    entries = [str(Path.cwd()), *folders, *filter(None, given)]
     return os.pathsep.join(dict.fromkeys(entries))
+
+
+def adopt() -> None:
+    """Put the search path that a command gave its workers first on ``sys.path``."""
+    wanted = list(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+    sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
+
+
+def shadowing() -> list[str]:
+    """Return the files of the current directory that no import gets, because of their names."""
+    return sorted(f"{name}.py" for name in PROTECTED if Path(f"{name}.py").is_file())
+
+
+class Protected:
+    """Finder of the modules that raypipe and Ray import, also if the user has files of their names.
+
+    Otherwise a file ``random.py`` in the current directory would reach into every package.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return the module after the user's folders; None for a name that is not protected."""
+        if path is not None or name not in PROTECTED:
+            return None
+        return PathFinder.find_spec(name, sys.path[_first_own() :], target)
+
+
+def protect() -> None:
+    """Let Python's modules and raypipe's packages come before the user's files of their names."""
+    if Protected not in sys.meta_path:
+        place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
+        sys.meta_path.insert(place, Protected)
+
+
+def _first_own() -> int:
+    """Return the position of Python's own modules on ``sys.path``."""
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    return next((i for i, entry in enumerate(sys.path) if entry in own or _is_zip(entry)), 0)
 
 
 def _is_zip(entry: str) -> bool:

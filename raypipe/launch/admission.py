@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn, Protocol
 
+from raypipe.errors import UnitError
 from raypipe.launch.capacity import living_nodes
 from raypipe.pipeline.allocator import Allocator, Claim, Lease
 
@@ -42,7 +43,7 @@ class Admission:
         self.nodes = tuple(nodes)
         self._allocator = Allocator({})
         self._changed = threading.Condition()
-        self._interrupted = threading.Event()
+        self._interrupted, self._lost = threading.Event(), ""
         self._winding_down = threading.Event()
         # seconds that the work of leases needs to come to an orderly end
         self._active: dict[Lease, float] = {}
@@ -174,16 +175,20 @@ class Admission:
         while True:
             self.pause(_POLL_S)
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in every current and later ``pause``."""
+    def interrupt(self, lost: str = "") -> None:
+        """Raise KeyboardInterrupt in every current and later ``pause``.
+
+        It is a UnitError if Ray is ``lost``, with this message.
+        """
+        self._lost = lost
         self._interrupted.set()
         with self._changed:
             self._changed.notify_all()
 
     def pause(self, seconds: float = 0) -> None:
-        """Sleep. Raises KeyboardInterrupt after ``interrupt``."""
+        """Sleep. Raises KeyboardInterrupt, or UnitError, after ``interrupt``."""
         if self._interrupted.wait(seconds):
-            raise KeyboardInterrupt
+            raise UnitError("ray", "node_lost", self._lost) if self._lost else KeyboardInterrupt
 
     def _admit(self) -> None:
         if self.is_winding_down:

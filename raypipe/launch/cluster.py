@@ -6,15 +6,19 @@ import faulthandler
 import logging
 import math
 import os
+import secrets
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import current_thread, main_thread
+from pathlib import Path
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
+import psutil
 import ray
 from ray._private import worker as ray_worker
 from ray._private.accelerators import NvidiaGPUAcceleratorManager
@@ -36,7 +40,14 @@ from raypipe.sweep.settings import SweepSettings
 from raypipe.training.job import Report, TrainingJob
 
 _CONNECT_S = 10.0
+#: variable of Ray: a cluster to use
+_ADDRESS = "RAY_ADDRESS"
+#: bytes of a folder for Ray's sockets, whose names in it take 68 of the 107 that Linux allows
+_LONGEST_FOLDER = 39
+_SHORT_FOLDER = "/tmp/ray"
 _START_S = 300.0
+# seconds between looks at the raylet, and for work to end after its death
+_LOOK_S, _END_S = 0.5, 5.0
 _STDERR = 2  # a notebook's stderr has no file descriptor
 _NODE_GONE = (NodeDiedError, TaskUnschedulableError, WorkerCrashedError)
 
@@ -73,18 +84,22 @@ class RayLauncher:
         self._local = address is None and not in_cluster()
         if self._local and modules is not None and _is_kept(modules):
             self._admission = Admission(living_nodes().values())
+            self._watch_raylet()
             return
         quiet = {name: os.environ[name] for name in ENVIRONMENT}
-        search = search_path.of_workers()
+        search = {search_path.VARIABLE: search_path.of_workers()}
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         variables: dict[str, str] = {}
-        # a job passes its own variables on to its workers; PYTHONPATH includes the job's
+        # a job passes its own variables on to its workers; the search path includes the job's
         os.environ.setdefault("RAY_OVERRIDE_JOB_RUNTIME_ENV", "1")
         if self._local:
             here = hardware.detect()
             options |= {"include_dashboard": False, "num_cpus": here.cpus, "address": "local"}
             # its processes inherit them; Ray takes half a second per process to apply a runtime_env
-            variables = {"PYTHONPATH": search}
+            variables = search
+            if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:  # as SLURM sets TMPDIR
+                options["_temp_dir"] = _SHORT_FOLDER
+            _provide_token()
             # Ray counts cards, also lost ones, and not the slices of MIG
             options["num_gpus"] = len(here.gpus)
             if here.gpus:
@@ -93,9 +108,12 @@ class RayLauncher:
                 manager: Any = NvidiaGPUAcceleratorManager
                 manager.get_current_node_accelerator_type = _no_type
         else:
+            # Python's own variable brings raypipe itself, if it is not installed on the nodes
+            given = {k: v for k in ("PYTHONPATH",) if (v := os.environ.get(k))}
+            named = f"--address {address}" if address else f"{_ADDRESS}={os.environ.get(_ADDRESS)}"
             options["address"] = address or "auto"
-            options["runtime_env"] = {"env_vars": {"PYTHONPATH": search, **quiet}}
-            _check_reachable(options["address"])
+            options["runtime_env"] = {"env_vars": {**given, **search, **quiet}}
+            _check_reachable(address or os.environ.get(_ADDRESS, ""), named)
         # Ray prints a colored paragraph per dead worker, regardless of log_to_driver; each death
         # is a row in `failures`. There is no public switch.
         ray_worker._worker_logs_enabled = False
@@ -107,10 +125,10 @@ class RayLauncher:
                 ray.shutdown()
                 reason = f"Ray does not start on this machine: {error}"
                 raise UnitError("ray.init", "node_lost", reason) from error
-            raise ConfigError(
-                f"--address {options['address']}: no Ray cluster can be reached there: {error}"
-            ) from error
+            raise ConfigError(f"{named}: no Ray cluster can be reached there: {error}") from error
         self._admission = Admission(living_nodes().values())
+        if self._local:
+            self._watch_raylet()
 
     def on_every_node(self, function: Callable[[], R]) -> list[R]:
         """Call a function in a task on each living node, and return the results.
@@ -211,9 +229,46 @@ class RayLauncher:
         """Raise KeyboardInterrupt in every thread that waits on this launcher."""
         self._admission.interrupt()
 
+    def _watch_raylet(self) -> None:
+        """Let all work fail once the raylet that was started here dies.
+
+        Ray ends this process without a word ten seconds later, so it is left before.
+        """
+        raylet = _raylet()
+
+        def watch() -> None:
+            while raylet is not None and _lives(raylet):
+                time.sleep(_LOOK_S)
+            if raylet is None or not ray.is_initialized() or _raylet() is not None:
+                return  # not started here, stopped in order, or started anew
+            self._admission.interrupt(
+                "Ray's process on this machine (raylet) died: somebody killed it, or the system "
+                "did, for lack of memory"
+            )
+            deadline = time.monotonic() + _END_S
+            while not self._admission.is_at_rest and time.monotonic() < deadline:
+                time.sleep(_LOOK_S)
+            if _raylet() is None:
+                ray.shutdown()
+
+        Thread(target=watch, name="raylet", daemon=True).start()
+
     def close(self) -> None:
         """Disconnect from the cluster; stop it if it was started here."""
         ray.shutdown()
+
+
+def _raylet() -> psutil.Process | None:
+    """Return the living raylet that this process has started, if any."""
+    return next(filter(_lives, psutil.Process().children()), None)
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process is a raylet that has not died."""
+    with suppress(psutil.Error):  # it has ended meanwhile
+        ended = psutil.STATUS_ZOMBIE
+        return bool(process.name() == "raylet" and process.status() != ended)
+    return False
 
 
 def _no_type() -> None:
@@ -291,14 +346,29 @@ def _ended_if_stuck() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _check_reachable(address: str) -> None:
-    """Fail at once if nothing listens at ``host:port``; Ray would retry for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+def _provide_token() -> None:
+    """Give Ray a token in the environment if it cannot keep one in ``~/.ray``."""
+    with suppress(OSError, RuntimeError):  # read-only, or no home at all
+        folder = Path.home() / ".ray"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK) or (folder / "auth_token").is_file():
+            return
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+
+
+def _check_reachable(address: str, named: str) -> None:
+    """Fail at once if nothing listens at ``host:port``; Ray would retry for minutes.
+
+    ``named`` is the option or the variable that has the address, for the message.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():  # "auto", or a name that Ray resolves
         return
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, OverflowError) as error:
+        advice = "" if named.startswith("--") else f"; start it, or unset {_ADDRESS}"
         raise ConfigError(
-            f"--address {address}: no Ray cluster can be reached there: {error}"
+            f"{named}: no Ray cluster can be reached there: {error}{advice}"
         ) from error

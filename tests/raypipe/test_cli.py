@@ -76,6 +76,24 @@ def test_a_damaged_table_is_written_anew_though_nothing_is_to_do(work, capsys, s
     assert file.read_bytes() == content
 
 
+def test_on_a_full_disk_no_file_of_raypipe_is_named(work, capsys, monkeypatch):
+    (work / "m.py").write_text("def f(x):\n    open('full', 'w')\n    return x\n")
+    store = os.fsync
+
+    def full(file: int) -> None:
+        if (work / "full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        store(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert raypipe("map", "m:f", "x=[1,2]", "--local", "--run-dir", "out") == 1
+    output = "".join(capsys.readouterr())
+    assert "the run directory cannot be written: [Errno 28] No space left on device" in output
+    assert "\n  at " not in output
+    assert "continue with: raypipe map m:f" in output
+
+
 def test_figures_that_fail_cost_no_report(work, capsys, caplog):
     plain, failing = (
         "EXPERIMENT = ",

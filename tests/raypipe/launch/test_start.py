@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.command import start
 
 STUCK = """
 import ctypes
@@ -20,3 +29,122 @@ def test_a_start_that_never_ends_ends_the_command() -> None:
     assert ended.returncode == 1
     assert "Timeout (0:00:00.500000)!" in ended.stderr
     assert "raypipe/launch/cluster.py" in ended.stderr
+
+
+def ended(folder: Path, *words: str | Path, **environment: str) -> tuple[int, str]:
+    process = start(folder, *words, environment={"RAY_ADDRESS": "", **environment})
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A folder with the user's function."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "m.py").write_text("def f(x):\n    return {'y': 2 * x}\n")
+    return folder
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1"])
+def test_a_dead_ray_address_is_one_message_that_names_the_variable(
+    mine: Path, address: str
+) -> None:
+    status, output = ended(mine, "map", "m:f", "x=[1]", "--run-dir", "r", RAY_ADDRESS=address)
+    assert status == 2
+    named = f"raypipe: RAY_ADDRESS={address}: no Ray cluster can be reached there"
+    assert output.startswith(named)
+    assert output.count("\n") == 1
+    assert [file.name for file in mine.iterdir()] == ["m.py"]
+
+
+def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
+    mine: Path, tmp_path: Path
+) -> None:
+    """Files that hide Python's modules, a long TMPDIR as of SLURM, and a home that is read-only."""
+    names = ["json", "queue", "random", "ray", "statistics", "yaml"]
+    for name in names:
+        (mine / f"{name}.py").write_text(f"raise RuntimeError('the user has {name}')")
+    (mine / "near").mkdir()
+    (mine / "near" / "m2.py").write_text(
+        "import queue, random, m\ndef f(x):\n    import statistics\n    return m.f(x)\n"
+    )
+    (mine / "near" / "x.yaml").write_text("function: m2:f\narguments: {x: [1, 2]}\n")
+    (long := tmp_path / ("long" * 20)).mkdir()
+    # the command as installed; `python -m` puts the folder on Python's own search path
+    script = "import sys; sys.path.remove(''); from raypipe import cli; cli.main()"
+    process = subprocess.run(
+        [sys.executable, "-c", script, "run", "near/x.yaml", "--run-dir", "r"],
+        cwd=mine,
+        env={
+            **{"PATH": "/usr/bin:/bin", "TMPDIR": str(long), "HOME": "/proc/nope"},
+            "RAYPIPE_CACHE": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    shadowing = ", ".join(f"{name}.py" for name in names)
+    assert f"WARNING: {shadowing}: has the name of a module of Python" in process.stdout
+    assert (mine / "r" / "results" / "calls").is_dir()
+
+
+def test_a_limit_of_the_address_space_is_named_before_ray_starts(mine: Path) -> None:
+    words = [sys.executable, "-m", "raypipe", "map", "m:f", "x=[1]", "--run-dir", "r"]
+    limit = 4 * 2**30
+    process = subprocess.run(
+        words,
+        cwd=mine,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert "raypipe: Ray cannot start: `ulimit -v` limits a process to 4.0 GiB" in process.stderr
+    assert [file.name for file in mine.iterdir()] == ["m.py"]
+
+
+def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """A command whose calls, of which one waits, have started."""
+    (folder / "slow.py").write_text("import time\ndef f(x):\n    time.sleep(x)\n    return x\n")
+    arguments = ("map", "slow:f", "x=[0,300]", "--cpus", "0.5", "--run-dir", "r", *words)
+    process = start(folder, *arguments, environment={"RAY_ADDRESS": ""})
+    assert process.stdout is not None
+    while "calls: started" not in (line := process.stdout.readline()):
+        assert line, "the command ended"
+    return process
+
+
+def test_a_killed_raylet_fails_the_run_with_the_command_that_continues(mine: Path) -> None:
+    """Ray itself would end the process ten seconds later, and leave nothing but its own log."""
+    process = begun(mine)
+    time.sleep(3)  # at once it would be while the driver uses the object store, which ends it
+    children = psutil.Process(process.pid).children()
+    next(child for child in children if child.name() == "raylet").kill()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "failed: calls: ray: node_lost: Ray's process on this machine (raylet) died" in output
+    assert "continue with: raypipe map slow:f 'x=[0,300]'" in output
+    status, shown = ended(mine, "show", "r")
+    assert status == 0
+    assert "(raylet) died" in shown
+    assert "without a word" not in shown
+
+
+@pytest.mark.parametrize("words", [(), ("--local",)])
+def test_more_than_one_ctrl_c_adds_nothing_to_the_message(
+    mine: Path, words: tuple[str, ...]
+) -> None:
+    process = begun(mine, *words)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("interrupted; finished units"):
+        assert line, "the command ended"
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    assert (process.stdout.read(), process.returncode) == ("", 130)
