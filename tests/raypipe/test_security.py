@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import sqlite3
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -433,6 +434,7 @@ def test_secrets_in_the_query_of_a_uri_are_hidden(given: str, shown: str) -> Non
 @pytest.mark.parametrize("key", ["arguments", "matrix.axes"])
 def test_a_secret_that_would_name_results_is_refused(work, capsys, key, given) -> None:
     (work / "sec.py").write_text("def f(**given): return {'y': 1}\n")
+    sys.modules.pop("sec", None)  # that of another folder
     words = [f"{name}={json.dumps(value)}" for name, value in given.items()]
     if key == "matrix.axes":
         words = [f"matrix.arguments.{n}={json.dumps([v])}" for n, v in given.items()]
