@@ -8,20 +8,22 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from raypipe.commands.configuration import stored_experiment
-from raypipe.commands.declarations import of_report
+from raypipe.commands.declarations import declared, of_report
 from raypipe.commands.results import existing
 from raypipe.commands.show import newest
 from raypipe.config import search_path
 from raypipe.config.document import parse
 from raypipe.errors import ConfigError
 from raypipe.storage import run_status, tables
+from raypipe.storage.ledger import Ledger
+from raypipe.storage.lock import is_held
 from raypipe.storage.run_directory import RunDirectory
 
 
 def report(location: str, variant: str | None = None) -> str:
-    """Write the page and the figures from the tables; return the path of the page.
+    """Write the page and the figures; return the path of the page.
 
-    The experiment that the run names is imported from the search path, but never from the run
+    The tables are first brought up to date with the ledger, which a killed command is ahead of. The experiment that the run names is imported from the search path, but never from the run
     directory, which may be someone else's. Raises ConfigError.
     """
     from raypipe.report.build import build
@@ -39,8 +41,12 @@ def report(location: str, variant: str | None = None) -> str:
         _refuse_code_inside(Path(run_dir.path()), document.experiment)
     experiment = stored_experiment(document)
     try:
-        declared, command = of_report(experiment), command_of(run_dir)
-        return build(run_dir, experiment.name, experiment.report, command, variant, declared)
+        if not is_held(run_dir):  # else its command writes them
+            ledger = Ledger.to_read(run_dir)
+            if (run := ledger.get("runs", "run")) is not None and not ledger.damage:
+                tables.write_tables(run_dir, ledger, declared(experiment), str(run["run_id"]))
+        own, command = of_report(experiment), command_of(run_dir)
+        return build(run_dir, experiment.name, experiment.report, command, variant, own)
     except OSError as error:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error
 

@@ -325,29 +325,29 @@ def _record_stage(
 class _TableWriter:
     """Writes the tables after stages, in at most a twentieth of the time; at the end, if need be.
 
-    Thousands of short stages would otherwise write growing tables thousands of times.
+    Thousands of short stages would otherwise write growing tables thousands of times. The ledger
+    knows whether the tables are old: a search records the outcome of a point after its last stage.
     """
 
     def __init__(self, session: Session) -> None:
         self._session, self._lock = session, Lock()
-        self._due, self._missing = 0.0, False
+        self._due, self._written = 0.0, -1
 
     def after_stage(self) -> None:
         """Write the tables, or leave it to a later stage."""
         with self._lock:
-            self._missing = True
             if time.monotonic() >= self._due:
                 self._write()
 
     def complete(self) -> None:
-        """Write the tables if stages ended since they were written."""
+        """Write the tables if the ledger changed since they were written."""
         with self._lock:
-            if self._missing:
+            if self._written != self._session.ledger.changes:
                 self._write()
 
     def _write(self) -> None:
         session, start = self._session, time.monotonic()
-        self._missing = False
+        self._written = session.ledger.changes  # before: others write rows meanwhile
         tables.write_tables(session.run_dir, session.ledger, session.tables, session.run_id)
         end = time.monotonic()
         self._due = end + _SHARE * (end - start)

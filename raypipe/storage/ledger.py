@@ -61,6 +61,7 @@ class Ledger:
 
     Attributes:
         damage: which lines are damaged and how many units run again, in words; empty if none is.
+        changes: the number of changes since it was opened; the tables are older where it differs.
 
     Raises:
         ConfigError: the stored rows cannot be read, or their writer keeps merging them.
@@ -79,6 +80,7 @@ class Ledger:
         self._stamp = stamp or {}
         self._tables: dict[str, dict[str, Row]] = {}
         self._lock = RLock()
+        self.changes = 0
         self._segments: list[str] = []
         self._lines: int | None = 0  # of the last segment; None if an append was interrupted
         self._writable = writable
@@ -113,6 +115,7 @@ class Ledger:
             self._append(
                 [(table, key, row) for table, rows in tables.items() for key, row in rows.items()]
             )
+            self.changes += 1
             for table, rows in tables.items():
                 if rows:
                     self._tables.setdefault(table, {}).update(rows)
@@ -122,6 +125,7 @@ class Ledger:
         with self._lock:
             known = [key for key in keys if key in self._tables.get(table, {})]
             self._append([(table, key, None) for key in known])
+            self.changes += 1
             for key in known:
                 del self._tables[table][key]
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from raypipe.config.search import SearchSettings
+from raypipe.pipeline import runner
 from raypipe.pipeline.asha import most_per_rung, promotable
 from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Measured, Metric
 from raypipe.pipeline.search import Bound, Objective, Proposal, Search
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.storage.tables import read_table
+from raypipe.storage.tables import Table, read_table, write_table
 from tests.raypipe.toy import raypipe
 
 HILL = """
@@ -166,6 +167,19 @@ def test_a_search_shares_stages_and_finds_the_hill(hill, capsys):
     assert raypipe("run", "hill.yaml", "--run-dir", "run") == 0
     assert "nothing to do" in capsys.readouterr().out
     assert ran(hill) == {}
+
+
+def test_the_last_point_of_a_search_is_in_the_tables(hill, monkeypatch):
+    """Its outcome is recorded after its last stage, whose end is when tables are written."""
+    monkeypatch.setattr(runner, "_SHARE", 0)  # as if stages took longer than the writing
+    options = ("--local", "--matrix", "search.trials=4", "--matrix", "search.concurrent=1")
+    assert raypipe("run", "hill.yaml", *options, "--run-dir", "run") == 0
+    found = table(hill / "run", "search")
+    assert list(found["status"]) == ["succeeded"] * 4
+    assert list(found["ended"]) == [0, 1, 2, 3]
+    write_table(RunDirectory.at(hill / "run"), Table("search", "of a killed command"), [], "r")
+    assert raypipe("report", "run") == 0
+    pd.testing.assert_frame_equal(table(hill / "run", "search"), found)
 
 
 def test_more_trials_compute_only_what_is_new(hill):
