@@ -18,7 +18,7 @@ from types import ModuleType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
-    from raypipe.api import Run, RunFailedError, fit, map, open, plan, run, sweep
+    from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, run, sweep
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.pipeline.context import StageContext
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from raypipe.training.task import Loss, TrainTask
 
 __all__ = [
+    "Best",
     "Column",
     "ConfigError",
     "Experiment",
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "raypipe.api": ("Run", "RunFailedError", "fit", "map", "open", "plan", "run", "sweep"),
+    "raypipe.api": ("Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "run", "sweep"),
     "raypipe.config.settings": ("Operational", "Settings"),
     "raypipe.errors": ("ConfigError", "UnitError"),
     "raypipe.pipeline.context": ("StageContext",),

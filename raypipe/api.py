@@ -43,6 +43,28 @@ class RunFailedError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best result of a run.
+
+    Attributes:
+        metric: the table and the column, such as ``calls.accuracy``.
+        better: ``lower`` or ``higher``.
+        value: the number, a mean over repetitions if there are any.
+        points: the settings that have it, by key; several if they are equally good.
+        runs: the number of repetitions.
+        text: the result as the end of a command prints it.
+
+    """
+
+    metric: str
+    better: str
+    value: float
+    points: Sequence[Mapping[str, Any]]
+    runs: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Run:
     """A run directory: its tables as data frames, its failures and its report."""
 
@@ -94,6 +116,31 @@ class Run:
     def failures(self) -> pd.DataFrame:
         """The failed attempts, with their tracebacks."""
         return self.table("failures")
+
+    def best(self, metric: str = "") -> Best | None:
+        """Return the best result, that of the end of the command; None if no number is finite.
+
+        Args:
+            metric: a column or ``table.column`` that says what is better; by default the first one
+                that has a finite number.
+
+        Raises:
+            ConfigError: there is no such metric, or a table is damaged.
+
+        """
+        from raypipe.commands.declarations import about
+
+        with _messages_alone():
+            found = about(self.directory).bests
+        for each in found:
+            if metric in ("", each.column.name, each.metric):
+                points = [plain(dict(point.values)) for point in each.ranking[: each.ties]]
+                key = each.key_result
+                return Best(each.metric, key.better, key.value, points, each.runs, key.text)
+        if not metric:
+            return None
+        known = ", ".join(dict.fromkeys(each.metric for each in found)) or "none"
+        raise ConfigError(f"best: metric = {metric}: has no finite result (those with: {known})")
 
     def report(self) -> Path | str:
         """Write the report again; return the path of its page."""

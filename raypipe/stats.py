@@ -22,6 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 ALPHA = 0.05
 #: Level of every confidence interval of a mean.
 CONFIDENCE = 0.95
+#: Relative difference of two means that is none.
+_ROUNDING = 1e-9
 
 
 class Friedman(TypedDict):
@@ -105,31 +107,49 @@ def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFr
     return found.mask(found > highest, np.inf)
 
 
-def lowest(values: pd.DataFrame) -> int:
-    """Return the place of the algorithm with the lowest mean, where runs may be missing.
+def ranked(
+    values: ArrayLike, points: ArrayLike, runs: ArrayLike, better: str
+) -> tuple[list[int], int]:
+    """Rank points by their means over runs: the rule that decides which result is the best.
 
-    An algorithm whose difficult runs are missing would win by its easy ones. So one is passed over
-    if another with more runs has a lower mean on the runs that both have.
+    Only finite values count. A point whose difficult runs are missing would win by its easy ones.
+    So the best point is one that no point with more runs beats on the runs that both have.
 
     Args:
-        values: runs x algorithms, at least one; missing values are excluded.
+        values: ``[N]``, of which a point and a run have one at most.
+        points: ``[N]``, the point of each, a number from 0.
+        runs: ``[N]``, the run of each, a number from 0.
+        better: whether ``lower`` or ``higher`` values are better.
 
-    Raises:
-        ValueError: a column is not numeric, or two have the same name.
+    Returns:
+        the points that have a value, the best first, and how many of them are as good as the best,
+        up to rounding. Those are in the order of their numbers.
 
     """
-    table = _checked(values)
-    found, known = table.to_numpy(), table.notna().to_numpy()
-    counts = known.sum(0)
-    order = np.argsort(table.mean().to_numpy(), kind="stable")  # NaN last
+    numbers = np.asarray(values, dtype=np.float64)
+    known = np.isfinite(numbers)
+    if not known.any():
+        return [], 0
+    costs = (numbers if better == "lower" else -numbers)[known]
+    of, run = (np.asarray(codes)[known] for codes in (points, runs))
+    counts = np.bincount(of)
+    with np.errstate(invalid="ignore"):
+        means = np.bincount(of, costs) / counts
+    order = [int(place) for place in np.argsort(means, kind="stable") if counts[place]]
 
     def is_beaten(place: int) -> bool:
-        more = counts > counts[place]
-        both = known[:, more] & known[:, [place]]
-        rivals, own = (np.where(both, x, 0).sum(0) for x in (found[:, more], found[:, [place]]))
-        return bool((rivals < own).any())
+        own = np.full(run.max() + 1, np.nan)
+        own[run[of == place]] = costs[of == place]
+        common = np.isfinite(own[run])
+        lead = np.bincount(of[common], (costs - own[run])[common], len(counts))
+        return bool(((counts > counts[place]) & (lead < 0)).any())
 
-    return next(int(place) for place in order if not is_beaten(place))
+    uneven = len(set(counts[order])) > 1
+    best = next(place for place in order if not (uneven and is_beaten(place)))
+    close = [p for p in sorted(order) if math.isclose(means[p], means[best], rel_tol=_ROUNDING)]
+    tied = [place for place in close if not (uneven and is_beaten(place))]
+    first = set(tied)
+    return [*tied, *(place for place in order if place not in first)], len(tied)
 
 
 def paired_comparisons(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from raypipe.commands.compared_measures import Measure, best_of, measures
+from raypipe.commands.compared_measures import Measure, measures
+from raypipe.commands.declarations import about
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.show import newest
 from raypipe.commands.table_view import cell, view
@@ -20,10 +23,13 @@ from raypipe.storage import tables
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT
 
+if TYPE_CHECKING:
+    from raypipe.report.headlines import Headline
+
 #: columns of the environment that differ between any two runs
 _OWN = (RUN_ID.name, VARIANT.name, COMMAND_ID.name, "command", "started_at")
 #: columns of the blocks in addition to the runs
-_HEADINGS = frozenset({"key", "result", "row", "best"})
+_HEADINGS = frozenset({"key", "result", "row"})
 #: rows that are shown
 _MOST_ROWS = 60
 
@@ -44,18 +50,14 @@ class Comparison:
     configuration: tuple[Difference, ...]
     environment: tuple[Difference, ...]
     results: tuple[Measure, ...]
+    bests: tuple[Sequence[Headline], ...]
 
     @property
-    def best(self) -> dict[str, tuple[Measure | None, ...]]:
-        """The best setting of each run, by the name of a measure that is averaged over seeds."""
-        found: dict[str, list[Measure]] = {}
-        for each in self.results:
-            if each.counts and each.better:
-                found.setdefault(f"{each.table}.{each.column}", []).append(each)
-        return {
-            name: tuple(best_of(settings, place) for place in range(len(self.runs)))
-            for name, settings in found.items()
-        }
+    def best(self) -> dict[str, tuple[Headline | None, ...]]:
+        """The best points of each run by each number that several points have."""
+        known = [{each.label_of_metric: each for each in bests} for bests in self.bests]
+        names = dict.fromkeys(name for own in known for name, each in own.items() if each.leaders)
+        return {name: tuple(own.get(name) for own in known) for name in names}
 
     @property
     def names(self) -> list[str]:
@@ -88,6 +90,7 @@ def compare(runs: Sequence[RunDirectory]) -> Comparison:
         _differences(configurations),
         _differences(environments),
         tuple(measures(runs)),
+        tuple(about(run).bests for run in runs),
     )
 
 
@@ -116,12 +119,9 @@ def text(found: Comparison, width: int | None) -> str:
         for each in differing[:_MOST_ROWS]
     ]
     blocks.append(_block("results", rows, "result", names, width))
-    rows = [
-        {"best": name, **dict(zip(names, _settings(best), strict=True))}
-        for name, best in found.best.items()
-    ]
-    if rows:
-        blocks.append(_block("best setting of each run", rows, "best", names, width))
+    if best := found.best:
+        lines = [line for name, of in best.items() for line in _best(name, names, of, width)]
+        blocks.append("\n".join(["best setting of each run:", *lines]))
     notes = _averaged(found)
     if same := len(found.results) - len(differing):
         notes.append(f"{same} results are the same")
@@ -142,7 +142,7 @@ def as_json(found: Comparison) -> dict[str, Any]:
         "environment": {each.key: list(each.values) for each in found.environment},
         "results": [_plain(each) for each in found.results],
         "best": {
-            name: [None if each is None else each.row for each in best]
+            name: [None if each is None else each.leaders for each in best]
             for name, best in found.best.items()
         },
     }
@@ -152,14 +152,20 @@ def _plain(measure: Measure) -> dict[str, Any]:
     return {**vars(measure), "values": list(measure.values), "counts": list(measure.counts)}
 
 
-def _settings(best: Sequence[Measure | None]) -> Iterator[str]:
-    """Yield the best number of each run, with its setting; empty if a run has none."""
-    for place, each in enumerate(best):
-        if each is None:
-            yield ""
-            continue
-        about = [each.row, f"mean of {each.counts[place]}"]
-        yield f"{each.values[place]:.5g} ({', '.join(filter(None, about))})"
+def _best(
+    name: str, names: Sequence[str], best: Sequence[Headline | None], width: int | None
+) -> Iterator[str]:
+    """Yield the best number of each run with its setting, on lines that are never cut."""
+    yield name
+    for run, each in zip(names, best, strict=True):
+        text = "none" if each is None else f"{each.mean:.5g} ({each.text})"
+        yield from wrap(
+            f"  {run}: {text}",
+            width or sys.maxsize,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def _averaged(found: Comparison) -> list[str]:
@@ -186,7 +192,12 @@ def _block(
         return f"{title}: no difference"
     order = (first, *names)
     return f"{title}:\n" + view(
-        pa.Table.from_pylist(rows), width, whole=True, first=order, how="everything with --json"
+        pa.Table.from_pylist(rows),
+        width,
+        whole=True,
+        first=order,
+        by_words=names if first == "result" else (),
+        how="everything with --json",
     )
 
 

@@ -152,12 +152,3 @@ def _key(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:
 def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
     """Return the numbers in ascending order, so that their sum does not depend on that of rows."""
     return sorted(row[column] for row in rows if isinstance(row.get(column), int | float))
-
-
-def best_of(settings: Sequence[Measure], place: int) -> Measure | None:
-    """Return the best of the settings that a run has."""
-    known = [(value, each) for each in settings if (value := each.values[place]) is not None]
-    if not known:
-        return None
-    sign = 1 if known[0][1].better == "lower" else -1
-    return min(known, key=lambda pair: sign * pair[0])[1]

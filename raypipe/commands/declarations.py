@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
 from raypipe.prediction.tables import PREDICTIONS
+from raypipe.storage import tables
 from raypipe.storage.tables import Table, by_name
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.tables import with_metrics
 
 if TYPE_CHECKING:
-    from raypipe.report.about import Declarations
+    from raypipe.report.about import About, Declarations
+    from raypipe.storage.run_directory import RunDirectory
 
 
 def declared(experiment: Experiment) -> dict[str, Table]:
@@ -39,6 +41,36 @@ def of_report(experiment: Experiment) -> Declarations:
         frozenset(core),
         experiment.asked,
     )
+
+
+def about(run_dir: RunDirectory, experiment: Experiment | None = None) -> About:
+    """Read the results of a run; without its experiment, whose code is not needed for them.
+
+    The experiment adds its description of itself, and the tables of logged steps.
+
+    Raises:
+        ConfigError: a table or the configuration is damaged.
+
+    """
+    from raypipe.report.about import About, Declarations  # with matplotlib, slow to import
+
+    try:
+        configuration = run_dir.read(run_dir.config).decode(errors="replace")
+    except FileNotFoundError:
+        configuration = ""
+    if experiment is not None:
+        found, own = tables.read_tables(run_dir), of_report(experiment)
+        return About(found, configuration=configuration, declared=own, directory=run_dir)
+    core = by_name((*CORE, *GROWTH, *SWEEP_TABLES, PREDICTIONS))
+    known = {table.name: table for table in tables.declarations(run_dir)}
+    left_out = {name for name, table in core.items() if table.partitioned}
+    found = {name: tables.read_table(run_dir, name) for name in known if name not in left_out}
+    own = Declarations(
+        tables=[table for name, table in known.items() if name not in core],
+        step_metrics=known["trials"].columns if "trials" in known else (),
+        core=frozenset(core),
+    )
+    return About(found, configuration=configuration, declared=own, directory=run_dir)
 
 
 def sentence(experiment: Experiment) -> str:

@@ -69,7 +69,13 @@ def table(found: Sequence[Summary], location: str, width: int | None) -> str:
         rows = [{k: v for k, v in row.items() if k != "experiment"} for row in rows]
     first = ("run", "result", "status", "stages", "started")
     return view(
-        pa.Table.from_pylist(rows), width, whole=True, first=first, kept=3, how="them with --json"
+        pa.Table.from_pylist(rows),
+        width,
+        whole=True,
+        first=first,
+        kept=3,
+        by_words=("result",),
+        how="them with --json",
     )
 
 

@@ -23,7 +23,8 @@ from raypipe.storage.run_directory import RunDirectory
 def report(location: str, variant: str | None = None) -> str:
     """Write the page and the figures; return the path of the page.
 
-    The tables are first brought up to date with the ledger, which a killed command is ahead of. The experiment that the run names is imported from the search path, but never from the run
+    The tables are first brought up to date with the ledger, which a killed command is ahead of.
+    The experiment that the run names is imported from the search path, but never from the run
     directory, which may be someone else's. Raises ConfigError.
     """
     from raypipe.report.build import build

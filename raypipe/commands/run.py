@@ -6,14 +6,14 @@ import os
 import secrets
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from raypipe import faults
 from raypipe.commands import cluster
 from raypipe.commands.code import after_edit, check_code
 from raypipe.commands.configuration import read, resolve
-from raypipe.commands.declarations import declared, of_report
+from raypipe.commands.declarations import about, declared, of_report
 from raypipe.commands.recommendation import print_recommendation
 from raypipe.commands.request import RUNS, Request, shared_location
 from raypipe.commands.selection import (
@@ -36,25 +36,21 @@ from raypipe.launch import in_job
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import refuse_lost_states
 from raypipe.pipeline.durations import Durations
-from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.initial_models import check_initial_weights, check_losses
 from raypipe.pipeline.launcher import Launcher
 from raypipe.pipeline.matrix import record_matrix, refuse_other_axes
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.status_writer import (
-    StatusWriter,
-    first_status,
-    key_result,
-    no_number,
-)
+from raypipe.pipeline.status_writer import StatusWriter, first_status
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import LostLeaseError, writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
-from raypipe.storage.tables import measures, read_tables, single_tables
+from raypipe.storage.run_status import KeyResult
+from raypipe.storage.tables import measures, single_tables
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
@@ -196,20 +192,18 @@ def execute(request: Request) -> Ended:
                 experiment = configuration.experiment
                 build(run_dir, name, experiment.report, again, None, of_report(experiment))
             ledger.put("runs", {_SHOWN: {"all": True}})
-            settings = configuration.settings.model_dump()
-            own = configuration.experiment.tables
-            status.key_result = key_result(ledger, own, session.tables, settings)
-            result = status.key_result.text if status.key_result else no_number(ledger, own)
-            if result:
-                display.say(f"result: {result}")
-            if ledger.rows("stages"):
-                for sentence in _beaten(run_dir, configuration):
-                    display.say(sentence)
+            status.key_result, warnings = _result(run_dir, configuration.experiment)
+            if status.key_result is not None:
+                display.say(f"result: {status.key_result.text}")
+            for warning in warnings:
+                display.say(f"WARNING: {warning}")
             printed = bool(run_dir.list(run_dir.logs))
         except KeyboardInterrupt:
             why = "the time budget is over" if budget.is_over else "interrupted"
             display.say(f"{why}; finished units are kept. Continue with: {again}")
             if status is not None:
+                with suppress(ConfigError, OSError):
+                    status.key_result = about(run_dir).key_result
                 status.end("interrupted", why)
             return Ended(130, run_dir, why)
         except (OSError, LostLeaseError) as error:
@@ -229,17 +223,18 @@ def execute(request: Request) -> Ended:
         return Ended(int(bool(failed)), run_dir, failed or "")
 
 
-def _beaten(run_dir: RunDirectory, configuration: Configuration) -> list[str]:
-    """Return a warning for each result that is not better than a baseline of the same run."""
-    from raypipe.report.about import About  # pandas and matplotlib are slow to import
-    from raypipe.report.summary import beaten
+def _result(run_dir: RunDirectory, experiment: Experiment) -> tuple[KeyResult | None, list[str]]:
+    """Return the result of a run, and what makes it doubtful.
 
-    text = run_dir.read(run_dir.config).decode()
-    declared = of_report(configuration.experiment)
-    about = About(read_tables(run_dir), configuration=text, declared=declared)
-    first, rest = (found := beaten(about))[:_MOST_WARNINGS], len(found) - _MOST_WARNINGS
-    warnings = [f"WARNING: {sentence}" for sentence in first]
-    return [*warnings, *([f"WARNING: {rest} more are in the report"] if rest > 0 else [])]
+    That are numbers that are not finite, and results that a baseline of the same run beats.
+    """
+    from raypipe.report.summary import beaten  # pandas and matplotlib are slow to import
+
+    found = about(run_dir, experiment)
+    lost = beaten(found)
+    rest = len(lost) - _MOST_WARNINGS
+    more = [f"{rest} more are in the report"] if rest > 0 else []
+    return found.key_result, [*found.not_finite, *lost[:_MOST_WARNINGS], *more]
 
 
 def _local_text(left_out: Sequence[str]) -> str:

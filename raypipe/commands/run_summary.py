@@ -5,9 +5,11 @@ Run directories of raypipe 0.2 have no status; their table ``stages`` stands for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from raypipe.commands.declarations import about
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.storage import run_status, tables
@@ -102,6 +104,8 @@ def summary(run: RunDirectory) -> Summary:
             status, message = found.status, found.message
             if status == "running":
                 status, message = "interrupted", KILLED
+                with suppress(ConfigError):  # what it had computed is in the tables
+                    found = replace(found, key_result=about(run).key_result)
     return Summary(
         run,
         found.experiment,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-import pyarrow as pa
-
-from raypipe.commands.compared_measures import is_averaged
+from raypipe.commands.declarations import about
 from raypipe.commands.logs import has_recovered
 from raypipe.commands.ls import ago
 from raypipe.commands.run_summary import Summary, summary
 from raypipe.commands.table_view import cell, shorten
-from raypipe.config.matrix import is_seed
 from raypipe.errors import ConfigError
 from raypipe.hardware import bytes_text
 from raypipe.pipeline.progress import rough
@@ -24,8 +22,8 @@ from raypipe.storage import tables
 from raypipe.storage.ledger import REPLACED, Ledger
 from raypipe.storage.run_directory import BASE, RunDirectory
 
-#: results of a table, rows of each, failures and stages that are named
-_MOST_MEASURES, _MOST_ROWS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
+#: results, points of each, failures and stages that are named
+_MOST_MEASURES, _MOST_POINTS, _MOST_FAILURES, _MOST_STAGES = 4, 3, 3, 8
 #: lines to copy from, which are never shortened
 _WHOLE = ("run", "command", "ledger", "recovered", "continue", "follow", "report")
 _VERSIONS = ("raypipe", "torch", "ray")
@@ -45,10 +43,15 @@ def show(run: RunDirectory, width: int | None) -> str:
     lines = [(name, printable(text)) for name, text in _lines(run, found)]
     widest = max(len(name) for name, _ in lines)
     room = None if width is None else max(20, width - widest - 2)
-    return "\n".join(
-        f"{name:{widest}}  {text if room is None or name in _WHOLE else shorten(text, room)}"
-        for name, text in lines
-    )
+    shown = []
+    for name, text in lines:
+        parts = [text]
+        if name == "result" and room is not None:  # never cut inside a value
+            parts = wrap(text, room - 2, break_long_words=False, break_on_hyphens=False)
+        elif name not in _WHOLE and room is not None:
+            parts = [shorten(text, room)]
+        shown += [f"{name:{widest}}  {parts[0]}", *(" " * (widest + 4) + p for p in parts[1:])]
+    return "\n".join(shown)
 
 
 def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
@@ -71,7 +74,7 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
     stages = _rows(run, "stages")
     if stages:
         yield "stages", _stages(stages)
-    yield from (("result", text) for text in results(run, found))
+    yield from (("result", text) for text in results(run))
     failed = ledger.rows("failures")
     failures = [row for row in failed if not has_recovered(ledger, row)]
     for row in failures[-_MOST_FAILURES:]:
@@ -97,79 +100,23 @@ def _lines(run: RunDirectory, found: Summary) -> Iterator[tuple[str, str]]:
         yield "report", page if run.is_local else f"{run.shown}/report/index.html"
 
 
-def results(run: RunDirectory, found: Summary) -> Iterator[str]:
-    """Yield a line for each measure of the table of the key result, the best row first."""
-    key = found.details.key_result if found.details is not None else None
-    if key is None or key.table not in run.list(run.path("results")):
-        return
-    rows = tables.read_arrow(run, key.table)
-    measures = {key.column: key.better, **tables.better(rows.schema)}
-    points = _without_seeds(run)
-    shown = 0
-    for name in sorted(measures, key=lambda each: each != key.column):
-        if name not in rows.column_names or shown == _MOST_MEASURES:
-            continue
-        if text := _measure(rows, name, measures[name], points):
-            shown += 1
-            yield f"{key.table}.{name} ({measures[name]} is better): {text}"
+def results(run: RunDirectory) -> Iterator[str]:
+    """Yield a line for each of the best results with the next ones, and for what is not finite."""
+    found = about(run)
+    for best in found.bests[:_MOST_MEASURES]:
+        after = best.ranking[best.ties :][: max(0, _MOST_POINTS - best.ties)]
+        parts = [_value(best.mean, best.text)]
+        for each in after:
+            runs = f"mean of {each.runs}" if each.runs > 1 else ""
+            parts.append(_value(each.mean, ", ".join(filter(None, (each.label, runs)))))
+        more = len(best.points) - best.ties - len(after)
+        parts += [f"and {more} more"] * (more > 0)
+        yield f"{best.metric} ({best.column.better} is better): {', '.join(parts)}"
+    yield from found.not_finite
 
 
-def _measure(rows: pa.Table, name: str, better: str, points: Mapping[str, str]) -> str:
-    """Return the best values of a measure; ``points`` are those of :func:`_without_seeds`."""
-    known = [row for row in rows.to_pylist() if isinstance(row[name], int | float)]
-    known = [row for row in known if row[name] == row[name]]  # not NaN
-    known = [{**row, "variant": points.get(row.get("variant"), row.get("variant"))}
-             for row in known]  # fmt: skip
-    averaged = is_averaged(rows)
-    values: dict[Any, list[float]] = {}
-    for place, (row, label) in enumerate(zip(known, _labels(rows, known, points), strict=True)):
-        repeated = averaged or row["variant"] in points.values()
-        values.setdefault((label, None if repeated else place), []).append(float(row[name]))
-    means = [(sum(of) / len(of), label, len(of)) for (label, _), of in values.items()]
-    means.sort(key=lambda each: each[0], reverse=better == "higher")
-    parts = []
-    for mean, label, count in means[:_MOST_ROWS]:
-        about = ", ".join(filter(None, (label, f"mean of {count}" if count > 1 else "")))
-        parts.append(f"{mean:.4g} ({about})" if about else f"{mean:.4g}")
-    more = f", and {len(means) - _MOST_ROWS} more" if len(means) > _MOST_ROWS else ""
-    return ", ".join(parts) + more
-
-
-def _labels(
-    table: pa.Table, rows: Sequence[Mapping[str, Any]], points: Mapping[str, str]
-) -> list[str]:
-    """Return what tells each row from the others: its axes or texts that differ among the rows."""
-    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    own = tables.axes(table.schema)
-    if own:  # without the text that names a call
-        texts = [name for name in texts if name in ("variant", *own)]
-    names = [
-        name
-        for name in dict.fromkeys([*own, *texts])
-        if name not in ("run_id", "command_id", "worker", *(["trial_id"] if points else []))
-        and len({row[name] for row in rows}) > 1
-    ]
-    return [
-        ", ".join(
-            cell(row[name]) if name in texts else f"{name}={cell(row[name])}"
-            for name in names
-            if row[name] not in (None, BASE)
-        )
-        for row in rows
-    ]
-
-
-def _without_seeds(run: RunDirectory) -> dict[str, str]:
-    """Return the variants that depend on a seed, each with the name of its point without seeds."""
-    found: dict[str, dict[str, str]] = {}
-    seeded = set()
-    for row in _rows(run, "variants"):
-        values = found.setdefault(row["variant"], {})
-        if is_seed(row["key"]):
-            seeded.add(row["variant"])
-        else:
-            values[row["key"]] = row["value"]
-    return {v: ", ".join(f"{key}={text}" for key, text in found[v].items()) for v in seeded}
+def _value(mean: float, text: str) -> str:
+    return f"{mean:.4g}" + (f" ({text})" if text else "")
 
 
 def _status(found: Summary) -> str:

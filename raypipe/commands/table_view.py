@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -33,13 +33,14 @@ MOST_ROWS = 100
 
 @dataclass(frozen=True)
 class _Column:
-    """A column as it is shown; a number is at the right."""
+    """A column as it is shown; a number is at the right. Cells lose their middle, or last words."""
 
     name: str
     cells: Sequence[str]
     is_number: bool
     is_fixed: bool
     rank: int
+    by_words: bool
     widest: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +55,8 @@ class _Column:
         return min(self.widest, max(_SHORT, cell_len(self.name)))
 
     def lines(self, width: int) -> list[str]:
-        return [_fitted(cell, width, self.is_number) for cell in (self.name, *self.cells)]
+        cells = (self.name, *self.cells)
+        return [_fitted(cell, width, self.is_number, self.by_words) for cell in cells]
 
 
 def terminal_width() -> int | None:
@@ -71,6 +73,7 @@ def view(
     whole: bool = False,
     first: Sequence[str] = (),
     kept: int = 1,
+    by_words: Collection[str] = (),
     how: str = "them with --columns NAME,NAME, or everything with --csv or --json",
 ) -> str:
     """Return a table as text.
@@ -82,13 +85,14 @@ def view(
         first: the columns that matter most; by default the table's first one and its measures.
         kept: how many of them are never left out. They are shortened only if nothing else can be,
             the first one before the others.
+        by_words: columns whose cells lose whole words at the end, and never a part of a value.
         how: how to see what is left out.
 
     """
     if not len(rows):
         return f"(no rows; columns: {', '.join(rows.column_names)})"
     hidden = [] if whole else [name for name in _HIDDEN if name in rows.column_names]
-    columns = _columns(rows.drop_columns(hidden), first, first[:kept])
+    columns = _columns(rows.drop_columns(hidden), first, first[:kept], by_words)
     constant: dict[str, str] = {}
     if not whole:
         columns, constant = _without_constant(columns, len(rows))
@@ -128,7 +132,9 @@ def cell(value: Any) -> str:
     return printable(" ".join(text.split()))
 
 
-def _columns(rows: pa.Table, first: Sequence[str], fixed: Sequence[str]) -> list[_Column]:
+def _columns(
+    rows: pa.Table, first: Sequence[str], fixed: Sequence[str], by_words: Collection[str]
+) -> list[_Column]:
     first = first or [*rows.column_names[:1], *better(rows.schema)]
     ranks = {name: rank for rank, name in enumerate(first)}
     columns: list[_Column] = []
@@ -137,7 +143,7 @@ def _columns(rows: pa.Table, first: Sequence[str], fixed: Sequence[str]) -> list
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         cells = [cell(value) for value in rows.column(place).to_pylist()]
         rank = ranks.get(name, len(first) + place)
-        columns.append(_Column(name, cells, is_number, name in fixed, rank))
+        columns.append(_Column(name, cells, is_number, name in fixed, rank, name in by_words))
     return columns
 
 
@@ -203,7 +209,7 @@ def _one_row(columns: Sequence[_Column], width: int) -> list[str]:
     longest = max(cell_len(column.name) for column in columns)
     room = max(_SHORT, width - longest - len(_GAP))
     return [
-        f"{_fitted(column.name, longest, False)}{_GAP}{shorten(column.cells[0], room)}"
+        f"{_fitted(column.name, longest)}{_GAP}{shorten(column.cells[0], room)}"
         for column in columns
     ]
 
@@ -234,7 +240,17 @@ def _wrapped(head: str, words: Sequence[str], width: int | None) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _fitted(text: str, width: int, right: bool) -> str:
-    text = shorten(text, width)
+def _fitted(text: str, width: int, right: bool = False, by_words: bool = False) -> str:
+    text = _first_words(text, width) if by_words else shorten(text, width)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
+
+
+def _first_words(text: str, width: int) -> str:
+    """Return the first words of a text that fit, which end with an ellipsis if others follow."""
+    if cell_len(text) <= width:
+        return text
+    words = text.split()
+    while words and cell_len(" ".join([*words, "…"])) > width:
+        words.pop()
+    return " ".join([*words, "…"])

@@ -21,7 +21,7 @@ from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Metric
 from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
 from raypipe.report.formatting import number as number_text
-from raypipe.stats import on_pareto_front
+from raypipe.stats import on_pareto_front, ranked
 from raypipe.storage.ledger import Row
 
 TABLE = "search"
@@ -304,10 +304,14 @@ class Search:
         known = [each for each in self.proposals.values() if each.is_feasible]
         highest = max((each.rung for each in known), default=0)
         known = [each for each in known if each.rung == highest]
-        best = set[str]()
-        if known:
-            front = on_pareto_front(self._costs(known))
-            best = {each.key for each, kept in zip(known, front, strict=True) if kept}
+        costs = self._costs(known)
+        if len(self._objectives) == 1:
+            places = range(len(known))
+            order, ties = ranked([cost for (cost,) in costs], places, [0] * len(known), "lower")
+            best = {known[place].key for place in order[:ties]}
+        else:
+            kept = zip(known, on_pareto_front(costs), strict=True) if known else ()
+            best = {each.key for each, is_kept in kept if is_kept}
         for each in list(self.proposals.values()):
             self._put(replace(each, on_front=each.key in best))
 
@@ -321,7 +325,10 @@ class Search:
         shown += ", ".join(f"{name} {number_text(v)}" for name, v in ended.metrics.items())
         if not ended.is_feasible:
             return f"{shown}; breaks {', '.join(k for k, v in ended.violations.items() if v > 0)}"
-        return shown + ("; the best so far" if ended.on_front and len(self._signs) == 1 else "")
+        if not ended.on_front or len(self._signs) > 1:
+            return shown
+        shared = sum(each.on_front for each in self.proposals.values()) > 1
+        return shown + ("; as good as the best so far" if shared else "; the best so far")
 
 
 def _row(proposal: Proposal) -> Row:

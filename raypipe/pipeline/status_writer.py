@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import platform
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from raypipe.pipeline.comparison import frame_of
 from raypipe.provenance import now
 from raypipe.redaction import without_credentials
-from raypipe.report.measures import LOSS, monitors_of, training_measures
 from raypipe.storage import run_status
-from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import LostLeaseError
-from raypipe.storage.run_directory import BASE, RunDirectory
-from raypipe.storage.run_status import KeyResult, RunStatus
-from raypipe.storage.tables import Table
-
-if TYPE_CHECKING:
-    from raypipe.report.headlines import Headline
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +24,6 @@ log = logging.getLogger(__name__)
 _PERIOD_S, _REMOTE_PERIOD_S = 2.0, 10.0
 #: seconds for which the end of a command waits for a writing in progress
 _PATIENCE_S = 10.0
-#: values of a label of a key result, and the characters of each
-_MOST_VALUES, _LONGEST = 4, 40
 _LONGEST_MESSAGE = 2000
 
 
@@ -141,92 +131,3 @@ def first_status(
         commands=earlier.commands + 1,
         key_result=earlier.key_result,
     )
-
-
-def key_result(
-    ledger: Ledger,
-    own: Iterable[Table],
-    tables: Mapping[str, Table],
-    settings: Mapping[str, Any] | None = None,
-) -> KeyResult | None:
-    """Return the best value of the first measure that has one; None if there is none.
-
-    Measures and means over repetitions are those of the report: the experiment's own tables come
-    first, then the evaluations of its trainings (the monitored one first), then the training loss.
-    Trials that measure speed are too short to have a result.
-    """
-    from raypipe.report.about import training_headlines  # with matplotlib, slow to import
-    from raypipe.report.sweep_trials import SWEEP
-
-    own = list(own)
-    rows = {name: ledger.rows(name) for name in {"variants", "trials", *(t.name for t in own)}}
-    for table in own:
-        if found := _headlines(table, rows):
-            return _key_result(found[0])
-    if ((settings or {}).get("sweep") or {}).get("kind") == "systems":
-        rows["trials"] = [row for row in rows["trials"] if row.get("stage") != SWEEP]
-    trials = tables.get("trials")
-    candidates = [(table, column) for table in own for column in table.columns]
-    if trials is not None and rows["trials"]:
-        monitors = monitors_of(settings or {})
-        frames = {name: frame_of(rows[name]) for name in ("variants", "trials")}
-        if varied := training_headlines(frames, trials.columns, monitors):
-            return _key_result(next(iter(varied.values())))
-        names = frames["trials"].columns
-        metrics = training_measures(names, trials.columns, monitors)
-        candidates += [(trials, column) for column in (*metrics, LOSS, *trials.columns)]
-    for table, column in candidates:
-        if not column.better:
-            continue
-        known = [row for row in rows[table.name] if _is_number(row.get(column.name))]
-        if known:
-            choose = min if column.better == "lower" else max
-            best = choose(known, key=lambda row: float(row[column.name]))
-            label = _label(best, known, table)
-            value = float(best[column.name])
-            return KeyResult(table.name, column.name, value, column.better, label)
-    return None
-
-
-def no_number(ledger: Ledger, own: Iterable[Table]) -> str:
-    """Return which measures of an experiment's tables are not finite in any row; may be empty."""
-    return "; ".join(
-        f"{table.name}.{column.name} is not finite in any of {len(rows)} rows"
-        for table in own
-        if (rows := ledger.rows(table.name))
-        for column in table.columns
-        if column.better and not any(_is_number(row.get(column.name)) for row in rows)
-    )
-
-
-def _headlines(table: Table, rows: Mapping[str, Sequence[Row]]) -> list[Headline]:
-    """Return the best points of a table, none if it declares no measure or has no rows."""
-    if not rows[table.name] or not any(column.better for column in table.columns):
-        return []
-    from raypipe.report.about import joined
-
-    return joined(
-        table, frame_of(rows[table.name]), {"variants": frame_of(rows["variants"])}
-    ).headlines
-
-
-def _key_result(best: Headline) -> KeyResult:
-    parts = [best.group, best.point, f"mean of {best.runs}" if best.runs > 1 else ""]
-    label = without_credentials(", ".join(filter(None, parts)))
-    return KeyResult(best.table, best.column.name, best.mean, best.column.better, label)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _label(best: Row, rows: Iterable[Row], table: Table) -> str:
-    """Return the texts that tell a row from the others."""
-    names = [
-        column.name for column in table.columns if column.type == "text" and column.name != "worker"
-    ]
-    varying = [name for name in names if len({row.get(name) for row in rows}) > 1]
-    parts = [str(best[name])[:_LONGEST] for name in varying if best.get(name) is not None]
-    if (variant := best.get("variant", BASE)) != BASE:
-        parts.append(str(variant))
-    return without_credentials(", ".join(parts[:_MOST_VALUES]))

@@ -121,7 +121,7 @@ VARIANT_TESTS = Table(
 
 BEST_VARIANTS = Table(
     "best_variants",
-    "the best point of the matrix by a metric",
+    "a best point of the matrix by a metric; equally good ones have a row each",
     (
         Column("metric", "text", "As in `variant_metrics`."),
         Column("better", "text", "Which numbers are better: lower or higher."),

@@ -7,19 +7,35 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from raypipe.config.matrix import SEED, is_seed, text_value
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
+from raypipe.redaction import without_credentials
 from raypipe.report.comparison import variants_of
 from raypipe.report.evaluations import Evaluation, evaluations
 from raypipe.report.headlines import Headline, headlines, is_baseline
 from raypipe.report.measures import monitors_of, training_measures
+from raypipe.report.search import search_headlines
 from raypipe.report.sections import Section
+from raypipe.report.sweep_summary import sweep_headlines
 from raypipe.report.sweep_trials import SWEEP, Sweep, sweeps
-from raypipe.report.table_shape import MATRIX_SEED, Shape, plain, shape_of
-from raypipe.storage.tables import VARIANT, Column, Table
+from raypipe.report.table_shape import (
+    MATRIX_SEED,
+    Shape,
+    as_numbers,
+    plain,
+    point_label,
+    shape_of,
+)
+from raypipe.storage.run_directory import RunDirectory
+from raypipe.storage.run_status import KeyResult
+from raypipe.storage.tables import VARIANT, Column, Table, null_cells
+
+#: rows of a number that is not finite that are named
+_MOST_NAMED = 3
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -85,7 +101,8 @@ class Calls:
 class About:
     """A run: its tables, its experiment, the command that continues it, and its configuration.
 
-    ``sections`` are the experiment's own.
+    ``sections`` are the experiment's own. ``directory`` tells missing numbers from NaN, which are
+    the same in the tables.
     """
 
     tables: Tables
@@ -94,6 +111,7 @@ class About:
     configuration: str = ""
     declared: Declarations = field(default_factory=Declarations)
     sections: Sequence[Section] = ()
+    directory: RunDirectory | None = None
 
     @cached_property
     def asked_command(self) -> str:
@@ -114,6 +132,19 @@ class About:
     def only_swept(self) -> bool:
         """Whether the run is a sweep and nothing else."""
         return bool(self.sweeps) and not self.headlines and not self.evaluations
+
+    @cached_property
+    def bests(self) -> list[Headline]:
+        """The best results, the most important first: all views of a run name these.
+
+        They are those of :attr:`headlines`; without any, of its trainings, then of its sweeps.
+        """
+        return self.headlines or self._trained() or list(sweep_headlines(self.sweeps))
+
+    @property
+    def key_result(self) -> KeyResult | None:
+        """The first of the best results, which stands for the run; None without any."""
+        return self.bests[0].key_result if self.bests else None
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -151,9 +182,43 @@ class About:
 
     @cached_property
     def headlines(self) -> list[Headline]:
-        """The best points of all tables of the experiment; without any, those of its trainings."""
+        """The best points of a search and of all tables of the experiment, else of trainings."""
+        sought = search_headlines(self.tables)
+        said = {best.metric for best in sought}
         own = [best for results in self.results for best in results.headlines]
-        return own or list(self.training_headlines.values())
+        own = [best for best in own if best.metric not in said]
+        return [*sought, *own] or list(self.training_headlines.values())
+
+    @cached_property
+    def not_finite(self) -> list[str]:
+        """How many results are NaN or infinite, and where; they are in no mean and never best."""
+        return [text for results in self.results for text in self._not_finite(results)]
+
+    def _not_finite(self, results: Results) -> Iterator[str]:
+        table, rows, shape = results.table, results.rows, results.shape
+        named = [column.name for column in table.columns if column.better]
+        if table.open and not named:
+            named = [column.name for column in shape.numbers]
+        where = [name for name in (*shape.groups, *shape.axes, *shape.seeds)
+                 if rows[name].nunique(dropna=False) > 1]  # fmt: skip
+        for name in named:
+            values = as_numbers(rows[name]) if name in rows else pd.Series(dtype=float)
+            bad = ~np.isfinite(values)
+            if bad.any() and self.directory is not None:
+                bad &= ~null_cells(self.directory, table.name, name)
+            if not bad.any():
+                continue
+            texts = []
+            for kind, own in values[bad].groupby(values[bad].map(str), sort=False):
+                labels = [without_credentials(point_label(dict(rows.loc[at, where])))
+                          or f"row {at + 1}" for at in own.index[:_MOST_NAMED]]  # fmt: skip
+                more = len(own) - len(labels)
+                labels += [f"{more} more"] * (more > 0)
+                listed = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
+                texts.append(f"{'NaN' if kind == 'nan' else kind} at {listed}")
+            count = f"any of {len(rows)}" if bad.all() else f"{bad.sum()} of {len(rows)}"
+            rest = "row" if len(rows) == 1 else "rows"
+            yield f"{table.name}.{name} is not finite in {count} {rest}: {'; '.join(texts)}."
 
     @cached_property
     def training_headlines(self) -> dict[str, Headline]:
@@ -195,6 +260,18 @@ class About:
             for key, value in values.items():
                 found.setdefault(key, {})[value] = None
         return {key: list(values) for key, values in found.items()}
+
+    def _trained(self) -> list[Headline]:
+        """Return the best training by the number that stands for trainings."""
+        trials = self.tables.get("trials")
+        if trials is None or not {"trial_id", "stage", "status"} <= {*trials.columns}:
+            return []
+        rows = trials[(trials["status"] == "succeeded") & (trials["stage"] != SWEEP)]
+        known = [str(name) for name in rows.columns if rows[name].notna().any()]
+        found = training_measures(known, self.declared.step_metrics, self.monitors)[:1]
+        table = Table("trials", "a training", tuple(found))
+        own = plain(rows[["trial_id", *(column.name for column in found)]])
+        return Results(table, own, ["trial_id"]).headlines
 
     def _own_tables(self) -> Iterator[Table]:
         yield from self.declared.tables
@@ -252,6 +329,8 @@ def joined(table: Table, rows: pd.DataFrame, tables: Tables) -> Results:
     if not own:
         own = shape_of(table, plain(rows[names == names.iloc[0]])).axes
     keys = list(dict.fromkeys(key for name in names.unique() for key in variants.get(name, {})))
+    if table.open:  # its axes are the arguments that the keys vary
+        keys = [key for key in keys if key.removeprefix("arguments.") not in table.axes]
     columns = {
         MATRIX_SEED if key == SEED else key: _column(names, variants, key)
         for key in keys

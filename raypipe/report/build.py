@@ -62,6 +62,7 @@ def build(
         command,
         run_dir.read(run_dir.config).decode(),
         declared,
+        run_dir,
     )
     for name, content in files.items():
         run_dir.write(f"{run_dir.report}/{name}", content)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from raypipe.config.matrix import is_seed
 from raypipe.report.measures import LOSS, held_out_columns
-from raypipe.stats import half_width, lowest, paired_comparisons
+from raypipe.stats import half_width, paired_comparisons, ranked
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -239,10 +239,9 @@ def tests(observed: Observations, axis: str) -> pd.DataFrame:
 
 
 def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.DataFrame:
-    """Return the point with the best mean over seeds, for each metric that an axis affects.
+    """Return the points with the best mean over seeds, for each metric that an axis affects.
 
-    It is not worse than any point with more seeds on the seeds that both have
-    (:func:`raypipe.stats.lowest`).
+    Points that are equally good have a row each (:func:`raypipe.stats.ranked`).
 
     Args:
         observed: the compared numbers.
@@ -259,20 +258,25 @@ def best(observed: Observations, better: Mapping[tuple[str, str], str]) -> pd.Da
     chosen = [e for e in observed.by_point() if (e.metric.table, e.metric.column) in better]
     chosen.sort(key=lambda each: order.index((each.metric.table, each.metric.column)))
     for each in chosen:
-        if each.means.min() == each.means.max():
-            continue  # a baseline, which no axis affects
         direction = better[each.metric.table, each.metric.column]
-        place = lowest(each.by_seed if direction == "lower" else -each.by_seed)
-        found.append(
-            {
-                "metric": each.metric.name,
-                "better": direction,
-                "mean": float(each.means[place]),
-                "seeds": int(each.by_seed[place].count()),
-                "points": len(each.means),
-                "point": json.dumps({k: v for k, v in each.points.iloc[place].items() if v}),
-            }
-        )
+        values = each.by_seed.to_numpy(dtype=np.float64)
+        seeds, places = np.indices(values.shape)
+        first, ties = ranked(values.ravel(), places.ravel(), seeds.ravel(), direction)
+        if ties == len(each.means):
+            continue  # a baseline, which no axis affects
+        for place in first[:ties]:
+            known = values[np.isfinite(values[:, place]), place]
+            point = {k: v for k, v in each.points.iloc[place].items() if v}
+            found.append(
+                {
+                    "metric": each.metric.name,
+                    "better": direction,
+                    "mean": float(known.mean()),
+                    "seeds": len(known),
+                    "points": len(each.means),
+                    "point": json.dumps(point),
+                }
+            )
     return pd.DataFrame(found, columns=["metric", "better", "mean", "seeds", "points", "point"])
 
 

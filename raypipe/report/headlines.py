@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from raypipe.redaction import without_credentials
 from raypipe.report.formatting import cell, heading, number, plus_minus, with_unit
 from raypipe.report.sections import Tile
 from raypipe.report.table_shape import ADDED, Means, Shape, as_numbers, is_long, means, point_label
-from raypipe.stats import half_width, lowest
+from raypipe.stats import half_width, ranked
+from raypipe.storage.run_status import KeyResult
 from raypipe.storage.tables import Column, Table
 
 _MOST_RANGES = 4
 _ROUNDING = 1e-9  # relative difference that is none
+_MOST_NAMED = 4  # points as good as the best, or behind it
 _LONGEST_NAME = 50  # characters; a longer text is not a name
 
 
@@ -48,6 +51,20 @@ _NONE = Difference(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
+class Ranked:
+    """A point with its mean over repetitions: its values by axis, none without axes."""
+
+    values: Mapping[str, Any]
+    mean: float
+    runs: int
+
+    @property
+    def label(self) -> str:
+        """The point for readers."""
+        return without_credentials(point_label(self.values))
+
+
+@dataclass(frozen=True)
 class Headline:
     """The best point of a table by a number.
 
@@ -55,38 +72,69 @@ class Headline:
         table: name of the table.
         column: the number.
         group: the values of the columns that separate what is not comparable, or empty.
-        values: the best point, by axis; empty without axes.
-        mean: its mean over repetitions.
-        half: half of the 95 % confidence interval; NaN for one repetition.
-        runs: the number of repetitions.
+        ranking: the first points, the best ones first; ``runs`` is 1 without repetitions.
+        ties: how many of them are as good as the best.
+        half: half of the 95 % confidence interval of the best mean; NaN for one repetition.
         points: the compared points by axis, without baselines.
         baseline: the strongest baseline, or empty; ``baseline_mean`` is NaN then.
-        runner_up: the second best point, or empty.
         to_baseline: how much better it is than the baseline.
         to_runner_up: how much better it is than the second best point.
         repeats: the setting with the number of repetitions, or empty.
-        tied: further points that are as good.
-        runner_up_values: the second best point, by axis.
 
     """
 
     table: str
     column: Column
     group: str
-    values: Mapping[str, Any]
-    mean: float
+    ranking: Sequence[Ranked]
+    ties: int
     half: float
-    runs: int
     points: pd.DataFrame
-    baseline: str
-    baseline_mean: float
-    runner_up: str
-    runner_up_mean: float
+    baseline: str = ""
+    baseline_mean: float = math.nan
     to_baseline: Difference = _NONE
     to_runner_up: Difference = _NONE
     repeats: str = ""
-    tied: Sequence[str] = ()
-    runner_up_values: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metric(self) -> str:
+        """The table and the column."""
+        return f"{self.table}.{self.column.name}"
+
+    @property
+    def label_of_metric(self) -> str:
+        """The table and the column, with the group."""
+        return self.metric + (f" ({self.group})" if self.group else "")
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The best point by axis; the first one if others are as good."""
+        return self.ranking[0].values
+
+    @property
+    def mean(self) -> float:
+        """The mean of the best point over its repetitions."""
+        return self.ranking[0].mean
+
+    @property
+    def runs(self) -> int:
+        """The number of repetitions of the best point."""
+        return self.ranking[0].runs
+
+    @property
+    def runner_up(self) -> str:
+        """The second best point, or empty."""
+        return self.ranking[1].label if len(self.ranking) > 1 else ""
+
+    @property
+    def runner_up_mean(self) -> float:
+        """The mean of the second best point; NaN without one."""
+        return self.ranking[1].mean if len(self.ranking) > 1 else math.nan
+
+    @property
+    def runner_up_values(self) -> Mapping[str, Any]:
+        """The second best point, by axis."""
+        return self.ranking[1].values if len(self.ranking) > 1 else {}
 
     @property
     def name(self) -> str:
@@ -96,18 +144,38 @@ class Headline:
     @property
     def point(self) -> str:
         """The best point for readers; empty without axes."""
-        return point_label(self.values)
+        return self.ranking[0].label
 
     @property
     def is_shared(self) -> bool:
         """Whether other points are as good."""
-        return bool(self.tied)
+        return self.ties > 1
 
     @property
     def leaders(self) -> str:
-        """The best point, and those that are as good."""
-        *names, last = [self.point, *self.tied]
-        return " and ".join(filter(None, [", ".join(names), last]))
+        """The best point, and those that are as good; of many the first ones, and their number."""
+        names = [each.label for each in self.ranking[: self.ties]]
+        if not all(names):
+            return ""
+        if len(names) > _MOST_NAMED:
+            names = [*names[: _MOST_NAMED - 1], f"{len(names) - _MOST_NAMED + 1} more"]
+        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+    @property
+    def text(self) -> str:
+        """The best points with the number of repetitions; empty for one row alone."""
+        parts = [
+            without_credentials(self.group),
+            self.leaders,
+            f"mean of {self.runs}" if self.runs > 1 else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    @property
+    def key_result(self) -> KeyResult:
+        """The result as a run's status has it, and the end of a command prints it."""
+        column = self.column
+        return KeyResult(self.table, column.name, self.mean, column.better, self.text)
 
     @property
     def label(self) -> str:
@@ -178,82 +246,59 @@ def _headline(
 ) -> Headline | None:
     found = means(rows, shape.axes, column.name, shape.seeds)
     if not shape.axes and not shape.seeds and len(rows) > 1:  # each row is a point
-        values = as_numbers(rows[column.name])
-        index = pd.RangeIndex(len(rows))
-        points = pd.DataFrame({"row": index + 1})
-        ones = pd.Series(1, index)
-        found = Means(points, values.reset_index(drop=True), ones * np.nan, ones)
-    finite = np.isfinite(found.mean)
+        numbered = rows.assign(row=np.arange(len(rows)) + 1)
+        found = means(numbered, ["row"], column.name)
     baseline = is_baseline(table, found.points)
-    if not (finite & ~baseline).any():
+    if baseline.all():
         baseline[:] = False
-    ranked = found.mean[finite].sort_values(ascending=column.better == "lower", kind="stable")
-    contenders = [place for place in ranked.index if not baseline[place]]
+    rivals, _ = _ranked(found, column, baseline)
+    contenders, ties = _ranked(found, column, ~baseline)
     if not contenders:
         return None
-    rivals = [place for place in ranked.index if baseline[place]]
-    if shape.seeds and found.runs[contenders].nunique() > 1:
-        contenders = _first_by_common_seeds(column, rows, shape, found.points.loc[contenders])
-    best, second = contenders[0], contenders[1] if len(contenders) > 1 else None
-    rival = rivals[0] if rivals else None
 
-    def point(place: int | None) -> dict[str, Any]:
-        return {} if place is None else dict(found.points.loc[place])
+    def at(place: int) -> Ranked:
+        runs = int(found.runs[place]) if shape.seeds else 1
+        return Ranked(dict(found.points.loc[place]), float(found.mean[place]), runs)
 
-    def mean(place: int | None) -> float:
-        return math.nan if place is None else float(found.mean[place])
-
+    ranking = [at(place) for place in contenders[: ties + _MOST_NAMED]]
+    rival = at(rivals[0]) if rivals else None
+    second = ranking[1] if len(ranking) > 1 else None
     return Headline(
         table=table.name,
         column=column,
         group=group,
-        values=point(best),
-        mean=mean(best),
-        half=float(found.half[best]),
-        runs=int(found.runs[best]) if shape.seeds else 1,
-        points=found.points[~baseline & finite],
-        baseline=_rival_label(table, point(rival)),
-        baseline_mean=mean(rival),
-        runner_up=point_label(point(second)),
-        runner_up_mean=mean(second),
-        to_baseline=_difference(column, rows, shape, point(best), point(rival)),
-        to_runner_up=_difference(column, rows, shape, point(best), point(second)),
+        ranking=ranking,
+        ties=ties,
+        half=float(found.half[contenders[0]]),
+        points=found.points[~baseline],
+        baseline="" if rival is None else _rival_label(table, rival.values),
+        baseline_mean=math.nan if rival is None else rival.mean,
+        to_baseline=_difference(column, rows, shape, ranking[0], rival),
+        to_runner_up=_difference(column, rows, shape, ranking[0], second),
         repeats=table.repeats,
-        runner_up_values=point(second),
-        tied=[
-            point_label(point(place))
-            for place in contenders[1:]
-            if math.isclose(found.mean[place], found.mean[best], rel_tol=_ROUNDING)
-        ],
     )
 
 
-def _first_by_common_seeds(
-    column: Column, rows: pd.DataFrame, shape: Shape, points: pd.DataFrame
-) -> list[Any]:
-    """Return the places of ranked points, with the best one by :func:`lowest` first."""
-    values = {
-        place: _by_seed(column, rows, shape, dict(point)) for place, point in points.iterrows()
-    }
-    by_seed = pd.concat(values, axis=1)
-    best = points.index[lowest(by_seed if column.better == "lower" else -by_seed)]
-    return [best, *(place for place in points.index if place != best)]
+def _ranked(found: Means, column: Column, chosen: pd.Series[bool]) -> tuple[list[int], int]:
+    """Return the places of the chosen points by :func:`raypipe.stats.ranked`."""
+    once = found.once[chosen.to_numpy()[found.once["point"]]]
+    return ranked(once["value"], once["point"], once["run"], column.better)
 
 
 def _difference(
     column: Column,
     rows: pd.DataFrame,
     shape: Shape,
-    one: Mapping[str, Any],
-    other: Mapping[str, Any],
+    one: Ranked,
+    other: Ranked | None,
 ) -> Difference:
     """Return how much better one point is than another, paired by the seeds that both have.
 
     A point without common seeds, such as a baseline that was computed once, counts as its mean.
     """
-    if not shape.seeds or not one or not other:
+    if not shape.seeds or other is None or not one.values or not other.values:
         return _NONE
-    first, second = (_by_seed(column, rows, shape, values) for values in (one, other))
+    first, second = (_by_seed(column, rows, shape, each.values) for each in (one, other))
     common = first.index.intersection(second.index)
     paired = first[common] - second[common] if len(common) > 1 else first - second.mean()
     sign = -1 if column.better == "lower" else 1
@@ -272,7 +317,8 @@ def _by_seed(
     own = pd.Series(data=True, index=rows.index)
     for name, value in values.items():
         own &= rows[name].isna() if pd.isna(value) else rows[name] == value
-    known = as_numbers(rows.loc[own, column.name]).dropna()
+    known = as_numbers(rows.loc[own, column.name])
+    known = known[np.isfinite(known)]
     seeds = [rows.loc[known.index, name] for name in shape.seeds]
     return known.groupby(seeds, sort=False, dropna=False).mean()
 

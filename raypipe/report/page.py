@@ -31,6 +31,7 @@ from raypipe.report.sweep_trials import SWEEP
 from raypipe.report.table_section import table_section
 from raypipe.report.table_shape import ADDED
 from raypipe.report.training_section import training_section
+from raypipe.storage.run_directory import RunDirectory
 
 #: stages that are listed one by one, as long as there are no more
 _MOST_STAGES = 40
@@ -45,6 +46,7 @@ def report_files(
     command: str = "",
     configuration: str = "",
     declared: Declarations | None = None,
+    directory: RunDirectory | None = None,
 ) -> dict[str, bytes]:
     """Return the content of the report's files by name, ``index.html`` last.
 
@@ -60,6 +62,7 @@ def report_files(
         command: continues this run.
         configuration: the resolved configuration, as YAML.
         declared: the experiment's tables and metrics.
+        directory: of the run, to tell missing numbers from NaN.
 
     Raises:
         ValueError: a table lacks a column that it must have, or two plots share a name.
@@ -68,7 +71,8 @@ def report_files(
     status = _status(tables)
     declared = declared or Declarations()
     failures, others = _asked(tables, declared)
-    about = About({**tables, **failures}, title, command, configuration, declared, sections)
+    found = {**tables, **failures}
+    about = About(found, title, command, configuration, declared, sections, directory)
     said = summary_tiles(about)[0]
     covered = {name for section in sections for name in section.covers if section.parts}
     shown = [results for results in about.results if results.table.name not in covered]

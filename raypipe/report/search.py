@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.comparison import Tables
 from raypipe.report.formatting import number
+from raypipe.report.headlines import Headline, headlines
 from raypipe.report.plots import INK, MUTED, PAPER, Plot, rows
 from raypipe.report.sections import Code, Fold, Part, Section, TableView, cells
+from raypipe.report.table_shape import plain, shape_of
+from raypipe.storage.tables import Column, Table
 
 _MOST_SHOWN = 10
 _MOST_SNIPPETS = 5
@@ -55,6 +58,31 @@ class Searched:
     def measured(self) -> pd.DataFrame:
         """The points with metrics."""
         return self.points[self.points["status"] == "succeeded"]
+
+
+def search_headlines(tables: Tables) -> list[Headline]:
+    """Return the best point of a search by each of its metrics.
+
+    It is one of the points of the highest rung that meet all conditions.
+    """
+    search = Searched.of(tables)
+    if search is None:
+        return []
+    points = search.measured[search.measured["feasible"].astype(bool)]
+    points = points[points["rung"] == points["rung"].max()]
+    values = [json.loads(text) for text in points["point"]]
+    axes = {key: cells(each.get(key) for each in values) for key in search.keys}
+    rows = plain(points.drop(columns=["number", "rung"]).assign(**axes))
+    found = []
+    for name, mode in search.objectives.items():
+        column = Column(name, "real", "", better="lower" if mode == "min" else "higher")
+        table = Table("search", "a point", (column,), axes=tuple(axes))
+        for best in headlines(table, rows, shape_of(table, rows)):
+            owner, _, rest = name.partition(".")
+            shown, _, group = rest.removesuffix(")").partition(" (")
+            named = replace(column, name=shown)
+            found.append(replace(best, table=owner, column=named, group=group))
+    return found
 
 
 def search_section(tables: Tables) -> Section:
@@ -217,9 +245,11 @@ def _title(search: Searched) -> str:
     best = search.best
     if best.empty:
         return "No point meets the conditions"
-    row = best.iloc[0]
     (name,) = search.objectives
-    return f"Point {row['number'] + 1} is the best: {number(float(row[name]))}"
+    value = number(float(best[name].iloc[0]))
+    if (ties := best["point"].nunique()) > 1:
+        return f"{ties} points are equally good: {value}"
+    return f"Point {best['number'].iloc[0] + 1} is the best: {value}"
 
 
 def _short(value: Any) -> Any:

@@ -21,6 +21,7 @@ from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
 from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
 from raypipe.report.sweep_trials import SWEEP
+from raypipe.stats import ranked
 
 _MOST_TILES = 6
 _MANY_POINTS = 5  # from which the best one is noticeably flattered
@@ -152,10 +153,12 @@ def came_out(about: About) -> list[Part]:
     shown, has_more = summary_tiles(about)
     parts: list[Part] = [part for section in about.sections for part in section.findings]
     if not shown:
+        parts += about.not_finite
         if not parts and about.declared.core is not None:
             parts.append("No table has a number.")
         return parts
     parts.append(Tiles(shown))
+    parts += about.not_finite
     parts += beaten(about)
     if about.only_swept:
         parts += sweep_reasons(about.tables, about.sweeps)
@@ -222,7 +225,9 @@ def training_tiles(about: About) -> Iterator[Tile]:
             continue
         same = [each for each in found if each.metric == found[0].metric]
         keeps_best = found[0].metric in monitored  # else the model is that of the last step
-        best = min(same, key=lambda each: each.costs.min() if keeps_best else each.costs[-1])
+        ends = [float(each.values[each.best if keeps_best else -1]) for each in same]
+        order, _ = ranked(ends, range(len(ends)), [0] * len(ends), same[0].better)
+        best = same[order[0]]
         kept = best.best if keeps_best else -1
         step, highest = best.steps[best.best], float(best.values[best.best])
         value, end = float(best.values[kept]), float(best.values[-1])

@@ -11,9 +11,11 @@ import pandas as pd
 from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
 from raypipe.report.formatting import number, with_unit
+from raypipe.report.headlines import Headline, Ranked
 from raypipe.report.sections import Tile
 from raypipe.report.sweep_trials import Sweep, of_stage, short
 from raypipe.report.table_shape import point_label
+from raypipe.storage.tables import Column
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -37,19 +39,28 @@ def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
         yield f"A sweep for {what} of {sweep.stage}{listed}; {trials}."
 
 
+def sweep_headlines(swept: Sequence[Sweep]) -> Iterator[Headline]:
+    """Yield the recommended point of each swept stage with the mean of its metric, if decided."""
+    for sweep in swept:
+        if sweep.decided and np.isfinite(sweep.value) and sweep.recommended is not None:
+            better: Any = "higher" if sweep.mode == "max" else "lower"
+            column = Column(sweep.metric or _SPEED, "real", "", better=better)
+            axes = {key: sweep.recommended["point"].get(key) for key in sweep.axes}
+            points = pd.DataFrame(list(sweep.trials["point"]))
+            ranking = [Ranked(axes, sweep.value, 1)]
+            yield Headline("trials", column, "", ranking, 1, np.nan, points)
+
+
 def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
     """Return the recommended point of each swept stage, against the worst that was measured."""
     tiles = []
     for sweep in swept:
         best = sweep.recommended
         metric = sweep.metric or _SPEED
-        if best is None or metric not in sweep.trials:
+        if best is None or metric not in sweep.trials or not np.isfinite(sweep.value):
             continue
-        value = float(best[metric])
         known = sweep.trials[metric].astype(float)
         known = known[np.isfinite(known)]
-        if not np.isfinite(value):
-            continue
         better = "higher" if sweep.mode == "max" else "lower"
         name = "samples/s" if metric == _SPEED else metric.replace("_", " ")
         label = with_unit(f"{sweep.stage}, {name}", metric, "", better)
@@ -58,7 +69,7 @@ def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
         if len(known) > 1:
             word = "slowest" if metric == _SPEED else "worst"
             note += f"; {word} of {len(known)}: {number(worst)}"
-        tiles.append(Tile(label, number(value), note, "" if sweep.decided else "warn"))
+        tiles.append(Tile(label, number(sweep.value), note, "" if sweep.decided else "warn"))
     return tiles
 
 

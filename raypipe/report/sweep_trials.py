@@ -41,9 +41,9 @@ class Sweep:
     references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
     settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
     ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
-    recommended for the ``metric``, or empty. ``mode`` is whether the metric is minimized or
-    maximized. ``decided`` is false if measurements could not tell which point is the best;
-    ``longer`` are the overrides with which they go on then.
+    recommended for the ``metric``, or empty, and ``value`` the mean of the metric, NaN if unknown.
+    ``mode`` is whether the metric is minimized or maximized. ``decided`` is false if measurements
+    could not tell which point is the best; ``longer`` are the overrides with which they go on then.
     """
 
     stage: str
@@ -54,6 +54,7 @@ class Sweep:
     front: frozenset[str]
     chosen: str
     metric: str
+    value: float
     mode: str
     decided: bool
     longer: str
@@ -125,6 +126,7 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         front=frozenset() if pareto is None else frozenset(pareto["trial_id"]),
         chosen=_first(recommendation, "trial_id"),
         metric=_first(recommendation, "metric"),
+        value=_value(recommendation, trials),
         mode=_first(recommendation, "mode") or "min",
         decided=_first(recommendation, "decided") != "False",
         longer=_first(recommendation, "longer"),
@@ -166,6 +168,15 @@ def _clean(table: pd.DataFrame) -> pd.DataFrame:
 def _first(table: pd.DataFrame, column: str) -> str:
     values = table[column].dropna() if column in table.columns else table[:0]
     return str(values.iloc[0]) if len(values) else ""
+
+
+def _value(recommendation: pd.DataFrame, trials: pd.DataFrame) -> float:
+    """Return the mean of the metric at the recommended point; NaN if unknown."""
+    if value := _first(recommendation, "value"):
+        return float(value)
+    metric = _first(recommendation, "metric") or "samples_per_s"
+    chosen = trials[trials["trial_id"] == _first(recommendation, "trial_id")]
+    return float(chosen[metric].iloc[0]) if len(chosen) and metric in chosen else np.nan
 
 
 def short(key: str, stage: str) -> str:

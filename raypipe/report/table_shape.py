@@ -191,6 +191,8 @@ class Means:
         mean: ``[P]``
         half: ``[P]``, half of the 95 % confidence interval over repetitions; NaN for one.
         runs: ``[P]``, the number of repetitions, or of rows if there are none.
+        once: columns ``value``, ``point`` and ``run``: the number of each repetition, with the
+            places of both.
 
     """
 
@@ -198,33 +200,38 @@ class Means:
     mean: pd.Series[float]
     half: pd.Series[float]
     runs: pd.Series[int]
+    once: pd.DataFrame
 
 
 def means(rows: pd.DataFrame, by: Sequence[str], number: str, seeds: Sequence[str] = ()) -> Means:
     """Return the means of a number over repetitions at each value of ``by``, in order of the rows.
 
     Each repetition counts once: its rows are averaged first. Without repetitions, rows of the same
-    point are averaged, and there is no interval. Missing numbers are left out. Without ``by``, all
+    point are averaged, and there is no interval. Only finite numbers count. Without ``by``, all
     rows are one point.
     """
     values = as_numbers(rows[number])
-    known = rows[values.notna()]
+    values = values[np.isfinite(values)]
+    known = rows.loc[values.index]
     keys = [known[name] for name in by] or [pd.Series(0, known.index)]
     keys = [key.rename(place) for place, key in enumerate(keys)]
-    values = values[values.notna()]
+    levels = list(range(len(keys)))
+    repeated = [known[name].rename(f"seed {place}") for place, name in enumerate(seeds)]
+    once = values.groupby([*keys, *repeated], sort=False, dropna=False, observed=True).mean()
+    grouped = once.groupby(level=levels, sort=False, dropna=False)
+    places = grouped.ngroup().to_numpy()
+    run = np.zeros(len(once), int)
     if seeds:
-        repeated = [known[name].rename(f"seed {place}") for place, name in enumerate(seeds)]
-        once = values.groupby([*keys, *repeated], sort=False, dropna=False, observed=True).mean()
-        grouped: Any = once.groupby(level=list(range(len(keys))), sort=False, dropna=False)
-    else:
-        grouped = values.groupby(keys, sort=False, dropna=False, observed=True)
-    with np.errstate(invalid="ignore"):
-        mean, runs = grouped.mean(), grouped.size()
-        half = half_width(grouped.std(ddof=1), runs if seeds else np.ones(len(runs)))
+        several = [f"seed {place}" for place in range(len(seeds))]
+        run = once.groupby(level=several, sort=False, dropna=False).ngroup().to_numpy()
+    counts = grouped if seeds else values.groupby(keys, sort=False, dropna=False, observed=True)
+    mean, runs = grouped.mean(), counts.size()
+    half = half_width(grouped.std(ddof=1), runs if seeds else np.ones(len(runs)))
     points = mean.index.to_frame(index=False)
     points = points.set_axis(list(by), axis=1) if by else points.iloc[:, :0]
     mean, runs = mean.reset_index(drop=True), runs.reset_index(drop=True)
-    return Means(points, mean, pd.Series(half, mean.index, dtype=float), runs)
+    detail = pd.DataFrame({"value": once.to_numpy(), "point": places, "run": run})
+    return Means(points, mean, pd.Series(half, mean.index, dtype=float), runs, detail)
 
 
 def point_label(values: Mapping[str, Any]) -> str:

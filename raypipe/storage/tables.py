@@ -14,9 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from raypipe.errors import ConfigError
 from raypipe.redaction import encodable
@@ -24,8 +26,10 @@ from raypipe.storage import parquet
 from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
-#: metadata of a Parquet column, so that a run directory can be read without its experiment
-_BETTER, _AXIS = b"better", b"axis"
+#: metadata of Parquet columns and files, so that a run directory can be read without its experiment
+_BETTER, _AXIS, _DECLARED = b"better", b"axis", b"raypipe"
+#: what the metadata of a file has of its table's declaration
+_STORED = ("axes", "groups", "baselines", "references", "headline", "repeats", "open")
 _TYPES = {
     "text": pa.string(),
     "integer": pa.int64(),
@@ -143,16 +147,26 @@ def by_name(tables: Iterable[Table]) -> dict[str, Table]:
 
 
 def write_table(
-    run_dir: RunDirectory, table: Table, rows: Sequence[Row], run_id: str, partition: str = "data"
+    run_dir: RunDirectory,
+    table: Table,
+    rows: Sequence[Row],
+    run_id: str,
+    partition: str = "data",
+    place: int = 0,
 ) -> None:
     """Replace one file of a table by these rows, atomically.
+
+    ``place`` is that of the table among those of its run, for :func:`declarations`.
 
     Raises:
         TypeError: the value of a declared column has another type.
 
     """
-    content = parquet.to_bytes(_to_arrow(table, rows, run_id, run_dir.variant))
-    run_dir.write(run_dir.partition(table.name, partition), content)
+    found = _to_arrow(table, rows, run_id, run_dir.variant)
+    about = {name: getattr(table, name) for name in _STORED}
+    about |= {"place": place, "columns": [column.name for column in table.columns]}
+    found = found.replace_schema_metadata({_DECLARED: json.dumps(about)})
+    run_dir.write(run_dir.partition(table.name, partition), parquet.to_bytes(found))
 
 
 def single_tables(ledger: Ledger, declared: Mapping[str, Table]) -> list[Table]:
@@ -170,11 +184,11 @@ def write_tables(
     run_dir: RunDirectory, ledger: Ledger, declared: Mapping[str, Table], run_id: str
 ) -> None:
     """Write all tables that are one file from the ledger."""
-    for table in single_tables(ledger, declared):
+    for place, table in enumerate(single_tables(ledger, declared)):
         rows = ledger.rows(table.name)
         if table.order is not None:
             rows = sorted(rows, key=table.order)
-        write_table(run_dir, table, rows, run_id)
+        write_table(run_dir, table, rows, run_id, place=place)
 
 
 def conform(run_dir: RunDirectory, table: Table) -> None:
@@ -256,6 +270,17 @@ def read_arrow(run_dir: RunDirectory, table: str) -> pa.Table:
         return pa.concat_tables(parts, promote_options="permissive")
 
 
+def null_cells(run_dir: RunDirectory, table: str, column: str) -> NDArray[np.bool_]:
+    """Return which rows of :func:`read_table` lack a value; NaN is one.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    found: NDArray[np.bool_] = read_arrow(run_dir, table).column(column).is_null().to_numpy()
+    return found
+
+
 def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
     """Return :func:`better` of a table, after reading its whole file.
 
@@ -263,11 +288,47 @@ def measures(run_dir: RunDirectory, table: str) -> dict[str, str]:
         ConfigError: it is damaged.
 
     """
+    path = _first_file(run_dir, table)
+    return {} if path is None else better(_read_file(path, run_dir).schema)
+
+
+def declarations(run_dir: RunDirectory) -> list[Table]:
+    """Return the tables of a run in the order of their declaration, as far as their files say.
+
+    They have what the choice of a best row depends on.
+
+    Raises:
+        ConfigError: a file is damaged.
+
+    """
+    found = []
+    for name in run_dir.list(run_dir.path("results")):
+        schema = _schema(run_dir, name)
+        about = json.loads((schema.metadata or {}).get(_DECLARED, b"{}"))
+        directions: dict[str, Any] = better(schema)
+        names = about.pop("columns", directions)
+        columns = (Column(each, "real", "", better=directions.get(each, "")) for each in names)
+        place = about.pop("place", 0)
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in about.items()
+        }
+        found.append((place, Table(name, "", tuple(columns), **plain)))
+    return [table for _, table in sorted(found, key=lambda pair: pair[0])]
+
+
+def _schema(run_dir: RunDirectory, table: str) -> pa.Schema:
+    """Return the schema of a table's first file. Raises ConfigError."""
+    path = _first_file(run_dir, table)
+    if path is None:
+        return pa.schema([])
+    with _reading(path), run_dir.fs.open_input_file(path) as file:
+        return pq.read_schema(file)
+
+
+def _first_file(run_dir: RunDirectory, table: str) -> str | None:
     folder = run_dir.table(table)
-    name = next((name for name in run_dir.list(folder) if name.endswith(".parquet")), None)
-    if name is None:
-        return {}
-    return better(_read_file(f"{folder}/{name}", run_dir).schema)
+    names = (name for name in run_dir.list(folder) if name.endswith(".parquet"))
+    return next((f"{folder}/{name}" for name in names), None)
 
 
 def better(schema: pa.Schema) -> dict[str, str]:

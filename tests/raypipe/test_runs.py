@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+import raypipe as rp
 from raypipe.cli.completion import run_directories
 from raypipe.commands.logs import listing
 from raypipe.commands.ls import runs, table
@@ -30,12 +30,12 @@ from raypipe.commands.run_summary import opened
 from raypipe.commands.table_view import shorten, view
 from raypipe.commands.watch import watch
 from raypipe.errors import ConfigError
-from raypipe.pipeline.status_writer import key_result
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import is_held, writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.run_status import KeyResult, RunStatus
 from raypipe.storage.tables import Column, Table, write_table
+from raypipe.sweep.tables import RECOMMENDATIONS
 from tests.raypipe.toy import TOY, raypipe
 
 MEASURED = TOY.replace(
@@ -260,53 +260,57 @@ def test_runs_are_listed_shown_and_compared(work, capsys):
     assert "nothing differs" in capsys.readouterr().out
 
 
-def test_the_key_result_of_a_training_is_its_held_out_loss():
+def best(run: RunDirectory, *tables: tuple[Table, list[dict[str, object]]]) -> str:
+    """The best result of a run with these tables, in words; empty without one."""
+    run.write(run.status, status().to_bytes())
+    for declared, rows in tables:
+        write_table(run, declared, rows, "toy-1")
+    found = rp.open(run.path()).best()
+    return "" if found is None else found.text
+
+
+def test_the_best_result_of_a_training_is_its_held_out_loss(run):
     trials = Table("trials", "a training", (
+        Column("trial_id", "text", "Its name."),
         Column("samples_per_s", "real", "Speed.", better="higher"),
         Column("loss_final", "real", "Training loss.", better="lower"),
     ))  # fmt: skip
     quality = Column("eval_quality", "real", "Quality.", better="higher")
     declared = replace(trials, columns=(*trials.columns, quality))
-    row = {"samples_per_s": 9.0, "loss_final": 0.1}
+    row: dict[str, object] = {"trial_id": "fit", "stage": "fit", "status": "succeeded"}
+    row |= {"samples_per_s": 9.0, "loss_final": 0.1}
     evaluated = {**row, "eval_loss": 0.3, "eval_quality": 0.9}
-
-    def key(row: dict[str, float], table: Table) -> str:
-        ledger = SimpleNamespace(rows=lambda name: [row] if name == "trials" else [])
-        return key_result(ledger, (), {"trials": table}).text  # type: ignore[arg-type, union-attr]
-
-    assert key(row, trials) == "loss_final 0.1"
-    assert key(evaluated, trials) == "eval_loss 0.3"
-    assert key(evaluated, declared) == "eval_quality 0.9"
+    assert best(run, (trials, [row])) == "loss_final 0.1"
+    assert best(run, (trials, [evaluated])) == "eval_loss 0.3"
+    assert best(run, (declared, [evaluated])) == "eval_quality 0.9"
+    two = [evaluated, {**evaluated, "trial_id": "other", "eval_quality": 0.95}]
+    assert best(run, (declared, two)) == "eval_quality 0.95 (other)"
 
 
-def test_trials_that_measure_speed_have_no_result():
-    """The lowest loss after a few steps is not a result, but that of a quality sweep is."""
+def test_trials_that_measure_speed_have_no_loss(run):
+    """The lowest loss after a few steps is not a result; the recommended point is."""
     trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
-    rows = [{"stage": "sweep", "loss_final": 0.1}, {"stage": "fit", "loss_final": 0.2}]
-
-    def result(rows: list[dict[str, object]], kind: str) -> float | None:
-        ledger = SimpleNamespace(rows=lambda name: rows if name == "trials" else [])
-        found = key_result(ledger, (), {"trials": trials}, {"sweep": {"kind": kind}})  # type: ignore[arg-type]
-        return None if found is None else found.value
-
-    assert result(rows, "systems") == 0.2
-    assert result(rows[:1], "systems") is None
-    assert result(rows[:1], "quality") == 0.1
+    row: dict[str, object] = {"trial_id": "a", "stage": "sweep", "status": "succeeded"}
+    rows = [{**row, "loss_final": 0.1}, {**row, "trial_id": "b", "stage": "fit", "loss_final": 0.2}]
+    assert best(run, (trials, rows[:1])) == ""
+    chosen: dict[str, object] = {"trained_stage": "fit", "trial_id": "a", "metric": "eval_loss"}
+    chosen |= {"mode": "min", "value": 0.25}
+    rows[0]["trained_stage"] = "fit"
+    assert best(run, (trials, rows[:1]), (RECOMMENDATIONS, [chosen])) == "eval_loss 0.25"
+    assert best(run, (trials, rows)) == "loss_final 0.2"
 
 
-def test_the_key_result_of_a_matrix_is_a_mean_over_seeds():
-    rows = {"variants": [], "trials": []}
+def test_the_best_result_of_a_matrix_is_a_mean_over_seeds(run):
+    variants, trials = [], []
     for rate, seed, accuracy in ((1, 0, 0.9), (1, 1, 0.5), (2, 0, 0.8), (2, 1, 0.8)):
         name = f"fit.rate={rate},fit.seed={seed}"
-        rows["variants"] += [{"variant": name, "key": "fit.rate", "value": str(rate)},
-                             {"variant": name, "key": "fit.seed", "value": str(seed)}]  # fmt: skip
-        rows["trials"].append({"variant": name, "stage": "fit", "status": "succeeded",
-                               "loss_final": 0.1, "eval_accuracy": accuracy})  # fmt: skip
-    ledger = SimpleNamespace(rows=lambda name: rows.get(name, []))
-    trials = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
-    found = key_result(ledger, (), {"trials": trials})  # type: ignore[arg-type]
-    assert found is not None
-    assert found.text == "eval_accuracy 0.8 (rate=2, mean of 2)"
+        variants += [{"variant": name, "key": "fit.rate", "value": str(rate)},
+                     {"variant": name, "key": "fit.seed", "value": str(seed)}]  # fmt: skip
+        trials.append({"variant": name, "stage": "fit", "status": "succeeded", "trial_id": name,
+                       "loss_final": 0.1, "eval_accuracy": accuracy})  # fmt: skip
+    declared = Table("trials", "a training", (Column("loss_final", "real", "", better="lower"),))
+    text = best(run, (declared, trials), (Table("variants", "a value"), variants))
+    assert text == "eval_accuracy 0.8 (rate=2, mean of 2)"
 
 
 def test_the_command_of_a_run_is_the_one_that_was_given(run):

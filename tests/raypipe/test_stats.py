@@ -14,10 +14,10 @@ from scipy import stats
 from raypipe.stats import (
     friedman,
     holm,
-    lowest,
     mcnemar,
     paired_comparisons,
     quantiles,
+    ranked,
     runs_needed,
     summary,
 )
@@ -303,28 +303,43 @@ def test_quantiles_of_finite_values_are_those_of_numpy(values, probability):
     np.testing.assert_allclose(found, np.quantile(values, probability, axis=0))
 
 
-def test_the_lowest_is_not_the_one_whose_difficult_runs_are_missing():
+def best_of(values: pd.DataFrame, better: str = "lower") -> list[int]:
+    table = values.to_numpy()
+    runs, points = np.indices(table.shape)
+    order, ties = ranked(table.ravel(), points.ravel(), runs.ravel(), better)
+    assert len(order) == np.isfinite(table).any(axis=0).sum()
+    return order[:ties]
+
+
+def test_the_best_is_not_the_one_whose_difficult_runs_are_missing():
     easy, hard = 1.0, 9.0
     values = pd.DataFrame({"a": [easy, hard], "b": [easy + 0.5, hard + 0.5], "c": [easy + 1, None]})
     assert values.mean().idxmin() == "c"
-    assert lowest(values) == 0
-    assert lowest(values.assign(c=[easy - 0.1, None])) == 2  # better where it can be compared
-    assert lowest(values.assign(c=np.nan)) == 0
-    assert lowest(pd.DataFrame({"a": [2.0, None], "b": [None, 1.0]})) == 1  # no common run
+    assert best_of(values) == [0]
+    assert best_of(values.assign(c=[easy - 0.1, None])) == [2]  # better where it can be compared
+    assert best_of(values.assign(c=np.nan)) == [0]
+    assert best_of(values.assign(b=[easy, hard])) == [0, 1]
+    assert best_of(pd.DataFrame({"a": [2.0, None], "b": [None, 1.0]})) == [1]  # no common run
+    assert best_of(pd.DataFrame({"a": [2.0], "b": [np.inf], "c": [np.nan]}), "higher") == [0]
+    assert best_of(pd.DataFrame({"a": [np.nan, np.inf]})) == []
 
 
 @given(
     hnp.arrays(float, st.tuples(st.integers(1, 5), st.integers(1, 5)),
-               elements=st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan]))
+               elements=st.sampled_from([1.0, 2.0, 3.0, math.inf, math.nan])),
+    st.sampled_from(["lower", "higher"]),
 )  # fmt: skip
-def test_the_lowest_is_not_beaten_by_one_with_more_runs(values):
-    table = pd.DataFrame(values)
-    found = lowest(table)
-    for rival in table.columns[table.count() > table[found].count()]:
-        both = table[[found, rival]].dropna()
-        assert both.empty or not both[rival].mean() < both[found].mean()
+def test_the_best_is_not_beaten_by_one_with_more_runs(values, better):
+    found = best_of(pd.DataFrame(values), better)
+    table = pd.DataFrame(np.where(np.isfinite(values), values, np.nan))
+    table = table if better == "lower" else -table
+    for best in found:
+        for rival in table.columns[table.count() > table[best].count()]:
+            both = table[[best, rival]].dropna()
+            assert both.empty or not both[rival].mean() < both[best].mean()
+        assert table[best].mean() == pytest.approx(table[found[0]].mean())
     if table.notna().all(axis=None):
-        assert table[found].mean() == table.mean().min()
+        assert table[found[0]].mean() == table.mean().min()
 
 
 def test_mcnemar_counts_the_rows_that_only_one_has_right() -> None:

@@ -220,7 +220,7 @@ def test_a_result_that_is_never_a_number_is_said(folder, name):
     (folder / f"{name}.py").write_text("def score(x):\n    return {'loss': float('nan')}\n")
     ended = raypipe("map", f"{name}:score", "x=[1,2]", "--minimize", "loss", "--run-dir", "r")
     assert ended.status == 0
-    assert "result: calls.loss is not finite in any of 2 rows" in ended.output
+    assert "WARNING: calls.loss is not finite in any of 2 rows: NaN at x=1 and x=2." in ended.output
 
 
 def test_a_direction_that_is_given_later_is_shown(name):
