@@ -204,3 +204,13 @@ def with_unit(name: str, column: str, unit: str, better: str, group: str = "") -
     ]
     text = ", ".join(filter(None, words))
     return f"{name} ({text})" if text else name
+
+
+def short_labels(texts: Sequence[str], longest: int) -> list[str]:
+    """Return texts cut to what a figure has room for; different ones stay different."""
+    for head in (longest - 1, longest // 2, 4):
+        tail = longest - 1 - head
+        cut = [t if len(t) <= longest else f"{t[:head]}…{t[len(t) - tail :]}" for t in texts]
+        if len(set(cut)) == len(set(texts)):
+            return cut
+    return [f"{text[: longest - 5]}… {place + 1}" for place, text in enumerate(texts)]

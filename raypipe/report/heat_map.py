@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from raypipe.report.formatting import aligned, cell, number
+from raypipe.report.formatting import aligned, cell, number, short_labels
 from raypipe.report.marks import tip
 from raypipe.report.plots import HEIGHT, WIDTH, finite
 
 #: width of a character, in units of a figure
 LETTER = 0.0152
-_LONGEST = 22  # characters of a label
+#: characters of a label
+LONGEST = 22
 _LEAST_RANKS = 4  # different numbers, for ranks to say more than the numbers
 _COLORS = "viridis"  # read alike with any color vision, and in gray
 
@@ -36,8 +37,9 @@ def heat_figure(
     that are crowded at one end, see :func:`grid_range`.
     """
     rows, columns = grid.shape
-    left = min(0.36, 0.05 + LETTER * max(len(short(text)) for text in down) + 0.05)
-    slanted = columns * max(len(short(text)) for text in across) * LETTER > 0.9 - left
+    below, beside = short_labels(across, LONGEST), short_labels(down, LONGEST)
+    left = min(0.36, 0.05 + LETTER * max(map(len, beside)) + 0.05)
+    slanted = columns * max(map(len, below)) * LETTER > 0.9 - left
     height = max(HEIGHT, min(0.75 + 0.36 * rows + (0.8 if slanted else 0), 7.0))
     figure = Figure(figsize=(WIDTH, height))
     bottom = (1.3 if slanted else 0.55) / height
@@ -48,8 +50,8 @@ def heat_figure(
     turned: dict[str, Any] = (
         {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
     )
-    axes.set_xticks(range(columns), [short(text) for text in across], **turned)
-    axes.set_yticks(range(rows), [short(text) for text in down])
+    axes.set_xticks(range(columns), below, **turned)
+    axes.set_yticks(range(rows), beside)
     axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
@@ -109,8 +111,3 @@ def grid_range(column: str, grid: NDArray[np.float64], better: str = "") -> str:
     text = f"Dark is {low}, bright {high}"
     text += "; colors between them follow the ranks." if _is_crowded(known) else "."
     return text + (" A frame marks the best." if _best(known, better) is not None else "")
-
-
-def short(text: str) -> str:
-    """Return a label cut to what a figure has room for."""
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

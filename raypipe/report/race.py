@@ -13,7 +13,7 @@ from raypipe.config.matrix import point_text, value_text
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
 from raypipe.report.comparison import Tables
-from raypipe.report.formatting import number
+from raypipe.report.formatting import number, short_labels
 from raypipe.report.plots import Plot, rows
 from raypipe.report.sections import Code, Fold, Part, Pill, Section, TableView, cells
 
@@ -124,5 +124,4 @@ def _labels(points: Sequence[str]) -> tuple[dict[str, str], str]:
             point: point_text({key.rpartition(".")[2]: value for key, value in each.items()})
             for point, each in values.items()
         }
-    short = {p: t if len(t) <= _LONGEST else f"{t[: _LONGEST - 1]}…" for p, t in labels.items()}
-    return short, title
+    return dict(zip(labels, short_labels(list(labels.values()), _LONGEST), strict=True)), title

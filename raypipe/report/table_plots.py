@@ -12,9 +12,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from raypipe.report import plots
-from raypipe.report.formatting import cell, heading, number
+from raypipe.report.formatting import cell, heading, number, short_labels
 from raypipe.report.headlines import is_baseline, with_interval
-from raypipe.report.heat_map import LETTER, grid_range, heat_figure, short
+from raypipe.report.heat_map import LETTER, LONGEST, grid_range, heat_figure
 from raypipe.report.marks import mark_best, tip
 from raypipe.report.plots import INK, MUTED, Plot, finite
 from raypipe.report.table_shape import (
@@ -25,6 +25,7 @@ from raypipe.report.table_shape import (
     point_label,
     value_label,
 )
+from raypipe.stats import ranked
 from raypipe.storage.tables import Column, Table
 
 _MOST_CELLS = 24  # of an axis of a heat map
@@ -101,9 +102,13 @@ def _curve(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) -> Pl
     """Draw the means along a numeric axis, with intervals and the best point marked."""
     (axis,) = shape.axes
     found = means(rows, [axis], column.name, shape.seeds)
-    order = np.argsort(as_numbers(found.points[axis]).to_numpy(), kind="stable")
-    x = as_numbers(found.points[axis]).to_numpy()[order]
-    y, half = found.mean.to_numpy(float)[order], found.half.to_numpy(float)[order]
+    x: NDArray[np.floating[Any]] = np.unique(finite(as_numbers(rows[axis])))
+    at = as_numbers(found.points[axis]).to_numpy()
+    known = np.isfinite(at)
+    places = np.searchsorted(x, at[known])
+    y: NDArray[np.floating[Any]] = np.full(len(x), np.nan)  # a gap where nothing is finite
+    half = y.copy()
+    y[places], half[places] = (v.to_numpy(float)[known] for v in (found.mean, found.half))
     thinned = len(x) > _MOST_POINTS
     if thinned:
         x, y, half = (_thinned(values) for values in (x, y, half))
@@ -118,6 +123,10 @@ def _curve(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) -> Pl
                 text = with_interval(column.name, float(value), float(half[place]))
                 (dot,) = axes.plot([x[place]], [value], "o", color=stroke.color, markersize=4)
                 tip(dot, f"{last(axis)} {value_label(float(x[place]))}: {text}")
+    gaps = x[np.isnan(y)]
+    if gaps.size:
+        floor = axes.get_xaxis_transform()
+        axes.plot(gaps, np.zeros(gaps.size), "x", color=MUTED, transform=floor, clip_on=False)
     if plots.needs_log(x, 30):
         plots.set_log(axes.xaxis, float(x.min()), float(x.max()))
     else:
@@ -128,14 +137,16 @@ def _curve(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) -> Pl
         axes, np.concatenate([finite(y - np.nan_to_num(half)), finite(y + np.nan_to_num(half))]), 30
     )
     if column.better and finite(y).size:
-        known = np.where(np.isfinite(y), y, np.nan)
-        best = int(np.nanargmin(known) if column.better == "lower" else np.nanargmax(known))
+        order, _ = ranked(y, range(len(y)), [0] * len(y), column.better)
+        best = order[0]
         text = f"{cell(column.name, float(y[best]))} at {value_label(float(x[best]))}"
         below = column.better == "lower"
         mark_best(axes, float(x[best]), float(y[best]), text, below=below)
     axes.set_title(heading(column.name))
     title = f"{heading(column.name)} by {last(axis)}"
     caption = _intervals(found.half, shape) + _better(column)
+    if gaps.size:
+        caption += " The line has a gap, and a cross, where a value is missing or not finite."
     if thinned:
         caption += f" {number(len(found.mean))} points, averaged over neighbors."
     return Plot(f"{table.name}-{column.name}-curve", title, caption.strip(), figure)
@@ -157,7 +168,8 @@ def _dots(table: Table, column: Column, rows: pd.DataFrame, shape: Shape) -> Plo
     ascending = column.better != "higher"
     shown = known.sort_values(ascending=ascending, kind="stable").index[:_MOST_DOTS]
     varied = [name for name in found.points if found.points[name].nunique() > 1]
-    labels = [short(point_label(dict(found.points.loc[place, varied]))) for place in shown]
+    names = [point_label(dict(found.points.loc[place, varied])) for place in shown]
+    labels = short_labels(names, LONGEST)
     baseline = is_baseline(table, found.points)
     height = max(1.3, 0.62 + 0.3 * len(shown))
     figure = Figure(figsize=(plots.WIDTH, height))

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from raypipe.hardware import bytes_text
 from raypipe.report import plots
-from raypipe.report.formatting import cell, number
+from raypipe.report.formatting import cell, number, short_labels
 from raypipe.report.marks import toggle
 from raypipe.report.plots import Plot, Stroke, finite
 from raypipe.report.sweep_trials import SWEEP
@@ -165,7 +165,7 @@ def short_names(trials: Sequence[str]) -> tuple[dict[str, str], str]:
         found = {name: ", ".join(values.values()) or name for name, values in own.items()}
         named = [key.rpartition(".")[2] or "stage" for key in varied]
         note = f" Runs are named by {', '.join(named)}."
-    return {n: t if len(t) <= _LONGEST else f"{t[: _LONGEST - 1]}…" for n, t in found.items()}, note
+    return dict(zip(found, short_labels(list(found.values()), _LONGEST), strict=True)), note
 
 
 def _values(trial: str) -> dict[str, str]:

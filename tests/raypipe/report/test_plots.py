@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from raypipe.report.formatting import short_labels
 from raypipe.report.plots import (
     Plot,
     encode,
@@ -26,6 +28,9 @@ from raypipe.report.plots import (
     strokes,
     style,
 )
+from raypipe.report.table_plots import number_plot
+from raypipe.report.table_shape import shape_of
+from raypipe.storage.tables import Column, Table
 
 
 def _figure(name: str = "curve") -> Plot:
@@ -143,3 +148,29 @@ def test_a_dollar_sign_in_a_name_is_drawn_as_such() -> None:
         figure.figure.axes[0].set_title("$x_{<b>")
     svg = encode(dataclasses.replace(figure, name="x"))["svg"].decode()
     assert "$x_{&lt;b&gt;" in svg
+
+
+def test_a_line_has_a_gap_where_a_result_is_not_finite():
+    table = Table("calls", "a call", (Column("acc", "real", "", better="higher"),), axes=("x",))
+    values = [0.1, 0.2, math.nan, 0.4, math.inf, 0.6]
+    rows = pd.DataFrame({"x": range(6), "acc": values})
+    plot = number_plot(table, table.columns[0], rows, shape_of(table, rows))
+    assert plot is not None
+    line = plot.figure.axes[0].lines[0]
+    np.testing.assert_array_equal(line.get_xdata(), range(6))
+    np.testing.assert_array_equal(line.get_ydata(), [0.1, 0.2, math.nan, 0.4, math.nan, 0.6])
+    low, high = plot.figure.axes[0].get_xlim()
+    assert low < 0
+    assert high > 5
+    assert (
+        "The line has a gap, and a cross, where a value is missing or not finite." in plot.caption
+    )
+
+
+def test_labels_that_are_cut_stay_different():
+    names = [f"evaluate_large, far, quadratic, {kind}" for kind in ("near", "far")]
+    for longest in (12, 22, 80):
+        labels = short_labels([*names, "a"], longest)
+        assert len(set(labels)) == 3
+        assert all(len(label) <= longest for label in labels)
+    assert len(set(short_labels(["a" * 30 + str(n) + "b" * 30 for n in range(12)], 22))) == 12
