@@ -27,11 +27,10 @@ from raypipe.report.plots import rows
 from raypipe.report.sections import Code, Part
 from raypipe.report.sweep_summary import recommended_settings
 from raypipe.report.table_shape import as_numbers, is_number, value_label
-from raypipe.stats import runs_needed
+from raypipe.report.variants import seeds_needed
 
 _MOST_UNITS = 3
 _LEAST_VALUES = 3  # of an axis, for its edges to say anything
-_RUNS = 5
 
 
 def advice(about: About) -> list[Part]:
@@ -234,11 +233,12 @@ def repeat(about: About) -> Iterator[Part]:
     repeated = [best for best in about.headlines if best.runs > 1]
     if not repeated and about.losing:
         return  # more seeds of it are of no use
+    needed = seeds_needed(about.tables)
     if not repeated:
-        command = more_seeds(about, _RUNS)
+        command = more_seeds(about, needed)
         if not command and (other := elsewhere(about.command)):
-            command = with_values(other, matrix=(f"runs={_RUNS}",))
-        yield "Repeat with five seeds to find out what is chance:"
+            command = with_values(other, matrix=(f"runs={needed}",))
+        yield f"Repeat with {needed} seeds to find out what is chance:"
         yield from _code(command)
         return
     best = repeated[0]
@@ -246,7 +246,7 @@ def repeat(about: About) -> Iterator[Part]:
     close = [name for name, difference in rivals.items() if difference.may_be_chance]
     if not close or (best.is_shared and close == [best.runner_up]):
         return
-    more = max(2 * best.runs, runs_needed(1))
+    more = max(2 * best.runs, needed)
     name = next(name for name in close if not (best.is_shared and name == best.runner_up))
     yield (
         f"{best.runs} repetitions cannot tell {best.leaders} from {name} by {best.name}: "

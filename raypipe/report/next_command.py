@@ -56,20 +56,31 @@ def with_values(
 
 
 def _with_value(words: Sequence[str], text: str, option: str) -> list[str]:
-    """Return words with ``KEY=VALUE`` behind an option, or behind none."""
-    key = text.partition("=")[0]
-    places = [
-        place
-        for place, word in enumerate(words)
-        if place
-        and word.partition("=")[0] in (key, f"{_ARGUMENTS}{key}")
-        and "=" in word
-        and (words[place - 1] == option if option else not words[place - 1].startswith("--"))
-    ]
-    if not places:
-        return [*words, *([option] if option else []), text]
-    return [text if place == places[-1] else word for place, word in enumerate(words)
-            if place not in places[:-1]]  # fmt: skip
+    """Return words with ``KEY=VALUE`` behind an option, or behind none.
+
+    A key of the matrix may stand behind ``--matrix`` or be an override, such as ``matrix.runs``.
+    """
+    key, _, value = text.partition("=")
+    behind = {key, f"axes.{key}"} if option else set()
+    alone = {key, f"{_ARGUMENTS}{key}", key.removeprefix(_ARGUMENTS)}
+    if option:
+        alone = {f"matrix.{name}" for name in behind}
+    split = [part for word in words for part in _split(word)]
+    kept: list[str] = []
+    place = None
+    for word in split:
+        name = word.partition("=")[0]
+        is_behind = kept[-1:] == [_MATRIX]
+        if "=" in word and name in (behind if is_behind else alone):
+            if place is not None:  # an earlier one, which this one replaces
+                del kept[place - (kept[place - 1] == _MATRIX) : place + 1]
+            word, place = f"{name}={value}", len(kept)
+        kept.append(word)
+    return kept if place is not None else [*kept, *([option] if option else []), text]
+
+
+def _split(word: str) -> list[str]:
+    return [_MATRIX, word.removeprefix(f"{_MATRIX}=")] if word.startswith(f"{_MATRIX}=") else [word]
 
 
 def more_seeds(about: About, count: int) -> str:

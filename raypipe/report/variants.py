@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import comb
 from typing import Any
 
 import pandas as pd
@@ -43,7 +44,7 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     parts: list[Part] = [_introduction(tables, shown), *_best_points(tables, observed)]
     searched = searched_keys(tables)  # their values are compared in the section of the search
     for axis in (axis for axis in observed.axes if axis not in searched):
-        parts += _of_axis(observed, axis, same)
+        parts += _of_axis(observed, axis, same, seeds_needed(tables))
     if not observed.axes:
         means = summary(observed, None)
         means = means[~means["metric"].isin(same)]
@@ -54,7 +55,18 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     return Section("Variants", parts)
 
 
-def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Part]:
+def seeds_needed(tables: Tables) -> int:
+    """Return the seeds with which the paired tests can tell a winner on every axis of a matrix."""
+    values: dict[str, set[str]] = {}
+    for variant in variants_of(tables).values():
+        for key, value in variant.items():
+            values.setdefault(key, set()).add(value)
+    left_out = searched_keys(tables)
+    counts = [len(v) for k, v in values.items() if not is_seed(k) and k not in left_out]
+    return runs_needed(comb(max(counts, default=2), 2))
+
+
+def _of_axis(observed: Observations, axis: str, same: Sequence[str], needed: int) -> list[Part]:
     """Return means and tests of an axis, without metrics that are the same at every point."""
     means = summary(observed, axis)
     means = means[~means["metric"].isin(list(same))]
@@ -75,7 +87,6 @@ def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Par
         return parts
     columns = ["metric", "first", "second", "n", "p_holm", "effect", "conclusion"]
     parts.append(TableView(compared, columns, f"Paired tests of {axis}"))
-    needed = runs_needed(int(compared.groupby("metric").size().max()))
     if compared["n"].max() < needed:
         given = [key for key in map(str, observed.variants) if is_seed(key) and key != SEED]
         how = f"more values of {given[0]}" if given else f"`runs: {needed}` in the matrix"
@@ -101,6 +112,8 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     tried = [yaml_values(values) for values in variants_of(tables).values()]
     at_edge: dict[str, list[str]] = {}
     for metric, point in zip(found["metric"], found["point"], strict=True):
+        if (found["metric"] == metric).sum() > 1:
+            continue  # several points are equally good
         best_values = yaml_values(json.loads(point)).items()
         compared = {key: value for key, value in best_values if not is_seed(key)}
         for text in edge_texts(tried, compared):

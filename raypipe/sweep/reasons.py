@@ -83,6 +83,8 @@ class Words:
         if found is None or len(accepted) == 1:
             return "The only point to choose from: "
         best = self.best_worst_better[0]
+        if not found.standing.is_decided and len(close) == 1:
+            return f"{self.undecided(accepted, close)}: "
         if not found.standing.is_decided:
             first = f"{self.undecided(accepted, close)}: {self.listed(close)}. "
             return (
@@ -102,6 +104,8 @@ class Words:
         """Return that the measurements do not tell which of the close points is the best."""
         of = f"{len(close)} of " * (len(close) < len(accepted))
         best = self.best_worst_better[0]
+        if len(close) == 1:
+            return f"The {best} of {len(accepted)} points in every round, too few to be certain"
         return f"Cannot tell which of {of}{len(accepted)} points is the {best}"
 
     def listed(self, points: Sequence[PointResult]) -> str:

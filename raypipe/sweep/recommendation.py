@@ -101,7 +101,8 @@ def recommend(
             close = [best, *(point for point in others if point.key in state.equal)]
             winner, merits = _leanest(close)
         else:
-            close = [best, *(p for p in others if p.key in state.open or p.key in state.equal)]
+            near = {*state.open, *state.equal}.difference(state.apart)
+            close = [best, *(point for point in others if point.key in near)]
             winner = min(close, key=lambda p: (p.coarseness, p.extras, close.index(p)))
             merits = []
             undecided = words.undecided(accepted, close)

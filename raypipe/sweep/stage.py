@@ -261,8 +261,8 @@ def _summarize(
         "snippet": snippet(found.settings),
     }
     context.ledger.put("recommendations", {settings.stage: row})
-    by_rule = f"{found.undecided}; by rule, " if found.undecided else ""
-    context.say(f"{by_rule}recommended: {shown(found.settings)}")
+    doubt = f"{found.undecided}; " if found.undecided else ""
+    context.say(f"{doubt}recommended: {shown(found.settings)}")
 
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:

@@ -61,6 +61,8 @@ class Standing:
         order: the points that may be the best, the one with the best center first.
         dropped: the others, with a point that each is worse than.
         open: those of ``order`` that may be better than the first one by more than ``negligible``.
+        apart: those of ``open`` whose measurements are all worse than all of the first one, by more
+            than either varies: too few to be certain, and no tie.
         equal: those that differ from the first one by at most that, with confidence.
         comparisons: the first one relative to each other point.
         least_rounds: the fewest rounds that two of ``order`` have in common.
@@ -73,6 +75,7 @@ class Standing:
     order: Sequence[str]
     dropped: Mapping[str, str]
     open: Sequence[str]
+    apart: Sequence[str]
     equal: Sequence[str]
     comparisons: Mapping[str, Comparison] = field(default_factory=dict)
     least_rounds: int = 0
@@ -139,12 +142,24 @@ def standing(
         order=order,
         dropped={name: other for name, other in dropped.items() if name not in left},
         open=[name for name in rest if against[name].low * trifle < 1],
+        apart=[
+            name
+            for name in rest
+            if against[name].low * trifle < 1 and _is_apart(gain[best], gain[name])
+        ],
         equal=[n for n in rest if against[n].low * trifle >= 1 and against[n].high <= trifle],
         comparisons={
             name: found if mode == "max" else found.inverse for name, found in against.items()
         },
         least_rounds=min((ratios[a, b].rounds for a in order for b in order if a != b), default=0),
     )
+
+
+def _is_apart(first: Values, second: Values) -> bool:
+    """Whether the first is better in all of its rounds, by more than either varies."""
+    (low, high), (least, most) = ((min(v.values()), max(v.values())) for v in (first, second))
+    rounds = min(len(first), len(second))
+    return rounds > 1 and low - most > max(high - low, most - least)
 
 
 def adjusted(values: Mapping[str, Values]) -> dict[str, float]:

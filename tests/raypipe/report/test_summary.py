@@ -12,6 +12,7 @@ import pytest
 from raypipe.report.about import About, Declarations
 from raypipe.report.advice import advice
 from raypipe.report.evaluations import noise
+from raypipe.report.next_command import with_values
 from raypipe.report.page import report_files
 from raypipe.report.sections import Code, Section
 from raypipe.report.summary import (
@@ -23,6 +24,7 @@ from raypipe.report.summary import (
     training_tiles,
 )
 from raypipe.report.training_section import training_section
+from raypipe.report.variants import variants_section
 from raypipe.storage.tables import Column, Table
 from tests.raypipe.report.page_reader import Page
 
@@ -171,8 +173,8 @@ def test_one_run_has_no_interval() -> None:
     once = "One run, no interval over seeds: how much of it is chance is not known."
     assert list(certainty(about)) == [once]
     assert _advice(about) == [
-        "Repeat with five seeds to find out what is chance:",
-        "raypipe run x.yaml data.n=2 --matrix runs=5",
+        "Repeat with 6 seeds to find out what is chance:",
+        "raypipe run x.yaml data.n=2 --matrix runs=6",
     ]
     without_seed = _about("n: 3\n", measures=_measures(ours=0.9, majority=0.5))
     assert list(certainty(without_seed)) == [once]
@@ -502,6 +504,30 @@ def test_trainings_of_a_matrix_are_compared_by_means_over_any_seed() -> None:
     ]
 
 
+def test_the_page_asks_for_one_number_of_seeds() -> None:
+    """The paired tests of three values need seven; the command has each key once."""
+    tables = _matrix([0.1, 0.2, 0.3], 2, [0.8, 0.7, 0.6, 0.8, 0.7, 0.7])
+    configuration = CONFIGURATION + "matrix: {axes: {train.rate: [0.1, 0.2, 0.3]}, runs: 2}\n"
+    command = "raypipe run x.yaml matrix.runs=2 --local"
+    *_, asked_for, longer = _advice(_about(configuration, command, **tables))
+    assert asked_for.endswith(": take 7.")
+    assert longer == "raypipe run x.yaml matrix.runs=7 --local"
+    below = [part for part in variants_section(tables, None).parts if isinstance(part, str)]
+    assert "No winner can be told with fewer than 7 seeds: give `runs: 7` in the matrix." in below
+
+
+@pytest.mark.parametrize(
+    ("command", "longer"),
+    [
+        ("raypipe run x --matrix=runs=3 --matrix runs=2 -r", "raypipe run x --matrix runs=6 -r"),
+        ("raypipe run x --matrix runs=3", "raypipe run x --matrix runs=6"),
+        ("raypipe run x a.runs=1", "raypipe run x a.runs=1 --matrix runs=6"),
+    ],
+)
+def test_a_key_of_the_matrix_is_in_a_command_once(command: str, longer: str) -> None:
+    assert with_values(command, matrix=("runs=6",)) == longer
+
+
 def test_calls_of_a_function_are_repeated_by_their_argument() -> None:
     command = "raypipe map m:f 'C=[1,2]' seed=0 --run-dir r"
 
@@ -511,14 +537,14 @@ def test_calls_of_a_function_are_repeated_by_their_argument() -> None:
         return _advice(_function(calls, "higher", command))
 
     whole = "raypipe map m:f 'C=[1,2]' seed={} --run-dir r"
-    assert texts([0], [0.1, 0.2])[-1] == whole.format("0..4")
+    assert texts([0], [0.1, 0.2])[-1] == whole.format("0..5")
     assert texts([3, 4], [0.1, 0.9, 0.5, 0.6])[-1] == whole.format("3..8")
     apart = "raypipe map m:f 'C=[1,2]' 'seed=[0, 3, 4, 5, 6, 7]' --run-dir r"
     assert texts([0, 3], [0.1, 0.9, 0.5, 0.6])[-1] == apart
     of_file = "raypipe run f.yaml --run-dir r"
-    assert texts([0], [0.1, 0.2], of_file)[-1] == f"{of_file} seed=0..4"
+    assert texts([0], [0.1, 0.2], of_file)[-1] == f"{of_file} seed=0..5"
     given = "raypipe run f.yaml arguments.seed=0 --run-dir r"
-    assert texts([0], [0.1, 0.2], given)[-1] == "raypipe run f.yaml seed=0..4 --run-dir r"
+    assert texts([0], [0.1, 0.2], given)[-1] == "raypipe run f.yaml arguments.seed=0..5 --run-dir r"
 
 
 def _function(

@@ -147,6 +147,17 @@ def test_undecided_points_are_not_compared_as_if_they_were_decided() -> None:
     assert 0 < low < high
 
 
+def test_points_that_are_far_apart_are_no_tie() -> None:
+    """Two rounds are too few for an interval, but not to see that one is ahead."""
+    found = in_rounds({1: [1466.0, 1450.0], 2: [2236.0, 2201.0]})
+    assert found.undecided == "The fastest of 2 points in every round, too few to be certain"
+    assert found.reason.startswith(f"{found.undecided}: 2,236 samples/s")
+    assert "Cannot tell" not in found.reason
+    assert found.settings["t.training.micro_batch"] == 2
+    near = in_rounds({1: [1466.0, 1450.0], 2: [1470.0, 1455.0]})
+    assert near.undecided == "Cannot tell which of 2 points is the fastest"
+
+
 def test_decided_points_are_compared_with_the_slowest() -> None:
     steady = [1.0, 1.001, 0.999, 1.0, 1.001, 1.0]
     found = in_rounds({m: [100.0 * m * x for x in steady] for m in (1, 2, 4)})
