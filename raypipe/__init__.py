@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any  # noqa: E402
 
 if TYPE_CHECKING:
     from raypipe.api import Best, Run, RunFailedError, fit, map, open, plan, run, sweep
+    from raypipe.commands.replay import replay
     from raypipe.config.settings import Operational, Settings
     from raypipe.errors import ConfigError, UnitError
     from raypipe.pipeline.context import StageContext
@@ -60,6 +61,7 @@ __all__ = [
     "map",
     "open",
     "plan",
+    "replay",
     "run",
     "script_stage",
     "sweep",
@@ -68,6 +70,7 @@ __all__ = [
 
 _MODULES = {
     "raypipe.api": ("Best", "Run", "RunFailedError", "fit", "map", "open", "plan", "run", "sweep"),
+    "raypipe.commands.replay": ("replay",),
     "raypipe.config.settings": ("Operational", "Settings"),
     "raypipe.errors": ("ConfigError", "UnitError"),
     "raypipe.pipeline.context": ("StageContext",),

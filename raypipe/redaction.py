@@ -28,6 +28,11 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _SIGNATURE = re.compile(r"(^|[_-])sig(nature)?$", re.IGNORECASE)
+#: a name, and the text that source code gives it; in files other than Python's also without quotes
+_QUOTED = r"""\"{3}.*?\"{3}|'{3}.*?'{3}|"[^"\n]+"|'[^'\n]+'"""
+_GIVEN = r"""(?<![\w-])([\w-]{1,64})(["']?\]?\s*(?::\s*[\w.| ]{1,64})?[:=]\s*[rbuf]{0,2})"""
+_IN_CODE = re.compile(f"{_GIVEN}({_QUOTED})", re.DOTALL)
+_IN_TEXT = re.compile(rf"{_GIVEN}({_QUOTED}|[^\s\"'#]+)", re.DOTALL)
 #: the text up to the last end of a word, as a credential is within one; bytes of a word
 _LAST_END, _LONGEST_WORD = re.compile(rb".*[\s\"']", re.DOTALL), 65536
 #: colors, titles and other sequences that act on a terminal (ECMA-48)
@@ -128,6 +133,15 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_secrets(item) for item in value]
     return without_credentials(value) if isinstance(value, str) else value
+
+
+def source_without_secrets(text: str, *, python: bool = True) -> str:
+    """Return source code without credentials in URIs, and ``***`` for texts of secret names."""
+
+    def hidden(found: re.Match[str]) -> str:
+        return f'{found[1]}{found[2]}"{HIDDEN}"' if is_secret(found[1]) else found[0]
+
+    return (_IN_CODE if python else _IN_TEXT).sub(hidden, without_credentials(text))
 
 
 def holds_text(value: Any) -> bool:

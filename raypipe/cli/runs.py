@@ -1,4 +1,4 @@
-"""Commands on run directories: results, report, ls, show, compare and watch."""
+"""Commands on run directories: results, report, ls, show, replay, compare and watch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from raypipe.cli.arguments import Existing, print_frame
+from raypipe.cli.arguments import Existing, print_frame, show_start
 from raypipe.cli.completion import run_directories, tables
 from raypipe.errors import ConfigError
 
@@ -21,6 +21,13 @@ Examples:
   raypipe results RUN_DIR trials --columns trial_id,loss_final,samples_per_s --sort -loss_final
   raypipe results RUN_DIR steps --csv > steps.csv
   raypipe results RUN_DIR --sql 'select optimizer, avg(best_perplexity) from studies group by 1'
+"""
+
+_REPLAY_EXAMPLES = """\b
+Examples:
+  raypipe replay RUN_DIR
+  raypipe replay RUN_DIR lda/20news/ga/0 --tolerance 1e-4
+  raypipe replay RUN_DIR --all --kept-code
 """
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -150,13 +157,62 @@ def ls(
 
 
 @app.command()
-def show(run_dir: Existing) -> None:
+def show(
+    run_dir: Existing,
+    code: Annotated[
+        bool,
+        typer.Option("--code", help="Print the kept source code, with the units that ran with it."),
+    ] = False,
+) -> None:
     """Show what happened in a run: code, hardware, time, stages, results and failures."""
-    from raypipe.commands import show as command
     from raypipe.commands.run_summary import opened
+
+    if code:
+        from raypipe.commands.code import code_text
+
+        typer.echo(code_text(opened(run_dir)))
+        return
+    from raypipe.commands import show as command
     from raypipe.commands.table_view import terminal_width
 
     typer.echo(command.show(opened(run_dir), terminal_width()))
+
+
+@app.command(epilog=_REPLAY_EXAMPLES)
+def replay(
+    run_dir: Existing,
+    units: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[UNIT]...",
+            help="Names of units, or what such names begin with, e.g. a stage. [default: a sample]",
+        ),
+    ] = None,
+    sample: Annotated[int, typer.Option(min=1, help="Units of the sample, evenly spaced.")] = 3,
+    every: Annotated[bool, typer.Option("--all", help="All units instead of a sample.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Relative difference that counts as equal.")
+    ] = 1e-5,
+    kept_code: Annotated[
+        bool,
+        typer.Option(
+            "--kept-code", help="Run the code that RUN_DIR keeps, instead of the current code."
+        ),
+    ] = False,
+) -> None:
+    """Compute stored units again and compare: equal, within a tolerance, or what differs and why.
+
+    They run in this process, without caches; RUN_DIR is only read. Columns that measure time,
+    memory or speed are not compared. The exit status is 0 if all results are equal or within the
+    tolerance, 1 otherwise.
+    """
+    show_start()
+    from raypipe.commands import replay as command
+
+    options: dict[str, Any] = {"sample": sample, "every": every, "tolerance": tolerance}
+    found = command.replay(run_dir, units or (), kept_code=kept_code, **options)
+    typer.echo(found)
+    raise typer.Exit(int(not found.is_equal))
 
 
 @app.command()

@@ -1,31 +1,133 @@
-"""Comparison of an experiment's source code with the code that computed the stored results."""
+"""The source code that computed stored results: kept in the run directory, shown and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import difflib
+import io
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
 from raypipe.errors import ConfigError
 from raypipe.functions.experiment import FunctionSettings
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
 from raypipe.pipeline.source import Source
+from raypipe.provenance import git_changes
+from raypipe.redaction import printable, source_without_secrets
 from raypipe.storage.ledger import Ledger
+from raypipe.storage.run_directory import RunDirectory
 
 _MOST_NAMED = 5
+#: what differs from the commit, among the kept files
+_CHANGES = "changes.diff"
+#: bytes of the kept files of a state of the source, as they are and in their archive
+_MOST_READ, _LARGEST = 8 * 2**20, 2 * 2**20
+#: names of files that are source code
+_ENDINGS = ("py", "sh", "yaml", "yml", "toml", "r", "R", "jl", "c", "cpp", "cu", "h")
+_PATTERNS = tuple(f"*.{ending}" for ending in _ENDINGS)
 
 
 @dataclass(frozen=True)
 class Code:
-    """The source of this command's experiment."""
+    """The source of this command's experiment; ``scripts`` are files that its stages start."""
 
     source: Source
     fingerprint: str
+    scripts: Mapping[str, bytes]
 
-    def record(self, ledger: Ledger) -> None:
-        """Record the hashes of the modules, once for each state of the source."""
-        if ledger.get("code", self.fingerprint) is None:
-            ledger.put("code", {self.fingerprint: {"modules": dict(self.source.modules)}})
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The content of the files by path, without raypipe's own."""
+        own = {p: each for p, each in self.source.files.items() if not p.startswith("raypipe/")}
+        return {**own, **self.scripts}
+
+    def record(self, ledger: Ledger, run_dir: RunDirectory) -> None:
+        """Record the hashes of the modules, and keep their files, once for each state of them.
+
+        Secrets are left out. The archive has at most 2 MB; the row names files that it lacks.
+        """
+        files, stored = self.files, ledger.get("code", self.fingerprint) or {}
+        known = {*stored.get("files", ()), *stored.get("left_out", ())}
+        if stored and files.keys() <= known:
+            return
+        commit, changes = git_changes(_PATTERNS)
+        if changes:
+            files[_CHANGES] = changes.encode()
+        content, kept = _packed(files)
+        run_dir.write(run_dir.code(self.fingerprint), content)
+        row = {"modules": dict(self.source.modules), "commit": commit, "files": kept}
+        left_out = sorted(files.keys() - set(kept))
+        ledger.put("code", {self.fingerprint: {**row, "left_out": left_out}})
+
+
+def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
+    """Return the kept files by path; none of a run directory that has no such archive.
+
+    Raises:
+        ConfigError: it is damaged.
+
+    """
+    path = run_dir.code(fingerprint)
+    if not run_dir.exists(path):
+        return {}
+    try:
+        with ZipFile(io.BytesIO(run_dir.read(path))) as archive:
+            infos = archive.infolist()
+            names = [PurePosixPath(info.filename) for info in infos]
+            outside = any(name.is_absolute() or ".." in name.parts for name in names)
+            if not outside and sum(info.file_size for info in infos) <= _MOST_READ:
+                return {info.filename: archive.read(info).decode() for info in infos}
+            reason = "its files lie outside of it, or are too large"
+    except (BadZipFile, ValueError, OSError, zlib.error, NotImplementedError) as error:
+        reason = str(error)
+    raise ConfigError(f"{path}: is damaged ({reason}); delete it")
+
+
+def code_text(run_dir: RunDirectory) -> str:
+    """Return the code that computed what a run directory holds, for ``raypipe show --code``.
+
+    The first version is shown whole, each later one by its differences to the one before it.
+
+    Raises:
+        ConfigError: none is kept, or an archive is damaged.
+
+    """
+    ledger = Ledger.to_read(run_dir)
+    units: dict[str, list[str]] = {}
+    for key, row in ledger.items("units"):
+        units.setdefault(str(row.get("code")), []).append(key)
+    parts, earlier = list[str](), dict[str, str]()
+    for fingerprint, row in ledger.items("code"):
+        files = kept_code(run_dir, fingerprint)
+        ran = units.get(fingerprint, [])
+        first = ", ".join(ran[:_MOST_NAMED]) + ", ..." * (len(ran) > _MOST_NAMED)
+        parts.append(f"code {fingerprint[:12]}: {len(ran)} units{': ' * bool(ran)}{first}")
+        if row.get("commit"):
+            changed = f"; what files differ is in {_CHANGES}" if _CHANGES in files else ""
+            parts.append(f"commit {row['commit']}{changed}")
+        if row.get("left_out"):
+            parts.append(f"not kept, too large: {', '.join(row['left_out'])}")
+        parts += _shown(earlier, files)
+        earlier = files or earlier
+    if not earlier:
+        raise ConfigError(f"{run_dir.shown}: keeps no code: nothing of it was computed here")
+    return printable("\n".join(parts), keep="\n\t")
+
+
+def edits(earlier: Mapping[str, str], source: Mapping[str, bytes]) -> list[str]:
+    """Return what was edited since: each file, with the names of its functions and classes."""
+    now = {name: _without_secrets(name, content) for name, content in source.items()}
+    return [
+        f"{name}: {_edited(earlier[name], now[name])}"
+        if name in earlier and name in now
+        else f"{name}: {'added' if name in now else 'removed'}"
+        for name in sorted({*earlier, *now} - {_CHANGES})
+        if earlier.get(name) != now.get(name)
+    ]
 
 
 def check_code(
@@ -38,7 +140,7 @@ def check_code(
 
     """
     source = configuration.source()
-    code = Code(source, source.fingerprint)
+    code = Code(source, source.fingerprint, _scripts(stages))
     changed, refused = set[str](), set[str]()
     for stage in stages:
         for earlier in _stored_code(stage, ledger) - {code.fingerprint, ""}:
@@ -78,6 +180,78 @@ def after_edit(stages: Sequence[Stage]) -> str:
     if not any(stage.strict_code for stage in stages):
         return ""
     return "\nonce the code is edited, add version=1 to keep the results that are stored"
+
+
+def _scripts(stages: Sequence[Stage]) -> dict[str, bytes]:
+    """Return the source files that stages of scripts have in their identities."""
+    units = (unit for stage in stages for unit in stage.units)
+    named = (unit.literals.get("files") for unit in units)
+    names = dict.fromkeys(name for names in named if isinstance(names, Mapping) for name in names)
+    paths = {name.lstrip("/"): Path(name) for name in names if ".." not in Path(name).parts}
+    return {
+        name: path.read_bytes()
+        for name, path in paths.items()
+        if any(map(path.match, _PATTERNS)) and path.is_file() and path.stat().st_size <= _LARGEST
+    }
+
+
+def _packed(files: Mapping[str, bytes]) -> tuple[bytes, list[str]]:
+    """Return an archive of the files, and the names of those that it has room for."""
+    archive, kept, read = io.BytesIO(), list[str](), 0
+    with ZipFile(archive, "w", ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            text = _without_secrets(name, content).encode()
+            if (
+                read + len(text) > _MOST_READ
+                or archive.tell() + len(zlib.compress(text)) > _LARGEST
+            ):
+                continue
+            read += len(text)
+            packed.writestr(ZipInfo(name), text, ZIP_DEFLATED)
+            kept.append(name)
+    return archive.getvalue(), kept
+
+
+def _without_secrets(name: str, content: bytes) -> str:
+    text = content.decode(errors="replace")
+    return source_without_secrets(text, python=name.endswith((".py", _CHANGES)))
+
+
+def _shown(earlier: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files; with earlier ones, the lines that differ from them."""
+    for name, text in files.items():
+        if not earlier or name == _CHANGES:
+            yield f"\n--- {name}\n{text}"
+    for name in sorted({*earlier, *files} - {_CHANGES}) if earlier else ():
+        before, now = (each.get(name, "").splitlines() for each in (earlier, files))
+        yield from difflib.unified_diff(before, now, f"before: {name}", name, lineterm="")
+
+
+def _edited(earlier: str, now: str) -> str:
+    """Return the functions and classes that differ between two states of a file."""
+    try:
+        before, after = _definitions(ast.parse(earlier)), _definitions(ast.parse(now))
+    except (SyntaxError, ValueError):
+        return "edited"
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    if len(names) > _MOST_NAMED:
+        names[_MOST_NAMED:] = [f"{len(names) - _MOST_NAMED} more"]
+    return ", ".join(names) or "only comments or layout"
+
+
+def _definitions(body: ast.Module | ast.ClassDef, prefix: str = "") -> dict[str, str]:
+    """Return the code of each function by its name, and what is outside of functions."""
+    found, rest = dict[str, str](), list[str]()
+    for node in body.body:
+        if isinstance(node, ast.ClassDef):
+            found |= _definitions(node, f"{prefix}{node.name}.")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[f"{prefix}{node.name}"] = ast.dump(node)
+        else:
+            rest.append(ast.dump(node))
+    if isinstance(body, ast.ClassDef):
+        rest += map(ast.dump, (*body.bases, *body.keywords, *body.decorator_list))
+    return {prefix.rstrip(".") or "outside of functions": "".join(rest), **found}
 
 
 def _stored_code(stage: Stage, ledger: Ledger) -> set[str]:

@@ -12,7 +12,7 @@ from raypipe.commands.declarations import declared, of_report
 from raypipe.commands.results import existing
 from raypipe.commands.show import newest
 from raypipe.config import search_path
-from raypipe.config.document import parse
+from raypipe.config.document import Document, parse
 from raypipe.errors import ConfigError
 from raypipe.storage import run_status, tables
 from raypipe.storage.ledger import Ledger
@@ -31,15 +31,9 @@ def report(location: str, variant: str | None = None) -> str:
 
     run_dir = existing(location)
     shown = run_dir.shown
-    try:
-        text = run_dir.read(run_dir.config).decode()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
-    document = parse(text, f"{shown}/config.yaml")
-    if run_dir.is_local and document.experiment:
-        _refuse_code_inside(Path(run_dir.path()), document.experiment)
+    document = stored_document(run_dir)
+    if document.experiment:  # a function is not imported
+        refuse_code_inside(run_dir, document.experiment)
     experiment = stored_experiment(document)
     try:
         if not is_held(run_dir):  # else its command writes them
@@ -52,9 +46,29 @@ def report(location: str, variant: str | None = None) -> str:
         raise ConfigError(f"{shown}/report: cannot be written: {error}") from error
 
 
-def _refuse_code_inside(run_dir: Path, module: str) -> None:
+def stored_document(run_dir: RunDirectory) -> Document:
+    """Return the configuration of a run's newest command.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+
+    """
+    shown = run_dir.shown
+    try:
+        text = run_dir.read(run_dir.config).decode()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{shown}: has no config.yaml; is it a run directory?") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown}/config.yaml: is damaged or unreadable: {error}") from error
+    return parse(text, f"{shown}/config.yaml")
+
+
+def refuse_code_inside(run: RunDirectory, module: str) -> None:
     """Raise ConfigError if Python would find a module in a run directory."""
+    if not run.is_local:
+        return
     search_path.prefer()
+    run_dir = Path(run.path())
     package, *within = module.split(".")
     spec = None
     with suppress(ValueError):  # it is not the name of a module

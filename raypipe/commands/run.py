@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 
 from raypipe import faults
 from raypipe.commands import cluster
@@ -46,7 +47,7 @@ from raypipe.pipeline.session import Session
 from raypipe.pipeline.status_writer import StatusWriter, first_status
 from raypipe.provenance import environment_row, git_commit, now
 from raypipe.redaction import without_secrets
-from raypipe.storage.ledger import Ledger
+from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import LostLeaseError, writing
 from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.storage.run_status import KeyResult
@@ -54,6 +55,8 @@ from raypipe.storage.tables import measures, single_tables
 
 #: an entry of the ledger: whether tables and report show everything that is stored
 _SHOWN = "shown"
+#: the beginning of the names of entries with the resolved configurations of all commands
+CONFIGURATION = "configuration/"
 #: results that a baseline beats, of which the end of a run tells
 _MOST_WARNINGS = 5
 
@@ -134,8 +137,8 @@ def execute(request: Request) -> Ended:
             stages, _ = stored_stages(graph, ledger, run_dir.shown)
             text = dump_yaml(without_secrets(configuration.resolved()))
             run_dir.write(run_dir.config, text.encode())
-            ledger.put("runs", {_SHOWN: {"all": False}})
-            code.record(ledger)
+            ledger.put("runs", {_SHOWN: {"all": False}, **configuration_row(text)})
+            code.record(ledger, run_dir)
             record_matrix(ledger, configuration, graph)
             run_id, name = _run_id(ledger, configuration), configuration.experiment.name
             begun = first_status(
@@ -221,6 +224,11 @@ def execute(request: Request) -> Ended:
         if status is not None:
             status.end("failed" if failed else "succeeded", failed or "")
         return Ended(int(bool(failed)), run_dir, failed or "")
+
+
+def configuration_row(text: str) -> dict[str, Row]:
+    """Return the ledger's entry of a resolved configuration, by which units can be replayed."""
+    return {f"{CONFIGURATION}{sha256(text.encode()).hexdigest()[:16]}": {"text": text}}
 
 
 def _result(run_dir: RunDirectory, experiment: Experiment) -> tuple[KeyResult | None, list[str]]:

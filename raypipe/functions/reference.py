@@ -6,15 +6,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
+from raypipe.config import search_path
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.functions.used import Used
 from raypipe.pipeline.configuration import import_module
-from raypipe.pipeline.source import Source, source_of
+from raypipe.pipeline.source import Source, current_source, source_of
 
 _FORM = "must be MODULE:FUNCTION, such as mymodule:score"
 
@@ -28,6 +31,9 @@ def load(reference: str, origin: str) -> Callable[..., Any]:
 
     """
     module, name = parts(reference, origin)
+    search_path.prefer()
+    with suppress(ImportError, ValueError):
+        current_source(module)  # the function is what its file holds now
     loaded = import_module(module, origin, "function")
     function = getattr(loaded, name, None)
     if function is None:
@@ -98,7 +104,10 @@ def source(reference: str, function: Callable[..., Any]) -> Source:
         return source_of(reference.partition(":")[0])
     used = Used()
     used.add(function)
-    return Source({**used.modules(), reference: used.digest})
+    found, files = used.source(), dict[str, bytes]()
+    with suppress(OSError, TypeError):  # typed into an interpreter
+        files["__main__.py"] = dedent(inspect.getsource(inspect.unwrap(function))).encode()
+    return Source({**found.modules, reference: used.digest}, {**found.files, **files})
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -19,7 +19,7 @@ from pathlib import PurePath
 from types import CodeType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
-from raypipe.pipeline.source import source_of
+from raypipe.pipeline.source import Source, source_of
 
 #: types whose text is their value
 _PLAIN = (
@@ -49,15 +49,17 @@ class Used:
         """The hash of what was added."""
         return self._hash.hexdigest()[:16]
 
-    def modules(self) -> dict[str, str]:
-        """Return the hashes of the user's modules, and of those that they import."""
-        found: dict[str, str] = {}
+    def source(self) -> Source:
+        """Return the source of the user's modules, and of those that they import."""
+        modules, files = dict[str, str](), dict[str, bytes]()
         for name in sorted(self._modules):
             try:
-                found |= source_of(name).modules
+                found = source_of(name)
             except (ImportError, ValueError):  # made in memory
                 continue
-        return found
+            modules |= found.modules
+            files |= found.files
+        return Source(modules, files)
 
     def add(self, value: Any) -> None:
         """Add a value."""

@@ -82,7 +82,7 @@ class StageContext:
         """The durable record, which results are written to: the rows that the stage sees."""
         stage, ledger = self.stage, self.session.ledger
         if self.session.store is not None:
-            return RecordedView(ledger, stage.variant, stage.variants.values())
+            return RecordedView(ledger, stage.variant, stage.variants.values(), stage.key)
         return stage.seen(ledger)
 
     def cache(self, kind: str, *, enabled: bool = True) -> Cache:

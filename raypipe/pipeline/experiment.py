@@ -190,7 +190,7 @@ class Stage:
 
     def seen(self, ledger: Ledger) -> Ledger:
         """Return the ledger as the stage sees it: its own rows, and those of what it needs."""
-        return LedgerView(ledger, self.variant, self.variants.values())
+        return LedgerView(ledger, self.variant, self.variants.values(), self.key)
 
     def files(self, run_dir: RunDirectory) -> RunDirectory:
         """Return the run directory with the names of files of the stage's variant."""

@@ -41,22 +41,22 @@ _Renamed = Callable[[str], str]
 _BEGAN = "began"
 _ROWS = ("rows",)
 _MODEL, _ARTIFACT = "model", "artifact"
-#: tables that are not part of a result
-_NOT_SHARED = INTERNAL | {"failures", "stages", "reused", "environment"}
+#: tables that are not part of the result of a stage
+NOT_RESULTS = INTERNAL | {"failures", "stages", "reused", "environment"}
 
 
 class RecordedView(LedgerView):
     """A stage's view of the ledger that keeps what the stage puts."""
 
-    def __init__(self, ledger: Ledger, variant: str, visible: Iterable[str]) -> None:
-        super().__init__(ledger, variant, visible)
+    def __init__(self, ledger: Ledger, variant: str, visible: Iterable[str], stage: str) -> None:
+        super().__init__(ledger, variant, visible, stage)
         self.recorded: dict[str, dict[str, Row]] = {}
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
         super().put_tables(tables)
         for table, rows in tables.items():
-            if table not in _NOT_SHARED:
+            if table not in NOT_RESULTS:
                 self.recorded.setdefault(table, {}).update(rows)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import invalidate_caches
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +22,10 @@ from raypipe.pipeline.identity import fingerprint as hash_of
 
 @dataclass(frozen=True)
 class Source:
-    """The hash of each source module of an experiment."""
+    """The hash of each source module of an experiment, and the content of their files by path."""
 
     modules: Mapping[str, str]
+    files: Mapping[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def fingerprint(self) -> str:
@@ -42,8 +43,13 @@ def source_of(module: str) -> Source:
 
     A shipped experiment has the same source in the repository and in the wheel.
     """
-    contents = {name: logical_source(file.read_bytes()) for name, file in files_of(module).items()}
-    return Source({n: hashlib.sha256(each).hexdigest()[:16] for n, each in contents.items()})
+    modules, files = dict[str, str](), dict[str, bytes]()
+    for name, path in files_of(module).items():
+        content = logical_source(path.read_bytes())
+        modules[name] = hashlib.sha256(content).hexdigest()[:16]
+        inside = "/__init__" if path.name == "__init__.py" else ""
+        files[f"{name.replace('.', '/')}{inside}.py"] = content
+    return Source(modules, files)
 
 
 #: hashes of the modules of experiments when this process imported them

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.run_directory import BASE, variant_name
 
-_UNITS = "units"
+_UNITS, _RUNS = "units", "runs"
 
 
 class LedgerView(Ledger):
@@ -19,21 +19,27 @@ class LedgerView(Ledger):
         ledger: the ledger of the run.
         variant: the variant whose rows are written.
         visible: the variants whose rows are read, the stage's own among them.
+        stage: the key of the stage; the tables that it writes are recorded (:func:`writes`).
 
     """
 
-    def __init__(self, ledger: Ledger, variant: str, visible: Iterable[str] = ()) -> None:
-        self._ledger, self._variant = ledger, variant
+    def __init__(
+        self, ledger: Ledger, variant: str, visible: Iterable[str] = (), stage: str = ""
+    ) -> None:
+        self._ledger, self._variant, self._stage = ledger, variant, stage
         self._visible = tuple(dict.fromkeys((variant, *visible)))
 
     def put_tables(self, tables: Mapping[str, Mapping[str, Row]]) -> None:
         """Record rows of several tables with one disk sync."""
-        self._ledger.put_tables(
-            {
-                table: {self._key(table, key): self._own(table, row) for key, row in rows.items()}
-                for table, rows in tables.items()
-            }
-        )
+        own = {
+            table: {self._key(table, key): self._own(table, row) for key, row in rows.items()}
+            for table, rows in tables.items()
+        }
+        written = [t for t, rows in tables.items() if self._stage and rows and t not in INTERNAL]
+        if new := [table for table in written if not writes(self._ledger, self._stage, table)]:
+            entries: dict[str, Row] = {_entry(self._stage, table): {} for table in new}
+            own[_RUNS] = {**own.get(_RUNS, {}), **entries}
+        self._ledger.put_tables(own)
 
     def remove(self, table: str, keys: Iterable[str]) -> None:
         """Remove rows of this variant durably; missing ones are ignored."""
@@ -77,6 +83,15 @@ class LedgerView(Ledger):
         if self._variant == BASE or not _has_variant(table):
             return row
         return {**row, "variant": self._variant}
+
+
+def writes(ledger: Ledger, stage: str, table: str) -> bool:
+    """Whether a stage, by its key, has put rows into a table."""
+    return ledger.get(_RUNS, _entry(stage, table)) is not None
+
+
+def _entry(stage: str, table: str) -> str:
+    return f"written/{stage}/{table}"
 
 
 def _has_variant(table: str) -> bool:

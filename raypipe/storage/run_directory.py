@@ -154,6 +154,10 @@ class RunDirectory:
         """The folder of the durable record of finished units."""
         return self.path("ledger")
 
+    def code(self, fingerprint: str) -> str:
+        """Return the path of the source files with this fingerprint, which computed results."""
+        return self.path("code", f"{_flat(fingerprint)}.zip")
+
     def table(self, table: str) -> str:
         """Return the folder of a results table."""
         return self.path("results", _flat(table))
