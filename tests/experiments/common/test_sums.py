@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +24,11 @@ from experiments.teleclass.training import TeleclassTask
 from experiments.transformer.dataset import RandomSamples
 from experiments.transformer.settings import TransformerSettings
 from experiments.transformer.training import TransformerTask
-from raypipe.storage.run_directory import RunDirectory
+from raypipe.errors import UnitError
 from raypipe.training import loader
 from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
+from raypipe.training.job import Worker
 from raypipe.training.parallel import ModelCall
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
@@ -75,13 +74,13 @@ def test_the_loss_is_a_sum(name: str, samples: int) -> None:
 
     def check(loss: Any) -> None:
         shown: Any = SimpleNamespace(loss=loss)
-        job = TrainingJob("t", "run", shown, settings, plan, RunDirectory.at(Path("unused")))
-        refuse_means(job, worker, call, batch, samples, StepContext(0, phase, 0))
+        context = StepContext(0, phase, 0)
+        refuse_means(shown, settings.training, worker.device, call, batch, samples, context)
 
     def mean(*arguments: Any) -> Loss:
         loss = task.loss(*arguments)
         return Loss(loss.total / loss.weight, loss.weight)
 
     check(task.loss)
-    with pytest.raises(ValueError, match="is a mean"):
+    with pytest.raises(UnitError, match="is a mean"):
         check(mean)
