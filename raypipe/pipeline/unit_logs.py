@@ -129,13 +129,13 @@ class UnitLogs:
         """Name the units of failures like those shown, and count those that were not shown."""
         with self._lock:
             for like, units in self._alike.items():
-                if like in self._shown and len(units) > 1:
-                    first, *others = units
+                others = [unit for unit in units if unit != units[0]]  # not its own attempts
+                if like in self._shown and others:
                     named = list(dict.fromkeys(others))
                     more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)
                     names = ", ".join(named[:_MOST_NAMED])
                     self._say(
-                        f"{first}: the same {like[0]} {len(others)} more time(s): {names}{more}"
+                        f"{units[0]}: the same {like[0]} {len(others)} more time(s): {names}{more}"
                     )
             if self._not_shown:
                 self._say(

@@ -66,6 +66,14 @@ def test_of_equal_failures_one_is_shown_and_the_others_are_named(run):
     assert said[1] == f"lda/0: the same error 999 more time(s): {names} and 899 more"
 
 
+def test_attempts_of_one_unit_are_not_named_again(run):
+    logs, said = opened(run)
+    for attempt in (1, 2):
+        logs.failed(Failure("lda/0", attempt, "worker_died", "died", "again"))
+    logs.close()
+    assert len(said) == 1
+
+
 def test_different_failures_are_shown_up_to_a_limit(run):
     """Ten with their places and logs, further ones in a line each."""
     logs, said = opened(run)
