@@ -90,8 +90,9 @@ def test_another_corpus_under_the_same_settings_is_another_time(config, tmp_path
         text = "apple pear plum fig\noak elm ash pine\niron gold zinc lead\n" * copies
         (tmp_path / name / "stdlib.txt").write_text(text)
     options = "{max_documents: 1000, max_features: 1000}"
-    Path(config).write_text(CONFIG.replace(options, "{min_df: 1, max_df: 1.0}"))
-    files = ("data.source=text", "lda.t_max=10", "lda.start=[3]")
+    text = CONFIG.replace("options:", "source: text, options:")
+    Path(config).write_text(text.replace(options, "{min_df: 1, max_df: 1.0}"))
+    files = ("lda.t_max=10", "lda.start=[3]")
     small, large = ((*files, f"data.dir={tmp_path / name}") for name in ("small", "large"))
     remember(config, "lda", *small)
     assert planned(config, "lda", *small) != "unknown"
