@@ -6,6 +6,7 @@ from experiments.lm_pretrain.baselines import run_baselines
 from experiments.lm_pretrain.data import keys_read, text_content
 from experiments.lm_pretrain.evaluation import run_evaluate
 from experiments.lm_pretrain.export import run_export
+from experiments.lm_pretrain.report_sections import sections
 from experiments.lm_pretrain.sampling import run_sample
 from experiments.lm_pretrain.settings import PretrainingSettings
 from experiments.lm_pretrain.tables import STEP_METRICS, TABLES
@@ -78,5 +79,11 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
 
 
 EXPERIMENT = Experiment(
-    "lm_pretrain", 1, PretrainingSettings, stages, tables=TABLES, step_metrics=STEP_METRICS
+    "lm_pretrain",
+    1,
+    PretrainingSettings,
+    stages,
+    sections,
+    tables=TABLES,
+    step_metrics=STEP_METRICS,
 )

@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.transformer.tables import BRANCHES, TRANSFORMER
+from raypipe.report.formatting import number, probability
 from raypipe.report.plots import WIDTH, Plot, rows, style
 from raypipe.report.sections import Part, Section, TableView
+from raypipe.stats import ALPHA
 
 _OTHERS = "others"
 _MOST_PAIRS = 10
@@ -18,7 +21,27 @@ _MOST_PAIRS = 10
 def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
     """Return the section with the confused classes; the measures have a section as any table."""
     parts = [*figures(tables), *_most_confused(tables)]
-    return [Section("Confusion", parts, covers=("confusion",))]
+    return [Section("Confusion", parts, covers=("confusion",), certainty=_tested(tables))]
+
+
+def _tested(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return McNemar's test of the transformer against the baseline that is right most often."""
+    counts = ["only_method_right", "only_baseline_right"]
+    found = rows(tables, "comparisons", ["method", "baseline", "rows", *counts, "p_holm"])
+    if found is None:
+        return []
+    own = found[(found["method"] == TRANSFORMER) & ~found["baseline"].isin(BRANCHES)]
+    if own.empty:
+        return []
+    gains = own.assign(gain=own[counts[0]].astype(float) - own[counts[1]].astype(float))
+    row = min(gains.to_dict("records"), key=lambda row: float(row["gain"]))
+    gain, p_value = float(row["gain"]), float(row["p_holm"])
+    judged = "more than chance" if p_value <= ALPHA else "it may be chance"
+    return [
+        f"Of the {int(row['rows'])} held-out rows, the {TRANSFORMER} has {number(abs(gain))} "
+        f"{'more' if gain > 0 else 'fewer'} right than {row['baseline']}, the best baseline "
+        f"(McNemar's test, p {probability(p_value)}): {judged}."
+    ]
 
 
 def figures(tables: Mapping[str, pd.DataFrame]) -> list[Plot]:

@@ -242,6 +242,15 @@ class About:
         """The best points that are not better than the strongest baseline."""
         return [best for best in self.headlines if best.baseline and best.gain <= 0]
 
+    @property
+    def tested(self) -> list[str]:
+        """The outcome of the experiment's own tests, in words.
+
+        They are of one point, so there are none in a matrix, whose points have intervals over
+        seeds.
+        """
+        return [] if self.varied else [text for each in self.sections for text in each.certainty]
+
     @cached_property
     def evaluations(self) -> list[Evaluation]:
         """The held-out metrics of its trainings."""

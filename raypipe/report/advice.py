@@ -29,18 +29,21 @@ from raypipe.report.sweep_summary import recommended_settings
 from raypipe.report.table_shape import as_numbers, is_number, value_label
 from raypipe.report.variants import seeds_needed
 
+_MOST = 3  # pieces of advice
 _MOST_UNITS = 3
 _LEAST_VALUES = 3  # of an axis, for its edges to say anything
 
 
 def advice(about: About) -> list[Part]:
-    """Return what to do next, each with the command; that nothing stands out if nothing does."""
-    found = [
+    """Return what to do next, at most three things, each with its command."""
+    parts = [
         part
         for find in (failed, undirected, overfitted, unfinished, edges, noted, repeat, apply_sweep)
         for part in find(about)
     ]
-    return found or ["Nothing stands out in the tables."]
+    starts = [place for place, part in enumerate(parts) if isinstance(part, str)]
+    most = starts[_MOST] if len(starts) > _MOST else len(parts)
+    return parts[:most] or ["The tables suggest no next step."]
 
 
 def failed(about: About) -> Iterator[Part]:
@@ -133,8 +136,8 @@ def apply_sweep(about: About) -> Iterator[Part]:
 
 
 def noted(about: About) -> Iterator[Part]:
-    """Yield the advice of the experiment's own sections."""
-    for section in about.sections:
+    """Yield the advice of the experiment's own sections, which show one point of a matrix."""
+    for section in [] if about.varied else about.sections:
         yield from section.advice
 
 
@@ -144,11 +147,10 @@ def _leads(found: Sequence[Evaluation], evaluation: Evaluation) -> bool:
 
 
 def unfinished(about: About) -> Iterator[Part]:
-    """Yield a larger length for stages that still improve at the end, or lose to a baseline."""
+    """Yield a larger length for stages that still improve on held-out data at the end."""
     shown: set[str] = set()
     for evaluation in about.evaluations:
-        loses = bool(about.losing) and not evaluation.ends_worse
-        if evaluation.stage in shown or not (evaluation.still_improves or loses):
+        if evaluation.stage in shown or not evaluation.still_improves or evaluation.memorizes:
             continue
         if not _leads(about.evaluations, evaluation):
             continue
@@ -157,13 +159,11 @@ def unfinished(about: About) -> Iterator[Part]:
             key = f"{evaluation.stage}.training.{name}"
             length = about.setting(key)
             if isinstance(length, int) and key not in about.varied:
-                why = f"the {evaluation.name} still improves at the end"
-                if not evaluation.still_improves:
-                    done = f"{length} {name if length != 1 else name[:-1]}"
-                    why = f"after {done} the model does not beat the baseline"
-                yield f"{evaluation.trial}: {why}. Train longer:"
-                factor = 2 if evaluation.still_improves else 4
-                yield from _code(elsewhere(about.command, f"{key}={factor * length}"))
+                yield (
+                    f"{evaluation.trial}: the {evaluation.name} still improves at the end. "
+                    "Train longer:"
+                )
+                yield from _code(elsewhere(about.command, f"{key}={2 * length}"))
                 break
 
 
@@ -225,13 +225,19 @@ def _largest_micro_batch(about: About, axis: str) -> float:
 
 
 def repeat(about: About) -> Iterator[Part]:
-    """Yield more seeds where a point has one run, or too few to tell the best from others."""
+    """Yield more seeds where a point has one run, or too few to tell the best from others.
+
+    The experiment's own tests, and a race, say for themselves how many are needed. No number of
+    seeds tells equal values apart.
+    """
     if not about.seeds or not (about.headlines or about.evaluations):
+        return
+    if about.tested or rows(about.tables, "race", []) is not None:
         return
     if (about.tables["stages"]["status"] != "succeeded").any():
         return  # of more use once the run is complete
     repeated = [best for best in about.headlines if best.runs > 1]
-    if not repeated and about.losing:
+    if not repeated and (about.losing or any(best.is_shared for best in about.headlines[:1])):
         return  # more seeds of it are of no use
     needed = seeds_needed(about.tables)
     if not repeated:
@@ -243,24 +249,28 @@ def repeat(about: About) -> Iterator[Part]:
         return
     best = repeated[0]
     rivals = {best.baseline: best.to_baseline, best.runner_up: best.to_runner_up}
-    close = [name for name, difference in rivals.items() if difference.may_be_chance]
-    if not close or (best.is_shared and close == [best.runner_up]):
+    close = [
+        name
+        for name, each in rivals.items()
+        if each.may_be_chance and each.half > 0 and not (best.is_shared and name == best.runner_up)
+    ]
+    if not close:
         return
-    more = max(2 * best.runs, needed)
-    name = next(name for name in close if not (best.is_shared and name == best.runner_up))
-    yield (
-        f"{best.runs} repetitions cannot tell {best.leaders} from {name} by {best.name}: "
-        f"take {more}."
-    )
+    name = close[0]
+    more = needed if best.runs < needed else 2 * best.runs
     command = more_seeds(about, more)
     if not command and best.repeats and about.command:
         command = with_values(about.command, f"{best.repeats}={more}")
     values = contenders(about, best) if name == best.runner_up else []
     alone = with_values(command, *values)
-    if alone != with_values(command):
-        yield "Of these settings alone:"
+    few = alone != with_values(command)
+    how = f", of these settings alone or of all {len(best.points)}:" if few else "."
+    yield (
+        f"{best.runs} repetitions cannot tell {best.leaders} from {name} by {best.name}: "
+        f"take {more}{how}"
+    )
+    if few:
         yield Code(alone)
-        yield f"Of all {len(best.points)}:"
     yield from _code(command)
 
 

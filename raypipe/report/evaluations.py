@@ -23,6 +23,8 @@ _DEVIATIONS = 2.5
 _SMALLEST = 0.01
 #: fewest values whose noise can be told from their curve
 _LEAST_VALUES = 8
+#: training losses at the end that are averaged, as that of one batch is noisy
+_LAST = 10
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Evaluation:
         unit: of the values, or empty.
         baseline: name of the same metric of a baseline, or empty.
         baseline_values: ``[n]``, its values, NaN where there are none.
+        memorizes: whether the training loss ends at less than half of the held-out loss.
 
     """
 
@@ -51,6 +54,7 @@ class Evaluation:
     unit: str = ""
     baseline: str = ""
     baseline_values: NDArray[np.floating[Any]] | None = None
+    memorizes: bool = False
 
     @property
     def label(self) -> str:
@@ -132,6 +136,7 @@ def evaluations(
     if steps is None:
         return []
     stages = _stages(tables)
+    memorizing = _memorizing(steps)
     found = []
     for column in held_out_columns(map(str, steps.columns), metrics, monitors):
         name = column.name
@@ -145,7 +150,7 @@ def evaluations(
                 found.append(
                     Evaluation(
                         stage, trial, name, column.better, step, values, column.unit,
-                        heading(rival.removeprefix(PREFIX)), others,
+                        heading(rival.removeprefix(PREFIX)), others, trial in memorizing,
                     )
                 )  # fmt: skip
     return found
@@ -156,6 +161,18 @@ def _measured(steps: pd.DataFrame, name: str) -> Iterator[tuple[str, pd.DataFram
     for trial, group in known.groupby("trial_id", sort=False):
         if finite(as_numbers(group[name])).size:
             yield str(trial), group
+
+
+def _memorizing(steps: pd.DataFrame) -> set[str]:
+    """Return the trainings whose loss ends at less than half of that of held-out data."""
+    if not {"loss", f"{PREFIX}loss"} <= {*steps.columns}:
+        return set()
+    found = set()
+    for trial, group in steps.sort_values("step", kind="stable").groupby("trial_id", sort=False):
+        own, held_out = (finite(as_numbers(group[name])) for name in ("loss", f"{PREFIX}loss"))
+        if own.size and held_out.size and 0 <= np.mean(own[-_LAST:]) < held_out[-1] / 2:
+            found.add(str(trial))
+    return found
 
 
 def _stages(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:

@@ -24,7 +24,6 @@ from raypipe.report.sweep_trials import SWEEP
 from raypipe.stats import ranked
 
 _MOST_TILES = 6
-_MANY_POINTS = 5  # from which the best one is noticeably flattered
 _LONGEST = 120  # characters of the list of varied keys
 
 
@@ -55,14 +54,13 @@ def asked(about: About) -> Iterator[str]:
     if varied := _varied(about):
         yield varied
     yield from sweep_asked(about.sweeps)
+    hardware = _hardware(about.tables.get("environment"))
     stages = about.tables["stages"]
     done, total, what = int((stages["status"] == "succeeded").sum()), len(stages), "stage"
     if about.calls is not None:
         done, total, what = about.calls.done, about.calls.total, "call"
     if total:
-        yield f"{done} of {total} {what}{'s' * (total > 1)} succeeded."
-    if hardware := _hardware(about.tables.get("environment")):
-        yield hardware
+        yield f"{done} of {total} {what}{'s' * (total > 1)} succeeded{hardware}."
 
 
 def _command(about: About) -> Iterator[Part]:
@@ -116,7 +114,7 @@ def _most_values(results: Results, rows: pd.DataFrame, axis: str) -> int:
 
 
 def _hardware(environment: pd.DataFrame | None) -> str:
-    """Return the nodes of the last command."""
+    """Return the nodes of the last command, as the end of a sentence."""
     if environment is None or environment.empty or "hostname" not in environment:
         return ""
     nodes = environment
@@ -134,7 +132,7 @@ def _hardware(environment: pd.DataFrame | None) -> str:
     if "memory_bytes" in nodes and nodes["memory_bytes"].notna().any():
         parts.append(f"{bytes_text(float(nodes['memory_bytes'].sum()))} of memory")
     count = len(nodes)
-    return f"On {count} node{'s' * (count > 1)}: {', '.join(parts)}."
+    return f" on {count} node{'s' * (count > 1)} ({', '.join(parts)})"
 
 
 def summary_tiles(about: About) -> tuple[list[Tile], bool]:
@@ -268,47 +266,35 @@ def _is_same(one: Headline, other: Headline) -> bool:
 
 
 def certainty(about: About) -> Iterator[str]:
-    """Yield the number of repetitions, and what the intervals allow to say."""
-    yield from _repetitions(about)
-    yield from (text for section in about.sections for text in section.certainty)
+    """Yield what the run's tests say: the experiment's own, else the intervals over repetitions."""
+    repeated = [best for best in about.headlines if best.runs > 1]
+    if repeated:
+        least, most = min(b.runs for b in repeated), max(b.runs for b in repeated)
+        count = str(most) if least == most else f"{least} to {most}"
+        yield f"Means of {count} repetitions; ± is Student's 95 % confidence interval."
+    elif (about.headlines or about.evaluations) and not about.tested:
+        several = any(len(best.points) > 1 for best in about.headlines)
+        yield f"One run{' of each' if several else ''}, no interval over seeds."
+    shared = next((best for best in about.headlines[:1] if best.is_shared and best.leaders), None)
+    if shared is not None:
+        yield f"{shared.leaders} are equal in {shared.name}."
+    if about.tested:
+        yield from about.tested
+    elif repeated:
+        yield from _against_rivals(repeated[0])
     if about.only_swept:
         yield from sweep_certainty(about.tables, about.sweeps)
-
-
-def _repetitions(about: About) -> Iterator[str]:
-    repeated = [best for best in about.headlines if best.runs > 1]
-    if not repeated:
-        if about.headlines or about.evaluations:
-            yield once(about)
-        return
-    least, most = min(b.runs for b in repeated), max(b.runs for b in repeated)
-    count = str(most) if least == most else f"{least} to {most}"
-    yield f"Means of {count} repetitions; ± is Student's 95 % confidence interval."
-    yield from _against_rivals(repeated[0])
-
-
-def once(about: About) -> str:
-    """Return that there is no interval over repetitions."""
-    compared = max((len(best.points) for best in about.headlines), default=0)
-    if compared > 1:
-        return "One run of each, no interval over seeds: which differences are chance is not known."
-    return "One run, no interval over seeds: how much of it is chance is not known."
 
 
 def _against_rivals(best: Headline) -> Iterator[str]:
     """Yield whether the best point differs from the baseline and the second best one."""
     if best.baseline and best.to_baseline.is_known:
         yield _against(best, f"the baseline {best.baseline}", best.to_baseline)
-    if best.is_shared:
-        yield f"{best.leaders} are equal in {best.name}."
-    elif best.runner_up and best.to_runner_up.is_known:
+    if not best.is_shared and best.runner_up and best.to_runner_up.is_known:
         second = (
             f"the second best, {best.runner_up} ({cell(best.column.name, best.runner_up_mean)})"
         )
         yield _against(best, second, best.to_runner_up)
-    certain = not (best.to_baseline.may_be_chance or best.to_runner_up.may_be_chance)
-    if len(best.points) >= _MANY_POINTS and certain and not best.is_shared:
-        yield (f"It is the best of {len(best.points)}, in part by chance: new seeds may give less.")
 
 
 def _against(best: Headline, rival: str, difference: Difference) -> str:

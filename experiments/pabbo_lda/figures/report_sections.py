@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.pabbo_lda.figures.report_figures import figures, landscapes
-from experiments.pabbo_lda.figures.verdict import listed, undecided, verdicts
+from experiments.pabbo_lda.figures.verdict import listed, repetitions, speed, undecided, verdicts
 from raypipe.report.formatting import heading, number, plus_minus, probability
 from raypipe.report.plots import rows
 from raypipe.report.sections import Fold, Heading, Part, Section, TableView
@@ -42,7 +42,7 @@ def sections(tables: Tables) -> list[Section]:
             _results(tables),
             covers=("summary",),
             findings=[*verdicts(tables), *landscapes(tables)],
-            advice=_edges(tables),
+            advice=[*_edges(tables), *repetitions(tables)],
         ),
         Section("Figures", figures(tables), covers=_DRAWN),
         Section(
@@ -73,6 +73,7 @@ def _results(tables: Tables) -> list[Part]:
             Heading(str(dataset)),
             _lowest(group[best], undecided(tables, str(dataset), list(group["optimizer"][best]))),
             *_edge(tables, str(dataset)),
+            *speed(tables, str(dataset)),
             TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
         ]
     return parts

@@ -28,19 +28,15 @@ def verdicts(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     return [
         f"{name}: {text}" if len(names) > 1 else text
         for name in names
-        for part in (_winner, _speed, _confirmed, _optimum)
+        for part in (_winner, _confirmed, _optimum)
         if (text := " ".join(part(tables, name)))
     ]
 
 
 def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     """Yield the optimizer that won, or that the tests name none."""
-    rankings = _of(tables, "rankings", dataset).dropna(subset="average_rank")
-    measure = next((name for name in _DECISIVE if (rankings["measure"] == name).any()), None)
-    ranks = rankings[rankings["measure"] == measure].set_index("optimizer")["average_rank"]
-    pairs = _of(tables, "comparisons", dataset, _NEEDED)
-    pairs = pairs[pairs["measure"] == measure]
-    if len(ranks) < 2 or pairs.empty or measure is None:
+    measure, ranks, pairs = _decisive(tables, dataset)
+    if len(ranks) < 2 or pairs.empty:
         return
     lead = str(ranks.idxmin())
     own = _with(pairs, lead)
@@ -62,22 +58,47 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
         )
     else:
         yield f"No winner: {leads}, but no test tells {lead} from another optimizer ({tests})."
-        yield from _too_few(runs, len(pairs), f"To compare {len(ranks)} optimizers")
     against = _of(tables, "against_control", dataset, _NEEDED)
     against = against[against["measure"] == measure]
     if not against.empty and (rest or lead == CONTROL):
         better = [str(name) for name in ranks.sort_values().index if name in _winners(against)]
         if better:
             yield f"Against {CONTROL} search alone, the tests find {listed(better)} better."
-        else:
-            yield f"Against {CONTROL} search alone, the tests find no optimizer better."
-            yield from _too_few(runs, len(against), "For that")
 
 
-def _too_few(runs: int, tests: int, what: str) -> Iterator[str]:
-    """Yield how many runs a decision takes, if there are fewer."""
-    if runs < (needed := stats.runs_needed(tests)):
-        yield f"{what}, they need {needed} runs or more."
+def _decisive(
+    tables: Mapping[str, pd.DataFrame], dataset: str
+) -> tuple[str, pd.Series[float], pd.DataFrame]:
+    """Return the measure that decides, the average ranks by it, and the tests of all pairs."""
+    rankings = _of(tables, "rankings", dataset, ["measure", "optimizer", "average_rank"])
+    rankings = rankings.dropna(subset="average_rank")
+    measure = next((name for name in _DECISIVE if (rankings["measure"] == name).any()), "")
+    ranks = rankings[rankings["measure"] == measure].set_index("optimizer")["average_rank"]
+    pairs = _of(tables, "comparisons", dataset, _NEEDED)
+    return measure, ranks, pairs[pairs["measure"] == measure]
+
+
+def repetitions(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return how many runs the tests of the verdict need to find a difference, if there are fewer.
+
+    Where all optimizers are equal in all runs, no number of runs tells them apart.
+    """
+    rankings = rows(tables, "rankings", ["dataset"])
+    names = [] if rankings is None else list(rankings["dataset"].astype(str).unique())
+    families = [pairs for name in names if not (pairs := _decisive(tables, name)[2]).empty]
+    short = [
+        (stats.runs_needed(len(pairs)), int(pairs["n"].max()))
+        for pairs in families
+        if "equal" not in pairs or (pairs["equal"] < pairs["n"]).any()
+    ]
+    short = [(needed, runs) for needed, runs in short if runs < needed]
+    if not short:
+        return []
+    needed, runs = max(short)
+    return [
+        f"{runs_of(runs)} cannot tell the optimizers apart: paired tests of all pairs take "
+        f"{needed}. Set lda.runs={needed}."
+    ]
 
 
 def undecided(
@@ -120,7 +141,7 @@ def _winners(against: pd.DataFrame) -> set[str]:
     return set(decided["first"][decided["effect_size"].astype(float) < 0].astype(str))
 
 
-def _speed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+def speed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     """Yield the median evaluations of each optimizer until it is as near as the noise allows."""
     reached = _of(tables, "convergence", dataset)
     for target, near in ((NOISE, "within the noise"), ("1_percent", "within 1 %")):
@@ -171,7 +192,7 @@ def _optimum(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     text += f"from {least} to {most}"
     if low < high:
         text += f"; T = {low} to {high} are within the noise of it"
-    yield f"{text}. One LDA seed moves a value by {number(row['std'])} (standard deviation)."
+    yield f"{text} (standard deviation over LDA seeds: {number(row['std'])})."
 
 
 def _of(

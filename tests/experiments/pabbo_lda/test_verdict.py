@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,14 @@ from matplotlib.image import imread
 
 from experiments.pabbo_lda.figures.report_figures import landscapes
 from experiments.pabbo_lda.figures.report_sections import sections
-from experiments.pabbo_lda.figures.verdict import verdicts
+from experiments.pabbo_lda.figures.verdict import speed, verdicts
 from experiments.pabbo_lda.study.aggregation import aggregate
+from experiments.pabbo_lda.tables import TABLES
+from raypipe.report.about import About, Declarations
 from raypipe.report.page import report_files
 from raypipe.report.plots import encode
+from raypipe.report.sections import Answers, Part, Tiles
+from raypipe.report.summary import summary_section
 from raypipe.storage.ledger import Row
 from tests.experiments.pabbo_lda.test_aggregation import Values, history
 from tests.experiments.pabbo_lda.test_landscape import fits
@@ -36,7 +41,8 @@ def tables_of(values: Values, evaluations: list[Row], dataset: str = "corpus") -
 
 
 def _said(tables: Tables) -> str:
-    return " ".join(verdicts(tables))
+    names = tables["rankings"]["dataset"].unique()
+    return " ".join([*verdicts(tables), *(text for name in names for text in speed(tables, name))])
 
 
 def studies(runs: int, **reach: int) -> Values:
@@ -59,12 +65,64 @@ def test_an_optimizer_that_all_tests_put_first_is_named_the_winner() -> None:
     assert "medians over 12 runs: bisect 3, ga 5, random 7." in text
 
 
-def test_too_few_runs_name_no_winner_and_say_how_many_are_needed() -> None:
-    text = _said(tables_of(studies(3, bisect=2, ga=5, random=7), FITS))
+def test_too_few_runs_name_no_winner_and_one_number_of_runs_is_asked_for() -> None:
+    tables = tables_of(studies(3, bisect=2, ga=5, random=7), FITS)
+    text = _said(tables)
     assert text.startswith("No winner: bisect has the lowest average rank by area under curve")
     assert "but no test tells bisect from another optimizer (p ≤ 0.05 in paired tests over" in text
-    assert "To compare 3 optimizers, they need 7 runs or more." in text
-    assert "search alone, the tests find no optimizer better. For that, they need 7 runs" in text
+    assert _first_screen(tables)["What to do next"] == [
+        "3 runs cannot tell the optimizers apart: paired tests of all pairs take 7. Set lda.runs=7."
+    ]
+    assert not re.search(r"need \d|take \d", text)
+    (once,) = _first_screen(tables_of(studies(1, bisect=2, random=7), FITS))["What to do next"]
+    assert once == (
+        "1 run cannot tell the optimizers apart: paired tests of all pairs take 6. Set lda.runs=6."
+    )
+    enough = tables_of(studies(12, bisect=3, ga=5, random=7), FITS)
+    assert _first_screen(enough)["What to do next"] == ["The tables suggest no next step."]
+
+
+def test_a_tie_of_all_optimizers_is_named_and_no_repetition_is_asked_for() -> None:
+    names = ("ga", "es", "tpe", "pso", "sa", "de", "random", "bisect", "gp_ei")
+    values = {name: [[30.0 + run, 20.0, 10.0 + run] for run in range(3)] for name in names}
+    tables = tables_of(values, FITS)
+    about = _about(tables)
+    best = about.key_result
+    assert best is not None
+    assert best.value == 11.0
+    assert best.text == "best_perplexity 11 (ga, es, tpe and 3 more, mean of 3)"
+    boxes = _first_screen(tables)
+    (tiles,) = (part for part in boxes["What came out"] if isinstance(part, Tiles))
+    assert tiles.tiles[0].note.startswith("ga, es, tpe and 3 more; the same as ")
+    assert boxes["How certain"] == [
+        "Means of 3 repetitions; ± is Student's 95 % confidence interval.",
+        "ga, es, tpe and 3 more are equal in best perplexity.",
+        "Of 144 paired tests of two optimizers (all measures, Holm's correction), none finds a "
+        "difference.",
+    ]
+    assert [str(part) for part in boxes["What to do next"]] == [
+        "The best T is 98, the smallest that was tried: try a smaller lda.t_min."
+    ]
+
+
+def _about(tables: Tables) -> About:
+    """The run of a study as its page has it."""
+    stages = pd.DataFrame(
+        {"stage": ["lda"], "status": "succeeded", "started_at": "2026-01-01T00:00:00Z",
+         "duration_s": 1.0, "run_id": "id", "device": "cpu"}
+    )  # fmt: skip
+    last = tables["study_history"].groupby(["dataset", "optimizer", "run"], sort=False).tail(1)
+    finals = last[["dataset", "optimizer", "run"]].assign(best_perplexity=last["best_value"])
+    every = {**tables, "stages": stages, "studies": finals}
+    declared = Declarations("A study.", TABLES, (), frozenset({"stages"}))
+    settings = "lda: {runs: 3, seed: 0}\n"
+    return About(every, "study", "raypipe run s.yaml", settings, declared, sections(tables))
+
+
+def _first_screen(tables: Tables) -> dict[str, list[Part]]:
+    (answers,) = summary_section(_about(tables)).parts
+    assert isinstance(answers, Answers)
+    return {title: list(parts) for title, parts in answers.answers}
 
 
 def test_a_lead_on_some_is_named_with_those_on_whom_it_may_be_chance() -> None:
@@ -113,7 +171,7 @@ def test_the_optimum_and_its_equals_are_said() -> None:
     tables = tables_of(studies(3, bisect=2, random=7), FITS)
     text = _said(tables)
     assert "The lowest mean, 10, is at T = 11, inside the range from 2 to 60; T = 8 to 16" in text
-    assert "One LDA seed moves a value by 0.1633 (standard deviation)." in text
+    assert "are within the noise of it (standard deviation over LDA seeds: 0.1633)." in text
     edge = tables_of(studies(3, bisect=2, random=7), fits({2: [1.0, 1.1], 9: [3.0, 3.1]}))
     assert "at T = 2, at the end of the range from 2 to 9" in _said(edge)
 
@@ -123,8 +181,8 @@ def test_each_of_several_corpora_is_named_and_without_repetitions_1_percent_coun
     parts = [tables_of(one, [], dataset=name) for name in ("first", "second")]
     tables = {name: pd.concat([each[name] for each in parts]) for name in parts[0]}
     texts = verdicts(tables)
-    assert [text.partition(":")[0] for text in texts] == ["first"] * 2 + ["second"] * 2
-    assert " ".join(texts).count("until within 1 % of the best value") == 2
+    assert [text.partition(":")[0] for text in texts] == ["first", "second"]
+    assert _said(tables).count("until within 1 % of the best value") == 2
     assert not landscapes(tables)
     assert verdicts({}) == []
 

@@ -1,0 +1,37 @@
+"""Section of the report on a language model: whether its gain over n-grams may be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from experiments.lm_pretrain.mixture import MODELS
+from raypipe.report.formatting import number
+from raypipe.report.plots import rows
+from raypipe.report.sections import Section
+
+
+def sections(tables: Mapping[str, pd.DataFrame]) -> list[Section]:
+    """Return the sentence for the first screen; all tables have their own sections."""
+    return [Section("Gain", [], certainty=_gain(tables))]
+
+
+def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the gain of the model over the n-grams of its tokens, with its interval."""
+    columns = ["gain", "gain_low", "gain_high"]
+    found = rows(tables, "gains", ["method", "baseline", "tokens", *columns])
+    if found is None:
+        return []
+    own = found[found["method"].isin(MODELS) & np.isfinite(found["gain_low"].astype(float))]
+    if own.empty:
+        return []
+    row = max(own.to_dict("records"), key=lambda row: float(row["gain"]))
+    gain, low, high = (float(row[name]) for name in columns)
+    judged = "more than chance" if low * high > 0 else "it may be chance"
+    return [
+        f"Over the {int(row['tokens'])} held-out tokens, the language model's loss is "
+        f"{number(abs(gain))} bits per byte {'below' if gain > 0 else 'above'} that of "
+        f"{row['baseline']} (95 % interval of the gain {number(low)} to {number(high)}): {judged}."
+    ]
