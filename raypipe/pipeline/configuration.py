@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -122,7 +123,7 @@ def import_module(module: str, origin: str, key: str) -> ModuleType:
 
 
 def _refuse_another(loaded: ModuleType, where: str) -> None:
-    """Refuse a module that Python had imported before, in place of the current directory's.
+    """Refuse a module that Python had imported before, in place of the one that comes first.
 
     Raises:
         ConfigError: both files, and what to do.
@@ -130,7 +131,8 @@ def _refuse_another(loaded: ModuleType, where: str) -> None:
     """
     top = loaded.__name__.partition(".")[0]
     used = getattr(sys.modules.get(top), "__file__", None)
-    for own in (Path(f"{top}.py"), Path(top, "__init__.py")):
+    first = Path(os.path.relpath(sys.path[0]))  # the current directory, or that of kept code
+    for own in (first / f"{top}.py", first / top / "__init__.py"):
         if own.is_file() and (used is None or Path(used).resolve() != own.resolve()):
             raise ConfigError(
                 f"{where}: {used or f'the module {top} of Python'} was imported before {own}, "

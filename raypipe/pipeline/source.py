@@ -52,22 +52,31 @@ def source_of(module: str) -> Source:
     return Source(modules, files)
 
 
-#: hashes of the modules of experiments when this process imported them
-_imported: dict[str, str] = {}
+#: hash of each module of experiments when this process imported it, and its spec if it was loaded
+_imported: dict[str, tuple[str, object]] = {}
 
 
 def current_source(module: str) -> Source:
     """Return the source of an experiment's module, which this process then imports as it is.
 
     If a file changed since an earlier call, as in a notebook, all modules of the experiment are
-    removed from ``sys.modules``.
+    removed from ``sys.modules``. A module that the user has reloaded since stays.
     """
     found = source_of(module)
-    if any(_imported.get(name, digest) != digest for name, digest in found.modules.items()):
+    specs: dict[str, object] = {
+        name: getattr(sys.modules.get(importable(name)), "__spec__", None) for name in found.modules
+    }
+
+    def is_stale(name: str) -> bool:
+        digest, spec = _imported.get(name, (found.modules[name], None))
+        return digest != found.modules[name] and (spec is None or spec is specs[name])
+
+    if any(map(is_stale, found.modules)):
         for name in found.modules:
             sys.modules.pop(importable(name), None)
+        specs = {}
         invalidate_caches()
-    _imported.update(found.modules)
+    _imported.update({name: (found.modules[name], specs.get(name)) for name in found.modules})
     return found
 
 
