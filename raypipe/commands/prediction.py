@@ -153,7 +153,7 @@ class Predictor:
         """Return the settings of a stage with one worker per card."""
         settings: TrainStageSettings = training.settings
         workers = self._workers or settings.scaling.most_workers
-        effective = settings.training.effective_batch or 1
+        effective = settings.training.effective_batch or workers
         if workers > effective:
             raise ConfigError(
                 f"{configuration.origin}: {workers} cards for {name}.training.effective_batch = "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from raypipe.storage.ledger import Row
 
 if TYPE_CHECKING:
-    from raypipe.training.batching import BatchPlan
+    from raypipe.training.job import TrainingJob
     from raypipe.training.monitor import MonitorSettings
 
 #: held-out measures on the line of a training
@@ -41,8 +41,12 @@ def training_note(row: Row, measures: Mapping[str, float]) -> str:
     return "  ".join(parts if speed is None else [*parts, f"{speed:.3g} samples/s"])
 
 
-def workers_text(plan: BatchPlan, device: str) -> str:
-    """Return the workers of a training and the batch that they share."""
-    workers = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
-    split = f"{plan.micro_batch} x {plan.accumulation} x {plan.workers}"
-    return f"{workers}, effective batch {plan.effective_batch} of at most {split}"
+def workers_text(job: TrainingJob, device: str) -> str:
+    """Return the workers of a training and the batch that they share, as far as it is known."""
+    plan, training = job.plan, job.settings.training
+    text = f"{plan.workers} worker{'s' * (plan.workers != 1)} on {device}"
+    if training.effective_batch is not None:
+        text += f", effective batch {plan.effective_batch}"
+    if training.micro_batch is not None:
+        text += f" of at most {plan.micro_batch} x {plan.accumulation} x {plan.workers}"
+    return text

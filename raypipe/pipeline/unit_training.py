@@ -59,7 +59,7 @@ def train(
             context.began = now(), time.monotonic()
             context.begin(job.steps, done=last_step(resumed))
             if job.settings.scaling.gpus_per_worker:
-                context.say(workers_text(job.plan, context.device))
+                context.say(workers_text(job, context.device))
 
     def show(row: dict[str, Any]) -> None:
         context.session.trackers.log(job.trial_id, row)
@@ -108,16 +108,15 @@ def job_of(
     """Return the training job of a unit on the available devices."""
     from raypipe.training.batching import BatchPlan
     from raypipe.training.job import TrainingJob
+    from raypipe.training.task import ExternalTask
 
     training = settings.training
-    if training.micro_batch is None or training.accumulation is None:
+    micro, accumulation = training.micro_batch, training.accumulation
+    if (micro is None or accumulation is None) and not isinstance(task, ExternalTask):
         raise ValueError(f"{unit.key}: the batch sizes were not resolved")
-    plan = BatchPlan(
-        training.micro_batch,
-        training.accumulation,
-        training.effective_batch or training.micro_batch * training.accumulation,
-        settings.scaling.most_workers,
-    )
+    micro, accumulation = micro or 1, accumulation or 1
+    effective = training.effective_batch or micro * accumulation
+    plan = BatchPlan(micro, accumulation, effective, settings.scaling.most_workers)
     gpus = [gpu.name for node in context.session.nodes for gpu in node.gpus]
     settings = settings.with_gpus(len(gpus))
     if settings.scaling.workers == "auto":

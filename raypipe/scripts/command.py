@@ -121,7 +121,8 @@ def setting_values(
 
     """
     values = {name: getattr(settings.training, name) for name in TRAINING}
-    values |= {name: getattr(plan, name) for name in (*SIZES, "workers")}
+    taken = (name for name in SIZES if getattr(settings.training, name) is not None)
+    values |= {name: getattr(plan, name) for name in (*taken, "workers")}
     values |= {name: settings.training.precision == name for name in PRECISIONS}
     values |= {"steps": steps, "strategy": settings.scaling.strategy}
     return {name: value for name, value in values.items() if value is not None}

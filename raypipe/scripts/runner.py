@@ -55,8 +55,8 @@ class ScriptRun:
         self._settings = cast("ScriptStageSettings", job.settings)
         self._splits = {"micro_batch", "accumulation"} <= used
         self._splits |= {"micro_batch", "effective_batch"} <= used
-        sized = job.plan.effective_batch if not used.isdisjoint(command.SIZES) else None
-        self._history = History(job, self._settings.columns, sized)
+        effective = self._settings.training.effective_batch
+        self._history = History(job, self._settings.columns, effective)
         self._lines: SimpleQueue[str] = SimpleQueue()
         self._stdout, self._problem = Lines(), ""
 
@@ -268,14 +268,14 @@ class ScriptRun:
         return UnitError(self._job.trial_id, "error", message)
 
     def _outcome(self, seconds: float, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-        plan, history = self._job.plan, self._history
+        plan, history, training = self._job.plan, self._history, self._settings.training
         columns = {
             **history.last_values(),
             **history.speed(None if self._job.measured else seconds),
             **telemetry.combine(summaries),
             "steps": history.last_step or None,
-            "micro_batch": plan.micro_batch,
-            "accumulation": plan.accumulation,
+            "micro_batch": training.micro_batch and plan.micro_batch,
+            "accumulation": training.accumulation and plan.accumulation,
             "workers": plan.workers,
         }
         return telemetry.with_energy_per_sample(columns)

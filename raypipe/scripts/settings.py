@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
-from raypipe.config.settings import Operational
+from raypipe.config.settings import Level, Operational
+from raypipe.config.validation import dig
+from raypipe.training.batching import KEYS
 from raypipe.training.settings import TrainStageSettings
 
 #: settings that only raypipe's own training loop has, with what to do instead
@@ -77,6 +80,19 @@ class ScriptStageSettings(TrainStageSettings):
     )
 
     restartable: ClassVar[bool] = False
+
+    @classmethod
+    def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:
+        """Settle the length and the effective batch; batch sizes that nobody gives stay open.
+
+        Which of them the script takes is known to its stage, which then sets them.
+        """
+        given = {key: dig(values, "training", key) for key in KEYS}
+        super().settle(name, values, levels)
+        if isinstance(training := dig(values, "training"), dict):
+            if given["micro_batch"] is None and given["effective_batch"] is None:
+                training |= given
+            training |= {key: None for key in ("micro_batch", "accumulation") if given[key] is None}
 
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one."""

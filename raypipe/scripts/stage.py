@@ -14,7 +14,7 @@ from raypipe.pipeline.stages import train_stage
 from raypipe.scripts import command, files
 from raypipe.scripts.settings import ScriptStageSettings
 from raypipe.scripts.task import ScriptTask
-from raypipe.training.batching import BatchPlan
+from raypipe.training.batching import BatchPlan, resolve
 from raypipe.training.settings import TrainingSettings
 from raypipe.training.tables import TRIALS
 
@@ -61,7 +61,11 @@ def script_stage(
     command.check_names(settings.environment.values(), known, f"{name}.environment")
     hashes = files.hashes(_files(name, settings, directory), directory, f"{name}.files")
     used = _used(settings, values, hashes, directory)
-    unused = _check_used(name, settings, own, used)
+    plan = _plan(settings, used)
+    unused = _check_used(name, settings, own, used, plan)
+    sizes = {key: None if key in unused else getattr(plan, key) for key in command.SIZES}
+    training = settings.training.model_copy(update=sizes)
+    settings = settings.model_copy(update={"training": training})
     task = ScriptTask(str(directory), hashes, own, used, unused)
     literals = {**(literals or {}), "files": hashes}
     stage = train_stage(name, settings, lambda *_: task, needs, reads, literals)
@@ -73,7 +77,7 @@ def _values(name: str, settings: ScriptStageSettings, own: Mapping[str, Any]) ->
     """Return the names of all values. Raises ValueError if a parameter has a taken name."""
     training, plan = settings.training, BatchPlan(1, 1, 1, 1)
     settled = {*command.setting_values(settings, plan, training.steps), "threads"}
-    settled |= {*command.PLACES, command.RESUME}
+    settled |= {*command.SIZES, *command.PLACES, command.RESUME}
     named = dict.fromkeys(command.OWN, "raypipe itself")
     named |= {command.variable(each): each for each in settled}
     for parameter in own:
@@ -129,8 +133,21 @@ def _used(
     return frozenset(used)
 
 
+def _plan(settings: ScriptStageSettings, used: frozenset[str]) -> BatchPlan:
+    """Return the batch sizes: by default those of other trainings if the script takes any."""
+    sizes = {key: getattr(settings.training, key) for key in command.SIZES}
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if {"micro_batch", "effective_batch"}.isdisjoint(used | given.keys()):
+        given["micro_batch"] = 1
+    return resolve([given], settings.scaling.most_workers)
+
+
 def _check_used(
-    name: str, settings: ScriptStageSettings, own: Mapping[str, Any], used: frozenset[str]
+    name: str,
+    settings: ScriptStageSettings,
+    own: Mapping[str, Any],
+    used: frozenset[str],
+    plan: BatchPlan,
 ) -> frozenset[str]:
     """Return the settings that do not reach the script.
 
@@ -144,12 +161,16 @@ def _check_used(
         value, default = getattr(training, key), TrainingSettings.model_fields[key].default
         if key not in used and key not in own and value != default and key not in _FREE:
             lost.append((f"{name}.training.{key}", key, value))
-    sizes = [(key, getattr(training, key) or 1) for key in command.SIZES]
-    if "micro_batch" not in used and any(value > 1 for _, value in sizes):
-        lost.append((f"{name}.training.micro_batch", "micro_batch", training.micro_batch))
-    split = {"accumulation", "effective_batch"} & used
-    if not split and (training.accumulation or 1) > 1:
-        lost.append((f"{name}.training.accumulation", "accumulation", training.accumulation))
+    micro, runs, whole = (key in used for key in command.SIZES)
+    undivided = plan.accumulation == 1
+    reaches = {
+        "micro_batch": micro or (whole and undivided),
+        "accumulation": runs or (micro and whole),
+        "effective_batch": whole or (micro and (undivided or runs)),
+    }
+    for key, is_known in reaches.items():
+        if not is_known and (value := getattr(training, key) or 1) > 1:
+            lost.append((f"{name}.training.{key}", key, value))
     if "workers" not in used and scaling.most_workers > 1:
         lost.append((f"{name}.scaling.workers", "workers", scaling.workers))
     if "strategy" not in used and scaling.strategy != "ddp":

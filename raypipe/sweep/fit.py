@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from raypipe.config.axes import AxisSettings
-from raypipe.errors import UnitError
+from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import MEMORY_MARGIN, Arithmetic, Hardware, bytes_text
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
@@ -214,6 +214,11 @@ def fitting(
     for name, training in trainings(configuration, stage):
         check_counts_steps(training, f"{configuration.origin}: {name}.command", "raypipe fit")
         settings = training.settings
+        if settings.training.micro_batch is None:
+            raise ConfigError(
+                f"{configuration.origin}: {name}.command: the script does not receive "
+                "{micro_batch}, whose largest value raypipe fit finds"
+            )
         axis = AxisSettings(grid=_precisions(training))
         sweep = SweepSettings(
             stage=name,

@@ -50,7 +50,12 @@ class Objective:
         """
         if row["status"] != "succeeded":
             return
-        numbers = [name for name, value in row.items() if finite_or_none(value) is not None]
+        # a held-out metric counts also where it ended in NaN: other trials may have a value
+        numbers = [
+            name
+            for name, value in row.items()
+            if name.startswith(PREFIX) or finite_or_none(value) is not None
+        ]
         measures = training_measures(numbers, self._declared, {})
         if not self.column and measures:
             self.column = measures[0].name

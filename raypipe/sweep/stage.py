@@ -267,7 +267,7 @@ def _summarize(
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     """Return a trial's row with the batch sizes at full size, if its elastic group ran smaller."""
-    if row["status"] != "succeeded":
+    if row["status"] != "succeeded" or any(row[name] is None for name in KEYS):
         return row
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
     plan = plan.for_workers(trial.training.settings.scaling.most_workers)

@@ -317,6 +317,29 @@ def test_an_evaluation_that_ends_in_nan_does_not_count(raypipe: Run, folder: Pat
     assert pd.isna(trial(folder).acc)
 
 
+@pytest.mark.parametrize("metric", [{"metric": "eval_accuracy"}, {}])
+def test_a_sweep_recommends_the_trial_whose_evaluation_stays_finite(
+    raypipe: Run, folder: Path, metric: dict[str, str]
+) -> None:
+    (folder / "rate.py").write_text(
+        "import json, sys\n"
+        "rate = float(sys.argv[1])\n"
+        "for step in (1, 2, 3):\n"
+        "    accuracy = 0.8 if rate < 0.5 else 0.9 if step == 2 else float('nan')\n"
+        "    print(json.dumps({'step': step, 'loss': 1 - rate, 'eval_accuracy': accuracy}))\n"
+    )
+    axes = {"training.learning_rate": [0.9, 0.1]}
+    ended = raypipe(
+        "sweep",
+        command="python rate.py {learning_rate} {steps} {micro_batch} {accumulation}",
+        metrics="stdout",
+        sweep={"stage": "train", "kind": "quality", "axes": axes, **metric},
+    )
+    assert ended.status == 0, ended.output
+    assert "recommended: learning_rate=0.1" in ended.output
+    assert "eval_accuracy 0.8" in ended.output
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -551,3 +574,93 @@ def test_a_module_that_the_script_imports_is_part_of_its_identity(
     refused = raypipe("run", **given)
     assert refused.status == 2
     assert "model.py" in refused.output
+
+
+def sized(
+    raypipe: Run, folder: Path, sizes: str, verb: str = "run", *values: str, **given: Any
+) -> Ended:
+    """The run of a script that writes its arguments, which are ``sizes``."""
+    (folder / "own.py").write_text(
+        "import json, sys\n"
+        "for step in (1, 2):\n"
+        "    print(json.dumps({'step': step, 'loss': 1 / step, 'first': int(sys.argv[1])}))\n"
+        "print(sys.argv[1:])\n"
+    )
+    none = {"steps": 2, "micro_batch": None, "accumulation": None}
+    training = {**none, **given.pop("training", {})}
+    command = f"python own.py {{steps}} {sizes}"
+    return raypipe(verb, *values, command=command, metrics="stdout", training=training, **given)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "training", "arguments", "columns"),
+    [
+        ("", {}, "'2'", (None, None, None)),
+        ("", {"micro_batch": 1}, "'2'", (None, None, None)),
+        ("{accumulation}", {}, "'2', '1'", (None, 1, None)),
+        ("{accumulation}", {"accumulation": 12}, "'2', '12'", (None, 12, None)),
+        ("{effective_batch}", {}, "'2', '32'", (None, None, 32)),
+        ("{effective_batch}", {"effective_batch": 64}, "'2', '64'", (None, None, 64)),
+        ("{effective_batch}", {"micro_batch": 8}, "'2', '8'", (None, None, 8)),
+        ("{micro_batch}", {}, "'2', '32'", (32, 1, 32)),
+        ("{micro_batch}", {"effective_batch": 8}, "'2', '8'", (8, 1, 8)),
+        ("{micro_batch} {accumulation}", {"accumulation": 4}, "'2', '8', '4'", (8, 4, 32)),
+    ],
+)
+def test_a_script_takes_the_batch_sizes_that_it_names(
+    raypipe: Run,
+    folder: Path,
+    sizes: str,
+    training: dict[str, int],
+    arguments: str,
+    columns: tuple[int | None, ...],
+) -> None:
+    planned = sized(raypipe, folder, sizes, "plan", training=training)
+    assert planned.status == 0, planned.output
+    assert "samples" not in planned.output
+    ended = sized(raypipe, folder, sizes, training=training)
+    assert ended.status == 0, ended.output
+    assert f"[{arguments}]" in log(folder).splitlines()
+    row = trial(folder)
+    names = ("micro_batch", "accumulation", "effective_batch")
+    assert tuple(None if pd.isna(row[name]) else row[name] for name in names) == columns
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "lost"),
+    [
+        ("", ["micro_batch=8"], "micro_batch = 8"),
+        ("", ["effective_batch=64"], "effective_batch = 64"),
+        ("", ["accumulation=4"], "accumulation = 4"),
+        ("{accumulation}", ["accumulation=4", "effective_batch=64"], "effective_batch = 64"),
+        ("{effective_batch}", ["effective_batch=64", "micro_batch=8"], "micro_batch = 8"),
+        ("{effective_batch}", ["accumulation=4"], "accumulation = 4"),
+        ("{micro_batch}", ["effective_batch=64", "micro_batch=8"], "effective_batch = 64"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_a_batch_size_that_was_given_must_reach_the_script(
+    raypipe: Run, folder: Path, sizes: str, given: list[str], lost: str, verb: str
+) -> None:
+    assert sized(raypipe, folder, sizes, "plan").status == 0
+    ended = sized(raypipe, folder, sizes, verb, *(f"train.training.{each}" for each in given))
+    assert ended.status == 2
+    assert ended.output.count("\n") == 1, ended.output
+    assert f"c.yaml: train.training.{lost}: does not reach the script" in ended.output
+    assert not (folder / "run").exists()
+
+
+def test_a_sweep_of_a_script_with_a_batch_of_its_own(raypipe: Run, folder: Path) -> None:
+    axes = {"training.learning_rate": [0.1, 0.2]}
+    sweep = {"stage": "train", "kind": "quality", "metric": "loss_final", "axes": axes}
+    ended = sized(raypipe, folder, "{learning_rate}", "sweep", sweep=sweep)
+    assert ended.status == 0, ended.output
+    assert "recommended: learning_rate=" in ended.output
+    assert table(folder, "trials")[["micro_batch", "effective_batch"]].isna().all(axis=None)
+    axes = {"training.micro_batch": [4, 8]}
+    ended = sized(raypipe, folder, "", "sweep", sweep={**sweep, "axes": axes})
+    assert ended.status == 2
+    assert "train.training.micro_batch = 4: does not reach the script" in ended.output
+    ended = sized(raypipe, folder, "", "fit")
+    assert ended.status == 2
+    assert "the script does not receive {micro_batch}" in ended.output
