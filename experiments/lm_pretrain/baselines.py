@@ -33,7 +33,10 @@ def run_baselines(context: StageContext) -> None:
     which measures them on the tokens that the language model predicts.
     """
     context.call(
-        "baselines/tokens", store_token_ngrams, context.run_dir, context.settings.data.tuning_share
+        "baselines/tokens",
+        store_token_ngrams,
+        context.run_dir,
+        context.settings.data.validation_share,
     )
     index = run_folder(context.run_dir).index()
     bits: dict[str, float] = context.call("baselines/bytes", baseline_bits, context.run_dir)

@@ -18,7 +18,7 @@ from experiments.lm_pretrain.shards import TokenFolder, tokens_between
 from raypipe.training.keyed_random import words
 
 _TRAINING, _HELD_OUT = 0, 1
-_MOST_TUNING = 2**18
+_MOST_VALIDATION = 2**18
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,19 @@ class PackedTokens(Dataset[Tensor]):
     """Sample ``i`` is tokens ``[i context, (i + 1) context]`` of a split, int64.
 
     Each token but the first is predicted once, up to the last whole sample. Cheap to pickle: a
-    process maps the shards when it reads. ``first`` is the token that sample 0 begins with.
+    process maps the shards when it reads. ``first`` is the token that sample 0 begins with, and
+    ``end`` the one before which the last sample ends.
     """
 
     folder: TokenFolder
     split: Split
     context: int
     first: int = 0
+    end: int | None = None
 
     def __len__(self) -> int:
-        return max(0, self._tokens - self.first - 1) // self.context
+        end = self._tokens if self.end is None else self.end
+        return max(0, end - self.first - 1) // self.context
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
@@ -92,13 +95,13 @@ class RandomTokens(Dataset[Tensor]):
         return list((draws * self.vocabulary) >> 32)
 
 
-def tuning_tokens(folder: TokenFolder, share: float) -> int:
-    """Return the number of training tokens that choose the mixture's weight: the first ones.
+def validation_tokens(folder: TokenFolder, share: float) -> int:
+    """Return the number of training tokens that choose the step and the mixture: the first ones.
 
     They are ``share`` of the training tokens, at most 2^18. The model does not train on them. The
     end of the training text is of more use to the model: the held-out text often continues it.
     """
-    return min(int(folder.index().tokens["train"] * share), _MOST_TUNING)
+    return min(int(folder.index().tokens["train"] * share), _MOST_VALIDATION)
 
 
 def model_of(folder: TokenFolder, settings: LmSettings) -> LmSettings:

@@ -17,7 +17,7 @@ from experiments.common.evaluation import (
     task_arithmetic,
     task_device,
 )
-from experiments.lm_pretrain.dataset import PackedTokens, model_of, tuning_tokens
+from experiments.lm_pretrain.dataset import PackedTokens, model_of, validation_tokens
 from experiments.lm_pretrain.mixture import (
     MIXTURE,
     MODEL,
@@ -79,9 +79,9 @@ def run_evaluate(context: StageContext) -> None:
 
 def _weight(context: StageContext, model: LmSettings) -> float | None:
     """Return the weight of the model in the mixture; None without a sample to choose it on."""
-    folder, share = run_folder(context.run_dir), context.settings.data.tuning_share
+    folder, share = run_folder(context.run_dir), context.settings.data.validation_share
     # before the first sample there is no text, which the n-grams would suffer from
-    part = range(1, (tuning_tokens(folder, share) - 1) // model.context)
+    part = range(1, (validation_tokens(folder, share) - 1) // model.context)
     if not part:
         return None
     found = _losses(context, model, "train", part, WEIGHTS)

@@ -27,7 +27,10 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
     if data.source == "random":
         keys = ("data.source", "data.samples", "data.held_out", "data.seed")
         training = train_stage(
-            "train", settings.train, build_random_task, reads=("model", "train", *keys)
+            "train",
+            settings.train.without_selection(),  # there is nothing to learn
+            build_random_task,
+            reads=("model", "train", *keys),
         )
         return [hardware_stage(), training]
     reads = ["data.tokens", *(f"data.{key}" for key in keys_read(data))]
@@ -47,7 +50,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
             "baselines",
             run_baselines,
             needs=("tokenize",),
-            reads=("data.tuning_share",),
+            reads=("data.validation_share",),
             workload="held-out text",
         ),
         train_stage(
@@ -55,13 +58,17 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
             settings.train,
             build_task,
             needs=("tokenize",),
-            reads=("model", "train", "sample.prompt", "data.tuning_share"),
+            reads=(
+                *("model", "train", "sample.prompt"),
+                "data.validation_share",
+                "data.most_passes",
+            ),
         ),
         Stage(
             "evaluate",
             run_evaluate,
             needs=("train", "baselines"),
-            reads=("model", "train.training.precision", "data.tuning_share"),
+            reads=("model", "train.training.precision", "data.validation_share"),
             workload="held-out text",
             on_gpu=on_gpu,
         ),
@@ -80,7 +87,7 @@ def stages(settings: PretrainingSettings) -> list[Stage]:
 
 EXPERIMENT = Experiment(
     "lm_pretrain",
-    1,
+    2,
     PretrainingSettings,
     stages,
     sections,

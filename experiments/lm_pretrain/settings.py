@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
@@ -36,12 +36,18 @@ class DataSettings(Settings):
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of the text that is held out, at its end."
     )
-    tuning_share: float = Field(
-        0.02,
+    validation_share: float = Field(
+        0.05,
         ge=0,
         lt=1,
         description="Share of the training text, at its start, that is not trained on but chooses "
-        "the weight of the language model in its mixture with n-grams; 0 leaves the mixture out.",
+        "the best step of the training, and the weight of the language model in its mixture with "
+        "n-grams; 0 takes the last step, and leaves the mixture out.",
+    )
+    most_passes: PositiveFloat | None = Field(
+        None,
+        description="Most passes over the training text: a training on a short text has fewer "
+        "steps than `train.training` says.",
     )
     column: str = Field("text", description="Key of the document in each row of a .jsonl file.")
     tokens: Kind = Field(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.common.blocks import SPLITS, Split
-from experiments.lm_pretrain.dataset import tuning_tokens
+from experiments.lm_pretrain.dataset import validation_tokens
 from experiments.lm_pretrain.kneser_ney import kneser_ney
 from experiments.lm_pretrain.shards import run_folder, tokens_between
 from raypipe.storage.run_directory import RunDirectory
@@ -18,22 +18,22 @@ from raypipe.storage.run_directory import RunDirectory
 _COUNTED, _PREDICTED = 2**24, 2**23
 
 
-def store_token_ngrams(run_dir: RunDirectory, tuning_share: float) -> None:
-    """Task: store the log-probabilities of the held-out tokens and of the tuning part's tokens.
+def store_token_ngrams(run_dir: RunDirectory, validation_share: float) -> None:
+    """Task: store the log-probabilities of the held-out tokens and of the validation part's tokens.
 
-    The n-grams of the held-out text are counted in the whole training text. For the tuning part, at
-    its start, they are counted in the rest of it.
+    The n-grams of the held-out text are counted in the whole training text. For the validation
+    part, at its start, they are counted in the rest of it.
     """
     folder = run_folder(run_dir)
     index = folder.index()
     train, held_out = (folder.maps(split) for split in SPLITS)
-    total, tuning = index.tokens["train"], tuning_tokens(folder, tuning_share)
+    total, validation = index.tokens["train"], validation_tokens(folder, validation_share)
     seen = tokens_between(train, max(0, total - _COUNTED), total)
     test = tokens_between(held_out, 0, min(index.tokens["held_out"], _PREDICTED))
     _write(run_dir, "held_out", kneser_ney(seen, test, index.vocabulary))
-    if 0 < tuning < total:
-        seen = tokens_between(train, max(tuning, total - _COUNTED), total)
-        test = tokens_between(train, 0, tuning)
+    if 0 < validation < total:
+        seen = tokens_between(train, max(validation, total - _COUNTED), total)
+        test = tokens_between(train, 0, validation)
         _write(run_dir, "train", kneser_ney(seen, test, index.vocabulary))
 
 
@@ -42,7 +42,7 @@ def token_log_probabilities(
 ) -> NDArray[np.float64]:
     """Return the stored log-probabilities of the tokens ``[start, end)`` of a split, in nats.
 
-    NaN where there are none: after the tuning part, and at the end of a long held-out text.
+    NaN where there are none: after the validation part, and at the end of a long held-out text.
     """
     found: NDArray[np.float32] = np.load(io.BytesIO(run_dir.read(_path(run_dir, split))))
     values = np.full(end - start, np.nan)

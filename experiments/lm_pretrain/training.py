@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.common.blocks import SPLITS
-from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, tuning_tokens
+from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, validation_tokens
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import run_folder
 from raypipe.datasets.corpus import CorpusError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropy
-from raypipe.training.task import Loss, StepContext, TrainTask
+from raypipe.training.settings import TrainingSettings
+from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 
 
 class LanguageModelTask(TrainTask):
     """Next-token prediction; a sample is a sequence of ``context + 1`` tokens, int64.
 
     Both datasets are sent to the workers, so they hold the location of the tokens, not the tokens.
-    The evaluation's loss on the held-out tokens is the logarithm of the perplexity.
+    The evaluation's loss is the logarithm of the perplexity.
     """
 
     counts = "tokens"
@@ -32,10 +34,12 @@ class LanguageModelTask(TrainTask):
         settings: LmSettings,
         data: Dataset[Tensor],
         held_out: Dataset[Tensor] | None = None,
+        most_passes: float | None = None,
     ) -> None:
         self.settings = settings
         self.data = data
         self.held_out = held_out
+        self.most_passes = most_passes
 
     def build_model(self) -> LanguageModel:
         """Return the transformer of the settings."""
@@ -50,8 +54,17 @@ class LanguageModelTask(TrainTask):
         return self.data
 
     def build_eval_dataset(self) -> Dataset[Tensor] | None:
-        """Return the held-out sequences."""
+        """Return the sequences that choose the best step, if any."""
         return self.held_out
+
+    def phases(self, training: TrainingSettings, effective_batch: int) -> Sequence[Phase]:
+        """Return the phase of the settings, as far as the passes over the text allow."""
+        (phase,) = super().phases(training, effective_batch)
+        if self.most_passes is None:
+            return [phase]
+        most = math.ceil(self.most_passes * len(self.data) / effective_batch)  # type: ignore[arg-type]
+        restarts = tuple(step for step in phase.restarts if step < most)
+        return [replace(phase, steps=min(phase.steps, most), restarts=restarts)]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the decoder layers."""
@@ -84,19 +97,21 @@ def build_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask
     folder.check()
     folder.tokenizer().encode(settings.sample.prompt)
     model = model_of(folder, settings.model)
-    first = {"train": tuning_tokens(folder, settings.data.tuning_share), "held_out": 0}
+    first = {"train": validation_tokens(folder, settings.data.validation_share), "held_out": 0}
     for split, number in folder.index().tokens.items():
         if (number := number - first[split]) <= model.context:
             raise CorpusError(
                 f"the {split} text has {number} tokens{_without(first[split])}; a sample needs "
                 f"model.context + 1 = {model.context + 1}: give more text or a shorter context"
             )
-    train, held_out = (PackedTokens(folder, s, model.context, first[s]) for s in SPLITS)
-    return LanguageModelTask(model, train, held_out)
+    train = PackedTokens(folder, "train", model.context, first["train"])
+    validation = PackedTokens(folder, "train", model.context, end=first["train"])
+    passes = settings.data.most_passes
+    return LanguageModelTask(model, train, validation if len(validation) else None, passes)
 
 
-def _without(tuning: int) -> str:
-    return f" without the {tuning} of data.tuning_share" if tuning else ""
+def _without(validation: int) -> str:
+    return f" without the {validation} of data.validation_share" if validation else ""
 
 
 def build_random_task(settings: Any, run_dir: RunDirectory | None) -> LanguageModelTask:

@@ -52,7 +52,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         ),
         train_stage(
             "train",
-            settings.train,
+            settings.train.without_selection(),
             build_task,
             needs=("tokenize",),
             reads=("model", "label_smoothing", "copying", "train", *lengths),

@@ -35,7 +35,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
     settings.model.completed(data.sizes() if data else {})  # refuse contradictions now
     task = partial(build_task, data)
     if data is None:
-        return [hardware_stage(), train_stage("train", settings.train, task)]
+        return [hardware_stage(), train_stage("train", settings.train.without_selection(), task)]
     train, held_out = len(data.train.target), len(data.held_out.target)
     compare = Stage(
         "compare",
@@ -62,7 +62,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             ("data", "model.kind"),
             f"{len(methods(data))} baselines",
         ),
-        train_stage("train", settings.train, task, ("prepare",)),
+        train_stage("train", settings.train.without_selection(), task, ("prepare",)),
         Stage(
             "evaluate",
             partial(run_evaluate, data),

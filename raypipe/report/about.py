@@ -257,6 +257,19 @@ class About:
         return evaluations(self.tables, self.declared.step_metrics, SWEEP, self.monitors)
 
     @cached_property
+    def chosen_steps(self) -> dict[str, tuple[float, bool]]:
+        """The step of the model that held-out data chose, and whether the training stopped early.
+
+        By trial; a training that is left out kept the model of its last step.
+        """
+        trials = self.tables.get("trials", pd.DataFrame())
+        if "best_step" not in trials:
+            return {}
+        known = trials.dropna(subset=["best_step"])
+        values = zip(known["trial_id"], known["best_step"], known["stopped_early"], strict=True)
+        return {str(trial): (float(step), bool(stopped)) for trial, step, stopped in values}
+
+    @cached_property
     def monitors(self) -> dict[str, str]:
         """The monitored columns of its trainings and its sweep's metric, each with its mode."""
         return monitors_of(self.settings)

@@ -101,9 +101,9 @@ def overfitted(about: About) -> Iterator[Part]:
     shown: set[str] = set()
     for evaluation in about.evaluations:
         key = f"{evaluation.stage}.training.monitor"
-        if not evaluation.ends_worse or evaluation.stage in shown or about.setting(key):
+        if not evaluation.ends_worse or evaluation.stage in shown:
             continue
-        if not _leads(about.evaluations, evaluation):
+        if evaluation.trial in about.chosen_steps or not _leads(about.evaluations, evaluation):
             continue
         shown.add(evaluation.stage)
         metric = evaluation.metric.removeprefix(PREFIX)
@@ -152,19 +152,31 @@ def unfinished(about: About) -> Iterator[Part]:
     for evaluation in about.evaluations:
         if evaluation.stage in shown or not evaluation.still_improves or evaluation.memorizes:
             continue
-        if not _leads(about.evaluations, evaluation):
+        _, stopped = about.chosen_steps.get(evaluation.trial, (None, False))
+        if stopped or not _leads(about.evaluations, evaluation):
             continue
         shown.add(evaluation.stage)
         for name in ("steps", "epochs"):
             key = f"{evaluation.stage}.training.{name}"
             length = about.setting(key)
             if isinstance(length, int) and key not in about.varied:
+                if name == "steps" and _taken(about, evaluation.trial) < length:
+                    break  # the task limits them
                 yield (
                     f"{evaluation.trial}: the {evaluation.name} still improves at the end. "
                     "Train longer:"
                 )
                 yield from _code(elsewhere(about.command, f"{key}={2 * length}"))
                 break
+
+
+def _taken(about: About, trial: str) -> float:
+    """Return the steps that a training took; infinity if unknown."""
+    trials = rows(about.tables, "trials", ["trial_id", "steps"])
+    if trials is None:
+        return math.inf
+    steps = trials.loc[trials["trial_id"] == trial, "steps"].dropna()
+    return float(steps.max()) if len(steps) else math.inf
 
 
 def edges(about: About) -> Iterator[Part]:

@@ -49,8 +49,9 @@ def monitors_of(settings: Mapping[str, Any]) -> dict[str, str]:
     for name, value in settings.items():
         if not isinstance(value, Mapping):
             continue
-        if name == "monitor" and isinstance(metric := value.get("metric", "loss"), str):
-            found[f"{PREFIX}{metric}"] = "higher" if value.get("mode") == "max" else "lower"
+        if name == "monitor" and isinstance(own := value.get("metric"), str):
+            mode = {"max": "higher", "min": "lower"}.get(str(value.get("mode")))
+            found[f"{PREFIX}{own}"] = mode or better_by_name(own) or "lower"
         else:
             found |= monitors_of(value)
     return found

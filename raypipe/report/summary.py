@@ -15,7 +15,7 @@ from raypipe.report.comparison import seeds_of
 from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
-from raypipe.report.measures import PREFIX, monitors_of
+from raypipe.report.measures import PREFIX
 from raypipe.report.phases import declines
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
@@ -209,9 +209,9 @@ def _worse_than_baseline(about: About) -> Iterator[str]:
 def training_tiles(about: About) -> Iterator[Tile]:
     """Yield the held-out value of each stage's model, or the training losses without evaluations.
 
-    The model is that of the best step if its metric is monitored, else that of the last step.
+    The model is that of the best step if held-out data chose it, else that of the last step.
     """
-    monitored = monitors_of({key: v for key, v in about.settings.items() if key != "sweep"})
+    chosen = about.chosen_steps
     by_stage: dict[str, list[Evaluation]] = {}
     for evaluation in about.evaluations:
         if evaluation.better:
@@ -222,19 +222,23 @@ def training_tiles(about: About) -> Iterator[Tile]:
                 yield tile(headline)
             continue
         same = [each for each in found if each.metric == found[0].metric]
-        keeps_best = found[0].metric in monitored  # else the model is that of the last step
-        ends = [float(each.values[each.best if keeps_best else -1]) for each in same]
+        kept_at = [_kept(each, chosen.get(each.trial)) for each in same]
+        ends = [float(each.values[at]) for each, at in zip(same, kept_at, strict=True)]
         order, _ = ranked(ends, range(len(ends)), [0] * len(ends), same[0].better)
-        best = same[order[0]]
-        kept = best.best if keeps_best else -1
-        step, highest = best.steps[best.best], float(best.values[best.best])
-        value, end = float(best.values[kept]), float(best.values[-1])
-        if highest == end and _is_headline(about, best):
+        best, kept = same[order[0]], kept_at[order[0]]
+        last = len(best.steps) - 1
+        highest, end = float(best.values[best.best]), float(best.values[-1])
+        value = float(best.values[kept])
+        if kept == last and highest == end and _is_headline(about, best):
             continue
         note = f"{stage}, at the end"
-        if highest != end:
-            note = (f"{stage}, best at step {step:.0f}; {number(end)} at the end" if keeps_best
-                    else f"{note}; {number(highest)} at step {step:.0f}")  # fmt: skip
+        if kept != last:
+            step = f"step {best.steps[kept]:.0f}"
+            note = f"{stage}, best of {last + 1} evaluations, at {step}; {number(end)} at the end"
+            if chosen[best.trial][1]:
+                note += f", where it stopped early ({best.steps[-1]:.0f})"
+        elif highest != end:
+            note += f"; {number(highest)} at step {best.steps[best.best]:.0f}"
         tone = "warn" if best.ends_worse else ""
         if best.baseline_values is not None and np.isfinite(best.baseline_values[kept]):
             rival = float(best.baseline_values[kept])
@@ -249,6 +253,12 @@ def training_tiles(about: About) -> Iterator[Tile]:
         losses = group["loss_final"].astype(float)
         if np.isfinite(losses).any():
             yield Tile("training loss", number(float(losses.min())), str(name))
+
+
+def _kept(evaluation: Evaluation, chosen: tuple[float, bool] | None) -> int:
+    """Return the position of the step whose model was kept."""
+    steps = [float(step) for step in evaluation.steps]
+    return steps.index(chosen[0]) if chosen and chosen[0] in steps else len(steps) - 1
 
 
 def _is_headline(about: About, evaluation: Evaluation) -> bool:

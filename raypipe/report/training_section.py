@@ -57,7 +57,7 @@ def _warnings(about: About) -> list[Part]:
     worse = [
         each
         for each in about.evaluations
-        if each.ends_worse and not about.setting(f"{each.stage}.training.monitor")
+        if each.ends_worse and each.trial not in about.chosen_steps
     ]
     parts: list[Part] = []
     for each in worse[:_MOST_WARNINGS]:
@@ -71,7 +71,7 @@ def _warnings(about: About) -> list[Part]:
 
 
 def _trials(trials: pd.DataFrame, found: Sequence[Evaluation]) -> TableView:
-    """Return the trials with every held-out metric: at the end, and the best with its step."""
+    """Return the trials with every held-out metric: of the model, and the best with its step."""
     best: dict[str, dict[str, str]] = {}
     for each in (each for each in found if each.better):
         name = f"best_{each.metric.removeprefix(PREFIX)}"

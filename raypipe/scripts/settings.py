@@ -113,7 +113,7 @@ class ScriptStageSettings(TrainStageSettings):
             *sections, name = key.split(".")
             for section in sections:
                 owner = getattr(owner, section)
-            if getattr(owner, name) != type(owner).model_fields[name].default:
+            if getattr(owner, name) not in (None, type(owner).model_fields[name].default):
                 raise ValueError(f"{key}: does not apply to a script; {advice}")
         if "shorten" in self.on_oom:
             raise ValueError("on_oom: shorten does not apply to a script")

@@ -188,7 +188,7 @@ def check_changeable(maker: TrialMaker, training: Training) -> None:
             "training of another one; take asha or median"
         )
     monitor = training.settings.training.monitor
-    if monitor is not None and monitor.patience is not None:
+    if monitor is not None and (monitor.patience or 0) >= 1:
         raise ConfigError(
             f"{origin}: {stage}.training.monitor.patience: scheduler = pbt trains every member to "
             "the end; set it to null"

@@ -14,7 +14,7 @@ import io
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,22 +178,33 @@ class CheckpointStore:
                     return True
         return False
 
-    def save_best(self, model: Mapping[str, Tensor], step: int) -> None:
-        """Write the best model so far; only rank 0 calls this."""
-        write_weights(self.run, self._best, on_cpu(model), {"step": str(step)})
+    def save_best(self, model: Mapping[str, Tensor], step: int, keep: Collection[int]) -> None:
+        """Write the model of the best step so far; only rank 0 calls this.
 
-    def best(self) -> dict[str, Tensor]:
-        """Return the best model, on the CPU.
+        The models of earlier best steps are deleted, but for those of the steps ``keep``.
+        """
+        write_weights(self.run, self._best(step), on_cpu(model), {"step": str(step)})
+        for name in self.run.list(self._folder):
+            number = name.removeprefix("best_").removesuffix(".safetensors")
+            if name != number and number.isdigit() and int(number) not in {step, *keep}:
+                self.run.delete(f"{self._folder}/{name}")
+
+    def best(self, step: int) -> dict[str, Tensor]:
+        """Return the model of the best step, on the CPU.
 
         Raises:
-            ConfigError: no best model was kept, or it is damaged.
+            ConfigError: it was not kept, or is damaged.
 
         """
-        return read_weights(self.run, self._best)[0]
+        return read_weights(self.run, self._best(step))[0]
 
     @property
-    def _best(self) -> str:
-        return f"{self._folder}/best.safetensors"
+    def steps(self) -> list[int]:
+        """The steps of the checkpoints."""
+        return [int(name.removeprefix("step_")) for name in self._names()]
+
+    def _best(self, step: int) -> str:
+        return f"{self._folder}/best_{step:08d}.safetensors"
 
     @property
     def _folder(self) -> str:
@@ -203,7 +214,7 @@ class CheckpointStore:
         return [name for name in self.run.list(self._folder) if name.startswith("step_")]
 
     def prune(self, keep: int) -> None:
-        """Delete all but the newest checkpoints; of none, delete the best model, too."""
+        """Delete all but the newest checkpoints; of none, delete the best models, too."""
         if keep == 0:
             self.run.delete(self._folder)
         names = self._names()

@@ -7,7 +7,7 @@ the next logged step, checkpoint or evaluation, so logging does not stall the de
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raypipe.storage import tables as results
 from raypipe.training.job import Report, TrainingJob
-from raypipe.training.monitor import MonitorSettings
+from raypipe.training.monitor import Best, MonitorSettings, best_of
 from raypipe.training.throughput import Interval
 
 Row = dict[str, Any]
@@ -111,38 +111,7 @@ class History:
         stored = results.read_rows(self._job.run_dir, "steps", self._job.trial_id)
         self.rows = [row for row in stored if row["step"] <= step]
 
-    def is_best(self, monitor: MonitorSettings) -> bool:
-        """Whether the last evaluation is the best so far."""
-        return _since_best(self._measures(monitor), monitor) == 0
-
-    def is_over(self, monitor: MonitorSettings) -> bool:
-        """Whether the last ``patience`` evaluations brought no improvement."""
-        measures = self._measures(monitor)
-        patience = monitor.patience
-        return patience is not None and _since_best(measures, monitor) >= patience
-
-    def _measures(self, monitor: MonitorSettings) -> list[float]:
-        key = f"eval_{monitor.metric}"
-        evaluated = [row for row in self.rows if any(name.startswith("eval_") for name in row)]
-        if evaluated and key not in evaluated[-1]:
-            found = sorted(k.removeprefix("eval_") for k in evaluated[-1] if k.startswith("eval_"))
-            raise ValueError(
-                f"training.monitor.metric = {monitor.metric}: the evaluation of this task has "
-                f"{', '.join(found) or 'no measures'}"
-            )
-        return [row[key] for row in evaluated if row.get(key) is not None]
-
-
-def _since_best(measures: list[float], monitor: MonitorSettings) -> int:
-    """Return the number of measures after the best one.
-
-    A change of at most ``min_delta`` is not an improvement.
-    """
-    best, since = math.inf, 0
-    for number, measure in enumerate(measures):
-        value = measure if monitor.mode == "min" else -measure
-        if number == 0 or value < best - monitor.min_delta:
-            best, since = value, 0
-        else:
-            since += 1
-    return since
+    def best(self, monitor: MonitorSettings, judged: Callable[[int], bool]) -> Best | None:
+        """Return the best evaluation of the steps that are judged; None without one."""
+        rows = [row for row in self.rows if judged(row["step"])]
+        return best_of(rows, monitor, self._job.steps_table.columns)

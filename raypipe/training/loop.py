@@ -41,6 +41,7 @@ from raypipe.training.half_memory import bf16_may_fit
 from raypipe.training.history import History
 from raypipe.training.job import Report, TrainingJob, Worker
 from raypipe.training.keyed_random import seed_all
+from raypipe.training.monitor import Best, MonitorSettings, is_scheduled
 from raypipe.training.saver import Saver, newest
 from raypipe.training.schedule import Trace, check_phases, stable_end, steps
 from raypipe.training.tables import GPU_SAMPLES
@@ -116,11 +117,14 @@ class _Loop:
         self.update = Update(self.model, self.task, self.training, worker.device)
         self.interval_weight = torch.zeros((), dtype=torch.float64, device=worker.device)
         self.held_out = self.task.build_eval_dataset()
+        self.monitor = self._monitor()
         keep = self.training.keep_checkpoints, stable_end(self.training, self.phases)
         self.store = CheckpointStore(job.run_dir, job.trial_id, *keep)
         self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
+        inside = steps(self.phases, 0) if self.training.restarts else ()
+        self.restarts = {n + 1 for n, phase, number in inside if number + 1 in phase.restarts}
         self.start = self._resume()
         self.ending.expect_save(self.model)
         self.has_data = False
@@ -129,8 +133,9 @@ class _Loop:
     def run(self) -> dict[str, Any]:
         total = self.job.steps
         save_every = self.training.checkpoint_every or max(1, total // 10)
-        eval_every = self.training.eval_every or total
         step, over, ends = self.start, self._is_over(), False
+        if (given := self.training.steps) is not None and self.job.whole < given:
+            self.report(f"{self.job.whole} steps: the task limits training.steps = {given}")
         # the state after the last step of the whole training is only for further ones
         keeps = self.training.keep_state or total < self.job.whole
         self.module.train()
@@ -143,9 +148,7 @@ class _Loop:
                     break
                 step = number + 1
                 last = step == total
-                evaluate = last or step % eval_every == 0
-                # a training that ended at a restart was evaluated there
-                evaluate |= phase_step + 1 in phase.restarts
+                evaluate = last or self._is_evaluated(step)
                 log = evaluate or step % self.training.log_every == 0
                 # phases differ in speed: no measured interval has steps of two
                 log |= self.job.measured and phase_step + 1 == phase.steps
@@ -245,29 +248,63 @@ class _Loop:
             )
         self.history.settle(measures)
         self.ending.took(evaluation_s=time.monotonic() - begun)
-        monitor = self.training.monitor
-        if monitor is None:
+        if self.monitor is None:
             return False
-        best, over = parallel.from_rank_0(
-            [self.history.is_best(monitor), self.history.is_over(monitor)], self.worker
-        )
-        if best:
+        best = parallel.from_rank_0(self._best(), self.worker)
+        if best is None:
+            return False
+        if best.step == step:
             weights = state.model_state(self.model, self.worker)
             if self.worker.rank == 0:
-                self.saver.start(self.store.save_best, weights, step)
-        if over:
-            self.report(
-                f"stopped at step {step}: no better eval_{monitor.metric} in "
-                f"{monitor.patience} evaluations"
-            )
-        return bool(over)
+                self.saver.wait()  # the list of checkpoints is complete
+                kept = [self._best(until) for until in (*self.store.steps, step)]
+                keep = [each.step for each in kept if each is not None]
+                self.saver.start(self.store.save_best, weights, step, keep)
+        if over := self._is_over():
+            self.report(f"stopped at step {step}: no better {best.metric} since step {best.step}")
+        return over
+
+    def _monitor(self) -> MonitorSettings | None:
+        """Return how the best model is chosen; None if it is that of the last step.
+
+        By default only held-out data chooses it. The generations of a population go on from the
+        last step.
+        """
+        monitor = self.training.monitor
+        if monitor is None or self.job.until is not None:
+            return None
+        return monitor if self.held_out is not None or monitor.metric is not None else None
+
+    def _is_evaluated(self, step: int) -> bool:
+        """Whether a step is evaluated in any training that goes beyond it.
+
+        These steps alone are compared, and the last one at the end: one that goes on is then the
+        beginning of a longer one. A training that ended at a restart was evaluated there.
+        """
+        every = self.training.eval_every
+        if self.monitor is None and every is None:
+            return step in self.restarts
+        return step in self.restarts or is_scheduled(step, every)
+
+    def _best(self, until: int | None = None) -> Best | None:
+        """Return the best evaluation, also of the last step; else of the steps up to ``until``."""
+        if self.monitor is None:
+            return None
+
+        def judged(step: int) -> bool:
+            if until is None and step == self.job.whole:
+                return True
+            return self._is_evaluated(step) and (until is None or step <= until)
+
+        return self.history.best(self.monitor, judged)
 
     def _is_over(self) -> bool:
-        """Whether the resumed run had already stopped early."""
-        monitor = self.training.monitor
-        if monitor is None:
+        """Whether the training stops early, or a resumed one had already stopped."""
+        if self.monitor is None:
             return False
-        return bool(parallel.from_rank_0(self.history.is_over(monitor), self.worker))
+        best, whole = self._best(), self.job.whole
+        over = best is not None and best.last < whole and best.is_over(self.monitor.patience, whole)
+        return bool(parallel.from_rank_0(over, self.worker))
 
     def _saves(self, last: bool) -> bool:
         """Whether to save now: by default only if a restart would lose seconds of work."""
@@ -358,6 +395,11 @@ class _Loop:
         if self.job.steps == self.job.whole and not early and not self.job.measured:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
+        kept, chosen = last, dict[str, Any]()
+        if not self.job.measured and (best := self._best()) is not None:
+            kept = next(row for row in self.history.rows if row["step"] == best.step)
+            stopped = not early and step < self.job.steps
+            chosen = {"best_step": best.step, "stopped_early": stopped}
         return {
             "steps": step,
             "loss_final": last.get("loss"),
@@ -366,15 +408,17 @@ class _Loop:
             "workers": self.plan.workers,
             "skipped_steps": self.update.skipped,
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            **{key: value for key, value in last.items() if key.startswith("eval_")},
+            **{key: value for key, value in kept.items() if key.startswith("eval_")},
+            **chosen,
             **({"ended_at": step} if early else {}),
         }
 
     def _store_model(self) -> None:
         weights = state.model_state(self.model, self.worker)
         if self.worker.rank == 0:
-            if self.training.monitor is not None:
-                weights = self.store.best()
+            best = self._best()
+            if best is not None and best.step != self.history.rows[-1]["step"]:
+                weights = self.store.best(best.step)
             path = self.job.run_dir.model(self.job.trial_id)
             write_weights(self.job.run_dir, path, on_cpu(weights), self.task.metadata())
 

@@ -53,7 +53,7 @@ def stable_end(training: TrainingSettings, phases: Sequence[Phase]) -> int | Non
     """
     if training.schedule != "warmup-stable-decay" or training.decay_steps < 1 or len(phases) != 1:
         return None
-    if phases[0].restarts or training.monitor is not None:
+    if phases[0].restarts:
         return None
     return max(0, phases[0].steps - round(training.decay_steps))
 

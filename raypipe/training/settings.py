@@ -90,8 +90,9 @@ class TrainingSettings(OptimizerSettings):
     )
     eval_every: Operational[PositiveInt | None] = Field(
         None,
-        description="Optimizer steps between evaluations on held-out data; only at the end if not "
-        "given.",
+        description="Optimizer steps between evaluations on held-out data; if not given, after "
+        "steps 1 to 8, 10, 12, 14, 16, 20, ..., four for each doubling, and without `monitor` only "
+        "at the end.",
     )
     eval_batch: Operational[PositiveInt | None] = Field(
         None,
@@ -99,7 +100,9 @@ class TrainingSettings(OptimizerSettings):
         "given.",
     )
     monitor: MonitorSettings | None = Field(
-        None, description="Metric that selects the best model and may stop the training early."
+        MonitorSettings(),
+        description="Selection of the best model by held-out data, and early stopping; null takes "
+        "the model of the last step.",
     )
     checkpoint_every: Operational[PositiveInt | None] = Field(
         None,
@@ -139,8 +142,6 @@ class TrainingSettings(OptimizerSettings):
     def _one_length(self) -> TrainingSettings:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give either steps or epochs, not both")
-        if self.monitor is not None and self.eval_every is None:
-            raise ValueError("monitor needs eval_every: how often the measure is taken")
         return self
 
     @model_validator(mode="after")
@@ -292,16 +293,10 @@ class TrainStageSettings(Settings):
                 return "a schedule with restarts decays before each of them"
             if training.decay_steps < 1:
                 return f"decay_steps = {training.decay_steps} is a fraction of the length"
-            if training.monitor is not None:
-                return "monitor judges steps of the decay, which a longer training does not take"
         if 0 < training.warmup_steps < 1:
             return f"warmup_steps = {training.warmup_steps} is a fraction of the length"
         if training.length_in == "steps" and training.warmup_steps > length:
             return f"warmup_steps = {training.warmup_steps} is longer than the training"
-        if training.monitor is not None and (
-            training.length_in == "epochs" or length % (training.eval_every or 1)
-        ):
-            return "monitor also judges the last step, which is not a multiple of eval_every"
         return None
 
     @property
@@ -330,6 +325,17 @@ class TrainStageSettings(Settings):
             return self
         scaling = self.scaling.model_copy(update={"gpus_per_worker": 1.0 if gpus else 0.0})
         return self.model_copy(update={"scaling": scaling})
+
+    def without_selection(self) -> TrainStageSettings:
+        """Return the settings with the model of the last step, unless a monitor is given.
+
+        For random data, and for held-out data that is also reported.
+        """
+        if self.training.monitor != MonitorSettings():
+            return self
+        return self.model_copy(
+            update={"training": self.training.model_copy(update={"monitor": None})}
+        )
 
     def with_workers(self, workers: int) -> TrainStageSettings:
         """Return the settings with this number of workers."""

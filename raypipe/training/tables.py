@@ -62,6 +62,8 @@ TRIALS = Table(
         Column("energy_j", "real", "Energy of the GPUs.", "J", "lower"),
         Column("energy_j_per_sample", "real", "Energy per sample after warm-up.", "J"),
         Column("loss_final", "real", "Training loss of the last logged step.", better="lower"),
+        Column("best_step", "integer", "Step of the model that is kept, by its held-out metric."),
+        Column("stopped_early", "boolean", "Whether the training stopped, as nothing improved."),
         Column("skipped_steps", "integer", "Steps skipped because fp16 gradients overflowed."),
         Column("parameters", "integer", "Parameters of the model."),
         Column("trained_stage", "text", "The stage that a sweep's trial trains."),

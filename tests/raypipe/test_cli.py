@@ -184,7 +184,7 @@ def test_an_interrupted_run_ends_with_130_and_continues(work, capsys):
         (["run", "toy.yaml", "train.training.precision=tf32"], "this CPU lacks tf32"),
         (["run", "toy.yaml", "train.scaling.strategy=zero"], "'ddp' or 'fsdp'"),
         (["run", "toy.yaml", "train.scaling.workers=[3,2]"], "the first is above the second"),
-        (["run", "toy.yaml", "train.training.monitor={}"], "monitor needs eval_every"),
+        (["run", "toy.yaml", "train.training.monitor={patience: 0}"], "monitor.patience"),
         (["run", "toy.yaml", "train.loader=fast"], "must be a section with keys"),
         (
             [

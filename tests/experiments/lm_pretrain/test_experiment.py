@@ -122,7 +122,7 @@ def test_the_large_size_has_profiles_that_fit(name, micro):
         ("model.vocabulary=500", True, True, True),
         ("data.tokens=bytes", True, True, True),
         ("data.held_out_share=0.2", True, True, True),
-        ("data.tuning_share=0.1", False, True, True),
+        ("data.validation_share=0.1", False, True, True),
         ("train.training.seed=1", False, True, True),
         ("sample.top_k=5", False, False, True),
         ("sample.prompt=line", False, False, True),
@@ -138,7 +138,7 @@ def test_what_decides_the_result_is_the_identity(override, tokenized, trained, s
     assert differ == {
         "hardware": False,
         "tokenize": tokenized,
-        "baselines": tokenized or "tuning" in override,
+        "baselines": tokenized or "validation" in override,
         "train": trained,
         "evaluate": trained,
         "sample": sampled,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from experiments.common.blocks import SPLITS
 from experiments.lm_pretrain import dataset, shards
-from experiments.lm_pretrain.dataset import PackedTokens, tuning_tokens
+from experiments.lm_pretrain.dataset import PackedTokens, validation_tokens
 from experiments.lm_pretrain.shards import (
     TOKENIZER,
     DamagedError,
@@ -86,7 +86,7 @@ def test_packed_samples_cover_the_stream(tmp_path, short, context):
 
 
 @pytest.mark.parametrize("first", [0, 1, 9, 35, 36, 40])
-def test_samples_begin_after_the_tuning_part(tmp_path, short, first):
+def test_samples_begin_after_the_validation_part(tmp_path, short, first):
     part = PackedTokens(stored(tmp_path), "train", 4, first)
     stream = STREAMS["train"].tolist()[first:]
     assert len(part) == max(0, len(stream) - 1) // 4
@@ -107,13 +107,13 @@ def test_the_index_is_read_once_for_all_samples(tmp_path, short, monkeypatch):
 
 
 @pytest.mark.parametrize(("share", "count"), [(0, 0), (0.02, 0), (0.1, 4), (0.99, 39), (0.5, 20)])
-def test_the_tuning_part_is_a_share_of_the_training_text(tmp_path, short, share, count):
-    assert tuning_tokens(stored(tmp_path), share) == count
+def test_the_validation_part_is_a_share_of_the_training_text(tmp_path, short, share, count):
+    assert validation_tokens(stored(tmp_path), share) == count
 
 
-def test_the_tuning_part_has_a_limit(tmp_path, short, monkeypatch):
-    monkeypatch.setattr(dataset, "_MOST_TUNING", 3)
-    assert tuning_tokens(stored(tmp_path), 0.5) == 3
+def test_the_validation_part_has_a_limit(tmp_path, short, monkeypatch):
+    monkeypatch.setattr(dataset, "_MOST_VALIDATION", 3)
+    assert validation_tokens(stored(tmp_path), 0.5) == 3
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (0, 40), (3, 9), (6, 7), (7, 14), (13, 30)])

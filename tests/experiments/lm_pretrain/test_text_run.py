@@ -84,7 +84,10 @@ def test_it_learns_more_than_the_baseline_and_writes_on(run: Run, tokens: str) -
         assert gains.loc[method, "gain"] == pytest.approx(difference, rel=1e-6)
     trial = table(found, "trials").iloc[0]
     assert trial["status"] == "succeeded"
-    assert model["loss"] == pytest.approx(trial["eval_loss"], rel=1e-5)
+    evaluated = table(found, "steps").dropna(subset=["eval_loss"])  # not on the reported text
+    assert len(evaluated) >= 10
+    assert trial["eval_loss"] == evaluated["eval_loss"].min()
+    assert trial["best_step"] == evaluated.loc[evaluated["eval_loss"].idxmin(), "step"]
     index, tokenizer = run_folder(found).index(), run_folder(found).tokenizer()
     share = index.tokens["held_out"] / index.bytes["held_out"]
     assert model["bits_per_byte"] == pytest.approx(model["loss"] / np.log(2) * share)
@@ -108,8 +111,55 @@ def test_the_model_of_characters_has_as_many_as_the_text(run: Run) -> None:
     assert table(found, "trials").iloc[0]["status"] == "succeeded"
 
 
-def test_without_a_tuning_part_there_is_no_mixture(run: Run) -> None:
-    found = run("run", "data.tuning_share=0")
+def test_of_a_text_learned_by_heart_the_best_step_is_reported(run: Run, tmp_path: Path) -> None:
+    """A part of the training text chooses the step; the reported text has no say in it."""
+    draw = np.random.default_rng(0).choice
+    texts = ["".join(draw(list("aaaabbc \n"), size=size)) for size in (1500, 600, 600)]
+    paths = [tmp_path / f"{name}.txt" for name in ("train", "one", "other")]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+
+    def trained(name: str, held_out: Path, *given: str) -> tuple[pd.Series, pd.DataFrame]:
+        files = [f"data.files=[{paths[0]}]", f"data.held_out_files=[{held_out}]"]
+        settings = ["data.tokens=bytes", "data.validation_share=0.2", "data.most_passes=null"]
+        settings += ["model.width=64", "model.feed_forward=128", "model.layers=2"]
+        training = ["schedule=constant", "log_every=400", "learning_rate=0.005", "weight_decay=0"]
+        settings += [f"train.training.{each}" for each in training]
+        found = run(name, *files, *settings, "sample.prompt=a", *given)
+        return table(found, "trials").iloc[0], table(found, "measures").set_index("method")
+
+    long = "train.training.steps=400"
+    trial, measures = trained("best", paths[1], long)
+    steps = table(RunDirectory.at(tmp_path / "best"), "steps").set_index("step")["eval_loss"]
+    assert trial["best_step"] == steps.idxmin() < steps.index[-1]
+    assert trial["eval_loss"] == steps.min() < steps.iloc[-1]
+    assert trial["stopped_early"] == (trial["steps"] < 400)
+    last, ends = trained("last", paths[1], long, "train.training.monitor=null")
+    assert last["steps"] == 400
+    short = f"train.training.steps={trial['best_step']}"
+    _, alone = trained("short", paths[1], short, "train.training.monitor=null")
+    for method in ("language model", "sliding window", "language model + kneser-ney"):
+        value = measures.loc[method, "bits_per_byte"]
+        assert value == alone.loc[method, "bits_per_byte"] < ends.loc[method, "bits_per_byte"]
+    again, others = trained("other", paths[2], long)
+    names = ["best_step", "steps", "eval_loss"]
+    assert [again[name] for name in names] == [trial[name] for name in names]
+    assert others.loc["language model", "loss"] != measures.loc["language model", "loss"]
+
+
+def test_a_short_text_is_repeated_a_few_times_only(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run("run", "data.most_passes=0.5", "data.tokens=bytes", only=("train",))
+    index = run_folder(found).index()
+    kept = index.tokens["train"] - int(index.tokens["train"] * 0.05) - 1
+    steps = int(np.ceil(0.5 * (kept // 16) / 12))
+    assert table(found, "trials").iloc[0]["steps"] == steps < 60
+    assert f"{steps} steps: the task limits training.steps = 60" in capsys.readouterr().out
+
+
+def test_without_a_validation_part_there_is_no_mixture(run: Run) -> None:
+    found = run("run", "data.validation_share=0")
     methods = set(table(found, "measures")["method"])
     assert "kneser-ney tokens" in methods
     assert "language model + kneser-ney" not in methods
@@ -232,7 +282,7 @@ def test_fp16_skips_no_step_at_the_start_and_ends_near_fp32(run: Run) -> None:
     The first micro-batch chooses the scale, here in two sizes.
     """
     long = ["train.training.steps=30", "model.context=256", "train.training.log_every=1"]
-    long += ["model.width=32", "data.tuning_share=0"]
+    long += ["model.width=32", "data.validation_share=0", "data.most_passes=null"]
     losses = {}
     for name, precision, micro in (("a", "fp32", 12), ("b", "fp16", 12), ("c", "fp16", 2)):
         sizes = [f"train.training.precision={precision}", f"train.training.micro_batch={micro}"]

@@ -458,11 +458,11 @@ def test_which_steps_are_evaluated_decides_only_where_the_best_is_kept() -> None
     def identity(*overrides: str) -> dict[str, Any]:
         return resolve("", *overrides).settings.fit.training.identity()
 
-    assert identity("fit.training.eval_every=5") == identity("fit.training.eval_every=7")
-    best = "fit.training.monitor={patience: 2}"
-    assert identity(best, "fit.training.eval_every=5") != identity(
-        best, "fit.training.eval_every=7"
+    last, five, seven = (
+        "fit.training." + each for each in ("monitor=null", "eval_every=5", "eval_every=7")
     )
+    assert identity(last, five) == identity(last, seven)
+    assert identity(five) != identity(seven)
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,18 @@ def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
 
 
 def test_a_training_shows_the_held_out_value_of_its_model() -> None:
-    """That of the last step, unless a monitor keeps the best one."""
+    """That of the last step, unless held-out data chose the best one."""
     steps = _steps([5.0, 3.0, 3.57, 3.81])
     (tile,) = training_tiles(_about(steps=steps))
     assert (tile.label, tile.value, tile.note, tile.tone) == (
         "held-out loss (lower is better)", "3.81", "train, at the end; 3 at step 20", "warn",
     )  # fmt: skip
-    (tile,) = training_tiles(_about("train: {training: {monitor: {metric: loss}}}\n", steps=steps))
-    assert (tile.value, tile.note) == ("3", "train, best at step 20; 3.81 at the end")
+    for stopped, end in ((False, "the end"), (True, "the end, where it stopped early (40)")):
+        kept = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
+                             "best_step": [20], "stopped_early": stopped})  # fmt: skip
+        (tile,) = training_tiles(_about(steps=steps, trials=kept))
+        assert (tile.value, tile.note) == (
+            "3", f"train, best of 4 evaluations, at step 20; 3.81 at {end}")  # fmt: skip
     swept = "sweep: {stage: train, kind: quality, metric: eval_loss, mode: min}\n"
     (tile,) = training_tiles(_about(swept, steps=steps))
     assert tile.value == "3.81"  # the metric of a sweep keeps no model
@@ -391,8 +395,10 @@ def test_an_end_worse_than_the_best_names_the_monitor() -> None:
     ]
     higher = _advice(_about(steps=_steps([0.1, 0.5, 0.8, 0.7, 0.6], "eval_accuracy")))
     assert "{metric: accuracy, mode: max, patience: 3}" in higher[1]
-    monitored = CONFIGURATION.replace("null", "{metric: loss}")
-    assert not any("monitor" in text for text in _advice(_about(monitored, steps=_steps(curve))))
+    chosen = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
+                           "best_step": [40], "stopped_early": False})  # fmt: skip
+    found = _advice(_about(steps=_steps(curve), trials=chosen))
+    assert not any("monitor" in text for text in found)
 
 
 def test_noise_is_no_worse_end() -> None:
@@ -416,6 +422,11 @@ def test_a_curve_that_still_improves_asks_for_more_steps() -> None:
     ]
     given = replace(about, command=f"{COMMAND} train.training.steps=100")
     assert _advice(given)[:2] == found[:2]
+    row = {"trial_id": ["train"], "stage": "train", "status": "succeeded", "best_step": [50]}
+    for steps, stopped in ((60, False), (100, True)):  # the task limits them, or nothing improved
+        trials = pd.DataFrame({**row, "steps": steps, "stopped_early": stopped})
+        found = _advice(_about(steps=_steps([5.0, 4.0, 3.0, 2.0, 1.0]), trials=trials))
+        assert not any("Train longer" in part for part in found)
 
 
 @pytest.mark.parametrize(

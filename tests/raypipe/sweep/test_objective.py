@@ -96,10 +96,9 @@ def test_a_declaration_and_a_monitor_come_before_the_name() -> None:
 
 
 def test_the_mode_of_a_monitor_is_by_default_that_of_its_metric() -> None:
-    assert MonitorSettings(metric="accuracy").mode == "max"
-    assert MonitorSettings(metric="accuracy", mode="min").mode == "min"
-    assert MonitorSettings().mode == MonitorSettings(metric="x").mode == "min"
     assert resolved(monitor=MonitorSettings(metric="accuracy")).mode == "max"
+    assert resolved(monitor=MonitorSettings(metric="accuracy", mode="min")).mode == "min"
+    assert resolved(monitor=MonitorSettings(metric="x")).mode == "min"
 
 
 @pytest.mark.parametrize(

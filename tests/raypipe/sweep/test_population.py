@@ -104,8 +104,8 @@ def test_a_part_goes_on_where_its_parent_ended(whole):
     axes = tuple(
         f"sweep.axes.{key.removeprefix('train.')}=[{value}]" for key, value in point.items()
     )
-    folder = whole.parent / "alone"
-    assert sweeping.sweep(alone, folder, (*axes, "sweep.grace_steps=null")) is None
+    folder, last = whole.parent / "alone", ["train.training.monitor=null"]
+    assert sweeping.sweep(alone, folder, (*axes, "sweep.grace_steps=null", *last)) is None
     (trial_id,) = read_table(RunDirectory.at(folder), "pareto")["trial_id"]
     pd.testing.assert_series_equal(found, losses(folder, trial_id), rtol=1e-12)
 

@@ -20,7 +20,7 @@ from raypipe.storage import tables as results
 from raypipe.training.checkpoint import CheckpointStore
 from raypipe.training.job import TrainingJob, Worker
 from raypipe.training.loop import train
-from raypipe.training.settings import MonitorSettings
+from raypipe.training.monitor import MonitorSettings, is_scheduled
 from raypipe.training.task import Phase, StepContext
 
 CPU = torch.device("cpu")
@@ -110,6 +110,39 @@ def test_a_measure_that_is_not_there(tmp_path: Path) -> None:
         train(curve(tmp_path, {"metric": "loss"}), Worker(0, CPU))
 
 
+@pytest.mark.parametrize("fail_at", [5, 13, 30])
+def test_by_default_held_out_data_chooses_the_model(tmp_path: Path, fail_at: int) -> None:
+    """Few samples and a high rate overfit soon; cut and continued, it is the same to the digit."""
+
+    def overfitting(folder: str, **given: Any) -> TrainingJob:
+        task = HeldOut(samples=8, fail_at=given.pop("fail_at", None))
+        named = {"steps": 80, "learning_rate": 0.1, "checkpoint_every": 4, "log_every": 80}
+        return job(task, tmp_path / folder, (8, 1, 8, 1), **named, **given)
+
+    whole = overfitting("whole")
+    outcome = train(whole, Worker(0, CPU))
+    rows = results.read_table(whole.run_dir, "steps")
+    scheduled = [step for step in range(1, 81) if is_scheduled(step, None)]
+    assert scheduled[:12] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16]
+    assert list(rows["step"]) == [step for step in scheduled if step <= outcome["steps"]]
+    best = rows.loc[rows["eval_loss"].idxmin()]
+    assert outcome["best_step"] == best["step"]
+    assert outcome["eval_loss"] == best["eval_loss"]
+    assert outcome["stopped_early"] is True
+    assert outcome["steps"] - best["step"] >= 0.4 * 80
+    assert max(scheduled[: scheduled.index(outcome["steps"])]) - best["step"] < 0.4 * 80
+    last = overfitting("last", monitor=None)
+    assert "best_step" not in train(last, Worker(0, CPU))
+    assert not all(torch.equal(v, weights(whole)[name]) for name, v in weights(last).items())
+    with pytest.raises(ConnectionError):
+        train(overfitting("cut", fail_at=fail_at), Worker(0, CPU))
+    resumed = overfitting("cut")
+    again = train(resumed, Worker(0, CPU))
+    names = ["steps", "best_step", "stopped_early", "eval_loss", "loss_final"]
+    assert [again[name] for name in names] == [outcome[name] for name in names]
+    assert all(torch.equal(v, weights(whole)[name]) for name, v in weights(resumed).items())
+
+
 def _member(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -122,7 +155,7 @@ def _member(rank: int, folder: Path) -> None:
 
 def held_out(folder: Path, workers: int, strategy: str = "ddp") -> TrainingJob:
     # 11 samples in batches of 5: one worker has 6, 5 and 1; the other 5, and a batch not counted
-    monitor = MonitorSettings(patience=3)
+    monitor = MonitorSettings(metric="loss", patience=3)
     plan = (8 // workers, 2, 16, workers)
     return job(HeldOut(by_token=True), folder, plan, strategy=strategy, eval_batch=5,
                eval_every=2, monitor=monitor)  # fmt: skip

@@ -222,7 +222,7 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
         ({"decay_steps": 30}, 0),
         ({"decay_steps": 0.25}, None),
         ({"restarts": (8,)}, None),
-        ({"monitor": {"metric": "loss"}}, None),
+        ({"monitor": None}, 15),
     ],
 )
 def test_the_start_of_a_decay_is_kept_if_a_longer_training_can_go_on_from_it(
