@@ -12,6 +12,10 @@ from raypipe.report.sections import Code, Download, Fold, Part, Section
 
 _FILE = "config.yaml"
 _MOST_SEEDS = 12
+_KEPT = (
+    "The folder `code` keeps the code that ran: `raypipe show --code` prints it, and "
+    "`raypipe replay` computes results again."
+)
 
 
 def repetition_section(about: About) -> Section:
@@ -24,12 +28,12 @@ def repetition_section(about: About) -> Section:
             "The configuration below has every setting, also those of the profile. Save it, then:",
             Code("\n".join(commands)),
         ]
-        if node is not None and node.get("git_dirty") in (True,):
-            parts.append(
-                "Files differed from this commit when the run started: it alone may not repeat it."
-            )
-        elif node is not None and not isinstance(node.get("git_commit"), str):
-            parts.append("The run did not start in a git repository: the code is not recorded.")
+        if node is not None:
+            commit = node.get("git_commit")
+            differs = "Files differed from this commit when the run started."
+            why = differs if node.get("git_dirty") in (True,) else ""
+            why = why if isinstance(commit, str) else "The run did not start in a git repository."
+            parts += [f"{why} {_KEPT}"] if why else []
         parts.append(Download(_FILE, about.configuration))
     if about.command and about.command != about.asked_command:  # which the summary shows
         parts += ["To continue this run, or compute more in it:", Code(about.command)]
