@@ -198,11 +198,34 @@ def _interruptible() -> Iterator[None]:
 
     for number in before:
         signal.signal(number, interrupt)
+    _handled.update(before)
     try:
         yield
     finally:
+        _handled.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+#: signals that end the task of this process
+_handled: set[signal.Signals] = set()
+
+
+def _default_handlers() -> None:
+    for number in _handled:
+        is_ctrl_c = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if is_ctrl_c else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled)
+    _handled.clear()
+
+
+# A process that a task forks, such as one of a pool, ends at SIGTERM. Python forgets a signal that
+# comes while it forks, and a pool would wait for that process forever: it is held back.
+os.register_at_fork(
+    before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, _handled),
+    after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _handled),
+    after_in_child=_default_handlers,
+)
 
 
 def _in_main_thread() -> bool:

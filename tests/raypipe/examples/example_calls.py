@@ -66,6 +66,18 @@ def pools(kind: str) -> dict[str, Any]:
         return {"y": sum(pool.map(abs, (-1, -2)))}
 
 
+def forks(x: int) -> dict[str, Any]:
+    """Return how many of the processes that were ended as they began ended by that signal."""
+    ended = 0
+    for _ in range(x):
+        if (child := os.fork()) == 0:
+            time.sleep(60)
+            os._exit(1)
+        os.kill(child, signal.SIGTERM)
+        ended += os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+    return {"y": ended}
+
+
 def change(x: int, folder: str) -> dict[str, Any]:
     """Return what the process is like, and change it."""
     print("call", x, flush=True)

@@ -107,6 +107,12 @@ def test_calls_may_have_pools(place, tmp_path):
     assert table(tmp_path / "r", "calls")["y"].tolist() == [3] * 4
 
 
+def test_what_a_local_call_forks_ends_at_sigterm(tmp_path):
+    ended = mapped(InlineLauncher(), "forks", "x=20", "--run-dir", str(tmp_path / "r"))
+    assert ended.status == 0, ended.output
+    assert table(tmp_path / "r", "calls")["y"].tolist() == [20]
+
+
 def test_a_call_changes_nothing_for_later_ones(place, tmp_path):
     run, elsewhere = tmp_path / "r", tmp_path / "elsewhere"
     elsewhere.mkdir()
