@@ -244,6 +244,7 @@ def test_trials_in_full_run_beside_each_other_and_none_is_ended_at_its_end(launc
     """Its model would be thrown away: here the held-out loss comes with the last step alone."""
     rate = "sweep.axes.training.learning_rate=[0.05, 1e-5, 1e-6, 1e-7]"
     given = (*NONE, rate, *ASHA, "sweep.metric=eval_loss", "sweep.concurrent=2", "together=2")
+    given = (*given, "train.training.eval_every=1000")
     inline, tuned = tmp_path / "inline", tmp_path / "tuned"
     assert sweep(inline, InlineLauncher(), *given, "together=1") is None
     assert sweep(tuned, launcher, *given) is None
