@@ -43,4 +43,5 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     monkeypatch.delenv(commands.RUNS, raising=False)
     yield tmp_path
-    sys.modules.pop("toy", None)
+    for name in ("toy", "toy2"):  # those of other tests lie in other folders
+        sys.modules.pop(name, None)
