@@ -94,6 +94,8 @@ class Allocator:
         self._numbers = count()
         # of a claim that waits for tasks of pools only
         self._kept_from_pools: tuple[Claim, dict[str, int]] | None = None
+        # granted with a lease that was handed over; None if something has changed since
+        self._granted_with: list[Lease] | None = None
 
     @property
     def has_waiting(self) -> bool:
@@ -110,6 +112,7 @@ class Allocator:
         priority = rank * (1.0 + _LARGE * part)
         lease = Lease(claim, priority, next(self._numbers), seconds, part)
         self._waiting.append(lease)
+        self._granted_with = None
         return lease
 
     def release(self, lease: Lease) -> None:
@@ -117,10 +120,14 @@ class Allocator:
         for leases in (self._leases, self._waiting):
             if lease in leases:
                 leases.remove(lease)
+        self._granted_with = None
 
     def admit(self, now: float) -> list[Lease]:
         """Grant every waiting claim that may start at the time ``now`` (seconds)."""
-        granted: list[Lease] = []
+        if self._granted_with is not None:
+            granted, self._granted_with = self._granted_with, None
+            return granted
+        granted = []
         self._kept_from_pools = None
         if not self._waiting:
             return granted
@@ -147,18 +154,23 @@ class Allocator:
     def hand_over(self, lease: Lease, now: float) -> Lease | None:
         """Grant the processes of a lease to a waiting one with the same claim, and return that one.
 
-        It must be one that ``admit`` would grant on the same nodes once the lease has ended;
-        otherwise nothing changes.
+        It must be one that ``admit`` would grant on the same nodes once the lease has ended. The
+        others that ``admit`` would grant then are granted, too, and returned by the next ``admit``.
+        Otherwise nothing changes.
         """
         after = Allocator(self.nodes)
         after._leases = [other for other in self._leases if other is not lease]
         after._waiting = [replace(other) for other in self._waiting]
-        for like in after.admit(now):
+        granted = after.admit(now)
+        for like in granted:
             if like.claim == lease.claim and like.processes == lease.processes:
-                heir = next(each for each in self._waiting if each.number == like.number)
+                waiting = {each.number: each for each in self._waiting}
                 self.release(lease)
-                self._grant(heir, lease.processes, now)
-                return heir
+                for each in granted:
+                    self._grant(waiting[each.number], each.processes, now)
+                self._kept_from_pools = after._kept_from_pools
+                self._granted_with = [waiting[e.number] for e in granted if e is not like]
+                return waiting[like.number]
         return None
 
     def share(self, pool: Lease) -> float:
