@@ -1,4 +1,4 @@
-"""raypipe's loop beside a hand-written one and two trainers, on the same card, in alternation."""
+"""raypipe's loop, a hand-written loop and two trainers, in alternation on the same card."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loop(bench: Bench) -> None:
 
 
 def trainers(bench: Bench) -> None:
-    """Measure Hugging Face's Trainer and Lightning beside both loops; quick is not compiled."""
+    """Measure Hugging Face's Trainer, Lightning and both loops; --quick does not compile."""
     compiled = bench.pick(True, False, False)
     case = _case(bench, bench.pick(6, 3, 2), bench.pick(8, 1, 1), compiled=compiled)
     _alternate(bench, (_BY_HAND, _RAYPIPE, "hf_trainer", "lightning_trainer"), case)

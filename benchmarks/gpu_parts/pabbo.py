@@ -36,7 +36,7 @@ def pabbo(bench: Bench) -> None:
 
 
 def _step(task: PabboTask, phase: Phase, device: torch.device) -> Callable[[], None]:
-    """Return a function that runs a forward and a backward pass."""
+    """Return a function that runs the forward and the backward pass."""
     torch.manual_seed(0)
     model = task.build_model().to(device)
     batch = torch.arange(phase.samples, device=device)

@@ -35,7 +35,7 @@ def rates(bench: Bench) -> None:
 
 
 def _context() -> Row:
-    """Return what a process takes on the card beside torch's memory, after a product of matrices.
+    """Return the memory of a process on the card outside torch's allocator, after a matrix product.
 
     Nobody else may use the card meanwhile.
     """
@@ -51,7 +51,7 @@ def _context() -> Row:
 
 
 def _product(name: Precision, size: int, device: torch.device) -> Row:
-    """Return the FLOP/s of a product of square matrices, beside that of the data sheet."""
+    """Return the FLOP/s of a product of square matrices, next to that of the data sheet."""
     dtype = _DTYPES[name]
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))

@@ -93,7 +93,7 @@ STEP_METRICS = (
     Column(
         "eval_pseudo_label_f1",
         "real",
-        "Mean F1 of label sets against the pseudo-labels of held-out documents, which are no gold "
+        "Mean F1 of label sets against the pseudo-labels of held-out documents, which are not gold "
         "labels: the table `measures` has the F1 against those.",
         better="higher",
     ),

@@ -232,9 +232,9 @@ def configuration_row(text: str) -> dict[str, Row]:
 
 
 def _result(run_dir: RunDirectory, experiment: Experiment) -> tuple[KeyResult | None, list[str]]:
-    """Return the result of a run, and what makes it doubtful.
+    """Return the result of a run, and warnings about it.
 
-    That are numbers that are not finite, and results that a baseline of the same run beats.
+    The warnings name numbers that are not finite, and results that a baseline of the run beats.
     """
     from raypipe.report.summary import beaten  # pandas and matplotlib are slow to import
 

@@ -38,7 +38,7 @@ class Corpus:
         fingerprint: SHA-256 (hexadecimal) of the content, the same on every platform.
         dropped_documents: number of documents that the reader dropped because they had no word.
         empty_documents: number of rows of ``counts`` without a word.
-        skipped_letters: share of the letters of a text that are in no token.
+        skipped_letters: share of the letters of the texts that belong to no word.
 
     """
 
@@ -83,7 +83,7 @@ def make_corpus(
         source: the origin for error messages, usually a file.
         vocabulary: one word per column, in column order.
         dropped_documents: number of documents that were dropped before.
-        skipped_letters: share of the letters of a text that are in no token.
+        skipped_letters: share of the letters of the texts that belong to no word.
 
     Raises:
         CorpusError: see :func:`validate_counts`; also if the vocabulary has another length.

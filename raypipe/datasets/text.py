@@ -28,7 +28,7 @@ from raypipe.storage import parquet
 #: At least three letters in a row: parts of identifiers are words, numbers are not.
 WORD_PATTERN = r"[^\W\d_]{3,}"
 
-#: documents in which the letters that are in no token are counted
+#: documents whose letters outside all words are counted
 _SAMPLE = 1000
 
 TableFormat = Literal["jsonl", "csv", "parquet"]
@@ -164,7 +164,7 @@ def vectorize(
 
 
 def _skipped(texts: Iterable[str], word_pattern: str) -> float:
-    """Return the share of the letters of texts that are in no token."""
+    """Return the share of the letters of texts that belong to no word."""
     token, letters, skipped = re.compile(word_pattern), 0, 0
     for text in texts:
         lower = text.lower()  # as CountVectorizer sees it

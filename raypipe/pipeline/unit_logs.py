@@ -129,7 +129,7 @@ class UnitLogs:
         """Name the units of failures like those shown, and count those that were not shown."""
         with self._lock:
             for like, units in self._alike.items():
-                others = [unit for unit in units if unit != units[0]]  # not its own attempts
+                others = [unit for unit in units if unit != units[0]]  # without its own attempts
                 if like in self._shown and others:
                     named = list(dict.fromkeys(others))
                     more = f" and {len(named) - _MOST_NAMED} more" * (len(named) > _MOST_NAMED)

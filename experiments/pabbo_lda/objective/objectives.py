@@ -47,7 +47,7 @@ class Objective:
         fit: the options of fitting; None where values are recorded.
         counts: nonzero counts of the documents times passes over them.
         corpus: a row of the table ``corpora``; None where values are recorded.
-        letters: share of the letters of the documents that are in no token.
+        letters: share of the letters of the documents that belong to no word.
 
     """
 
