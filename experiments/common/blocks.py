@@ -10,6 +10,9 @@ from raypipe.pipeline.launcher import PoolOptions
 
 Split = Literal["train", "held_out"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+#: the splits of a task whose best step is chosen on a part of the training data
+Part = Literal["train", "validation", "held_out"]
+PARTS: tuple[Part, ...] = get_args(Part)
 
 S = TypeVar("S", bound=str)
 

@@ -1,4 +1,8 @@
-"""Baselines of the transformer: models of scikit-learn, trained on rows of the same data."""
+"""Baselines of the transformer: models of scikit-learn, trained on rows of the same data.
+
+They have no step to choose, and train on the validation part, too: all rows that the transformer
+has learned from in one way or the other.
+"""
 
 from __future__ import annotations
 

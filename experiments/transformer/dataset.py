@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.common.blocks import Split
+from experiments.common.blocks import Part
 from experiments.transformer.model import PADDING
 from experiments.transformer.prepare_stage import split_path
 from experiments.transformer.settings import TransformerSettings
@@ -35,7 +35,7 @@ class StoredSamples(Dataset[Sample]):
     """
 
     run_dir: RunDirectory
-    split: Split
+    split: Part
 
     def __len__(self) -> int:
         return len(self._columns["target"])

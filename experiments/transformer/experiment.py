@@ -62,7 +62,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
             ("data", "model.kind"),
             f"{len(methods(data))} baselines",
         ),
-        train_stage("train", settings.train.without_selection(), task, ("prepare",)),
+        train_stage("train", settings.train, task, ("prepare",)),
         Stage(
             "evaluate",
             partial(run_evaluate, data),
@@ -77,7 +77,7 @@ def stages(settings: TrainerSettings) -> list[Stage]:
 
 EXPERIMENT = Experiment(
     "transformer",
-    2,
+    3,
     TrainerSettings,
     stages,
     sections,

@@ -1,4 +1,4 @@
-"""Prepare stage: train the tokenizer, find the n-grams, and encode both splits."""
+"""Prepare stage: train the tokenizer, find the n-grams, and encode the splits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from experiments.common.blocks import SPLITS, Block, Split, map_blocks
+from experiments.common.blocks import PARTS, Block, Part, map_blocks
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
 from experiments.transformer.data.splits import Data
 from experiments.transformer.data.tables import Column, encode_rows
@@ -24,7 +24,7 @@ _BLOCK = 4096
 _TRAINED_ON = 50_000
 
 
-def split_path(run_dir: RunDirectory, split: Split) -> str:
+def split_path(run_dir: RunDirectory, split: Part) -> str:
     """Return the path of a split: its inputs as the model takes them, and ``target``."""
     return run_dir.artifact("prepare", f"{split}.arrow")
 
@@ -35,34 +35,37 @@ def ngrams_path(run_dir: RunDirectory) -> str:
 
 
 def run_prepare(data: Data, ngrams: NgramSettings | None, context: StageContext) -> None:
-    """Train the tokenizer and find n-grams on the training texts; encode and store both splits."""
+    """Train the tokenizer and find n-grams on the training texts; encode and store the splits."""
     length, tokenizer, known = context.settings.model.length, None, None
     for note in data.notes:
         context.say(note)
+    splits = {part: rows for part in PARTS if len((rows := data.split(part)).target)}
     if data.has_texts:
-        texts = data.train.inputs["text"]
-        rows = evenly_spread(range(len(texts)), _TRAINED_ON)
-        sample = texts.take(pa.array(rows)).to_pylist()
+        texts = splits["train"].inputs["text"]
+        spread = evenly_spread(range(len(texts)), _TRAINED_ON)
+        sample = texts.take(pa.array(spread)).to_pylist()
         tokenizer = store_tokenizer(context, train_bpe, sample, data.vocabulary, length)
         if ngrams is not None:
             known = context.call("prepare/ngrams", known_ngrams, sample, ngrams)
             write_parquet(context.run_dir, ngrams_path(context.run_dir), known)
             context.say(f"{len(known)} n-grams known")
-    sizes = {split: len(data.split(split).target) for split in SPLITS}
+    sizes = {split: len(rows.target) for split, rows in splits.items()}
 
     def call(block: Block[Any]) -> tuple[Any, ...]:
-        part = data.split(block.split).inputs.slice(block.start, block.end - block.start)
+        part = splits[block.split].inputs.slice(block.start, block.end - block.start)
         return encode, data.columns, tokenizer, length, part.combine_chunks(), known, ngrams
 
-    blocks: dict[str, list[pa.Table]] = {split: [] for split in SPLITS}
+    blocks: dict[str, list[pa.Table]] = {split: [] for split in splits}
     for block, inputs in map_blocks(context, sizes, _BLOCK, call):
         blocks[block.split].append(inputs)
-    for split in SPLITS:
-        target = pa.array(data.split(split).target)
+    for split, rows in splits.items():
+        target = pa.array(rows.target)
         table = pa.concat_tables(blocks[split]).append_column("target", target)
         write_arrow(context.run_dir, split_path(context.run_dir, split), table.combine_chunks())
     classes = f", {len(data.target.classes)} classes" if data.target.classes else ""
-    context.say(f"{sizes['train']} rows to train on, {sizes['held_out']} held out{classes}")
+    choosing = f", {sizes['validation']} to choose the step" if "validation" in sizes else ""
+    held_out = f"{sizes['held_out']} held out{classes}"
+    context.say(f"{sizes['train']} rows to train on{choosing}, {held_out}")
 
 
 def encode(

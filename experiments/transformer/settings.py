@@ -34,6 +34,18 @@ class DataSettings(Settings):
     test_share: float = Field(
         0.2, gt=0, lt=1, description="Fraction of the rows held out, selected by a hash of the row."
     )
+    validation_file: Operational[Path | None] = Field(
+        None,
+        description="File of rows that choose the best step of the training; by default a fraction "
+        "of the training rows does.",
+    )
+    validation_share: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Fraction of the training rows, selected by a hash of the row, that is not "
+        "trained on but chooses the best step of the training; 0 takes the last step.",
+    )
     target: str | None = Field(None, description="Column to predict (table).")
     ignore: tuple[str, ...] = Field((), description="Columns that are not features (table).")
     few_values: PositiveInt = Field(
@@ -63,10 +75,12 @@ class DataSettings(Settings):
     @model_validator(mode="after")
     def _whole(self) -> DataSettings:
         from_files = self.source in ("table", "sequences")
-        if from_files != (self.file is not None) or (self.test_file and not from_files):
+        more = self.test_file or self.validation_file
+        if from_files != (self.file is not None) or (more and not from_files):
             raise ValueError(
-                f"source = {self.source} with file = {self.file}, test_file = {self.test_file}: "
-                "table and sequences are read from a file, the others are not"
+                f"source = {self.source} with file = {self.file}, test_file = {self.test_file}, "
+                f"validation_file = {self.validation_file}: table and sequences are read from a "
+                "file, the others are not"
             )
         if self.source == "table" and self.target is None:
             raise ValueError("source = table: target must name the column to predict")

@@ -77,11 +77,16 @@ TABLES = (
 )
 
 STEP_METRICS = (
-    Column("eval_loss", "real", "Mean loss of the held-out rows.", better="lower"),
+    Column(
+        "eval_loss",
+        "real",
+        "Mean loss of the validation rows, which are not trained on.",
+        better="lower",
+    ),
     Column(
         "eval_accuracy",
         "real",
-        "Fraction of held-out rows with the right class.",
+        "Fraction of validation rows with the right class.",
         better="higher",
     ),
     Column(

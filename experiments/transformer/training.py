@@ -59,7 +59,7 @@ class TransformerTask(TrainTask):
         return self.data
 
     def build_eval_dataset(self) -> Dataset[Sample] | None:
-        """Return the held-out samples."""
+        """Return the samples that choose the best step, if any; random ones choose nothing."""
         return self.held_out
 
     def collate(self) -> Callable[[list[Sample]], Sample]:
@@ -118,5 +118,5 @@ def build_task(data: Data | None, settings: Any, run_dir: RunDirectory | None) -
         held_out = RandomSamples(model, own.held_out, own.seed, first=own.samples)
         return TransformerTask(model, samples, held_out)
     deviation = data.target.deviation if model.kind == "regression" else None
-    splits = StoredSamples(run_dir, "train"), StoredSamples(run_dir, "held_out")
-    return TransformerTask(model, *splits, deviation)
+    validation = StoredSamples(run_dir, "validation") if data.validation.any() else None
+    return TransformerTask(model, StoredSamples(run_dir, "train"), validation, deviation)

@@ -20,6 +20,8 @@ from raypipe.storage import parquet
 #: bytes parsed at a time, which is also the maximum length of a row
 _BLOCK = 2**26
 _SHARES = 10_000
+#: rows that a validation part must have: fewer hardly tell which step is the best one
+_FEWEST_VALIDATION = 20
 
 
 def checksum(path: Path, key: str) -> str:
@@ -143,3 +145,25 @@ def held_out(hashes: NDArray[np.uint64], share: float, source: str, key: str) ->
             f"rows, another {key} or a separate file"
         )
     return mask
+
+
+def validation(hashes: NDArray[np.uint64], share: float) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return which training rows choose the best step, and a remark if there are too few.
+
+    Equal rows are on the same side. The choice does not depend on that of :func:`held_out`.
+
+    Args:
+        hashes: of the training rows.
+        share: approximate fraction of the rows.
+
+    """
+    mask: NDArray[np.bool_] = hashes // np.uint64(_SHARES) % np.uint64(_SHARES) < round(
+        share * _SHARES
+    )
+    if _FEWEST_VALIDATION <= mask.sum() < len(mask):
+        return mask, []
+    note = (
+        f"no validation part: data.validation_share = {share:g} of {len(mask)} training rows is "
+        f"{mask.sum()}, and {_FEWEST_VALIDATION} are needed; the model of the last step is measured"
+    )
+    return np.zeros_like(mask), [note]

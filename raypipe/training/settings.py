@@ -329,7 +329,7 @@ class TrainStageSettings(Settings):
     def without_selection(self) -> TrainStageSettings:
         """Return the settings with the model of the last step, unless a monitor is given.
 
-        For random data, and for held-out data that is also reported.
+        For random data, where there is nothing to learn.
         """
         if self.training.monitor != MonitorSettings():
             return self

@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from experiments.transformer.data.splits import Data, Kind, Rows, is_text, make_target
+from experiments.transformer.data.splits import (
+    Data,
+    Kind,
+    Rows,
+    is_text,
+    make_target,
+    with_validation,
+)
 from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
@@ -60,12 +67,15 @@ def load_builtin(settings: DataSettings, kind: Kind | None) -> Data:
     rows = pa.table({"text": pa.array(documents, pa.large_string()), _TARGET: packages})
     identity = {"content": fingerprint([documents, packages])}
     source = "the standard library"
-    mask = held_out(text_hashes(names), settings.test_share, source, "data.test_share")
-    return _data(_divided(rows, mask), identity, settings, kind, f"{source}: the package")
+    hashes = text_hashes(names)
+    mask = held_out(hashes, settings.test_share, source, "data.test_share")
+    parts, notes = _divided(rows, mask), list[str]()
+    given = with_validation(parts[0], None, hashes[~mask], settings, notes)
+    return _data(given, parts[1], identity, settings, kind, f"{source}: the package", notes)
 
 
 def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
-    """Return the texts or token ids of a file, split by a hash or with held-out rows of another.
+    """Return the texts or token ids of a file, split by a hash or with rows of other files.
 
     Raises:
         CorpusError: a file is corrupt, a column is missing, a text or label is empty, or as
@@ -76,32 +86,37 @@ def load_sequences(settings: DataSettings, kind: Kind | None) -> Data:
     identity = {"file": checksum(path, "data.file")}
     notes: list[str] = []
     rows = _read(path, settings, notes)
-    if settings.test_file is not None:
-        identity["test_file"] = checksum(settings.test_file, "data.test_file")
-        test = _read(settings.test_file, settings, notes)
-        if test.column_names != rows.column_names:
-            raise CorpusError(
-                f"{settings.test_file}: has {test.column_names}, but {path} {rows.column_names}"
-            )
-        parts = (rows, test)
-    else:
-        inputs = rows.column(0).to_pylist()
-        texts = inputs if is_text(rows.column(0).type) else [str(ids) for ids in inputs]
-        mask = held_out(text_hashes(texts), settings.test_share, str(path), "data.test_share")
-        parts = _divided(rows, mask)
+    others: dict[str, pa.Table] = {}
+    for key in ("test_file", "validation_file"):
+        if (other := getattr(settings, key)) is not None:
+            identity[key] = checksum(other, f"data.{key}")
+            others[key] = _read(other, settings, notes)
+            if others[key].column_names != rows.column_names:
+                raise CorpusError(
+                    f"{other}: has {others[key].column_names}, but {path} {rows.column_names}"
+                )
+    inputs = rows.column(0).to_pylist()
+    texts = inputs if is_text(rows.column(0).type) else [str(ids) for ids in inputs]
+    hashes, test = text_hashes(texts), others.get("test_file")
+    if test is None:
+        mask = held_out(hashes, settings.test_share, str(path), "data.test_share")
+        (rows, test), hashes = _divided(rows, mask), hashes[~mask]
+    given = with_validation(rows, others.get("validation_file"), hashes, settings, notes)
     source = f"{path}: {settings.label!r}" if "text" in rows.column_names else f"{path}: target"
-    return _data(parts, identity, settings, kind, source, tuple(notes))
+    return _data(given, test, identity, settings, kind, source, notes)
 
 
 def _data(
-    parts: tuple[pa.Table, pa.Table],
+    given: tuple[pa.Table, NDArray[np.bool_]],
+    test: pa.Table,
     identity: Mapping[str, Any],
     settings: DataSettings,
     kind: Kind | None,
     source: str,
-    notes: tuple[str, ...] = (),
+    notes: list[str],
 ) -> Data:
-    train, test = parts
+    train, validation = given
+    parts = train, test
     target, *targets = make_target(train[_TARGET], test[_TARGET], kind, None, source)
     splits = [
         Rows(part.drop_columns([_TARGET]), values)
@@ -110,7 +125,11 @@ def _data(
     vocabulary = settings.vocabulary
     if "tokens" in train.column_names:
         vocabulary = 1 + max(int(pc.max(pc.list_flatten(part["tokens"])).as_py()) for part in parts)
-    return Data(splits[0], splits[1], target, identity, vocabulary=vocabulary, notes=notes)
+    return Data(
+        *(splits[0], splits[1], target, validation, identity),
+        vocabulary=vocabulary,
+        notes=tuple(notes),
+    )
 
 
 def _divided(rows: pa.Table, mask: NDArray[np.bool_]) -> tuple[pa.Table, pa.Table]:

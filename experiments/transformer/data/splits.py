@@ -11,7 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from experiments.common.blocks import Part
+from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
+from raypipe.datasets.rows import validation
 
 Kind = Literal["classification", "regression"]
 
@@ -65,12 +68,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Data:
-    """Both splits.
+    """The rows of all splits.
 
     Attributes:
-        train: training rows.
+        train: rows to learn from, those of the validation part included.
         held_out: held-out rows.
         target: the target of both.
+        validation: which of ``train`` choose the best step instead of being trained on, ``[n]``.
         identity: fingerprints of the content, never a path.
         columns: features of a table.
         vocabulary: number of token ids of sequences.
@@ -81,6 +85,7 @@ class Data:
     train: Rows
     held_out: Rows
     target: Target
+    validation: NDArray[np.bool_]
     identity: Mapping[str, Any]
     columns: tuple[Numeric | Category, ...] = ()
     vocabulary: int = 0
@@ -91,9 +96,12 @@ class Data:
         """Whether the inputs are texts: not token ids, and not a table."""
         return not self.columns and "text" in self.train.inputs.column_names
 
-    def split(self, name: str) -> Rows:
-        """Return the split ``train`` or ``held_out``."""
-        return self.train if name == "train" else self.held_out
+    def split(self, name: Part) -> Rows:
+        """Return a split; ``train`` are here the rows that the model is trained on."""
+        if name == "held_out":
+            return self.held_out
+        mask = self.validation if name == "validation" else ~self.validation
+        return Rows(self.train.inputs.filter(pa.array(mask)), self.train.target[mask])
 
     def sizes(self) -> dict[str, Any]:
         """Return the settings of the model that follow from the data."""
@@ -107,6 +115,32 @@ class Data:
             "kind": self.target.kind,
             "outputs": len(self.target.classes) or 1,
         }
+
+
+def with_validation(
+    train: pa.Table,
+    given: pa.Table | None,
+    hashes: NDArray[np.uint64],
+    settings: DataSettings,
+    notes: list[str],
+) -> tuple[pa.Table, NDArray[np.bool_]]:
+    """Return all rows to learn from, and which of them choose the best step.
+
+    They are the rows of ``data.validation_file``, or a share of the training rows by their hashes.
+
+    Raises:
+        CorpusError: a column has another type in ``data.validation_file``.
+
+    """
+    if given is None:
+        mask, remarks = validation(hashes, settings.validation_share)
+        notes += remarks
+        return train, mask
+    try:
+        rows = pa.concat_tables([train, given], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise CorpusError(f"{settings.validation_file}: differs from data.file: {error}") from error
+    return rows, np.arange(len(rows)) >= len(train)
 
 
 def make_target(

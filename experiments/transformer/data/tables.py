@@ -20,6 +20,7 @@ from experiments.transformer.data.splits import (
     as_text,
     is_plain,
     make_target,
+    with_validation,
 )
 from experiments.transformer.settings import DataSettings
 from raypipe.datasets.corpus import CorpusError
@@ -31,7 +32,7 @@ _MOST = 1e30
 
 
 def load_table(settings: DataSettings, kind: Kind | None) -> Data:
-    """Return the rows of a file, split by a hash or with the held-out rows of another file.
+    """Return the rows of a file, split by a hash or with rows of other files.
 
     Raises:
         CorpusError: a file is corrupt, a column is missing or cannot be used, or as
@@ -48,18 +49,23 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
     if not names:
         raise CorpusError(f"{path}: there is no column other than the target {target!r}")
     _check_columns(table, path)
-    if settings.test_file is None:
-        hashed = pd.util.hash_pandas_object(table.to_pandas(), index=False)
-        hashes = np.asarray(hashed, np.uint64)
+    others: dict[str, pa.Table] = {}
+    for key in ("test_file", "validation_file"):
+        if (other := getattr(settings, key)) is not None:
+            identity[key] = checksum(other, f"data.{key}")
+            rows = table_of(other)
+            for name in table.column_names:
+                check_column(rows, name, other)
+            others[key] = rows.select(table.column_names)
+            _check_columns(others[key], other)
+    hashes = np.asarray(pd.util.hash_pandas_object(table.to_pandas(), index=False), np.uint64)
+    train, test, notes = table, others.get("test_file"), list[str]()
+    if test is None:
         mask = held_out(hashes, settings.test_share, str(path), "data.test_share")
         train, test = table.filter(pa.array(~mask)), table.filter(pa.array(mask))
-    else:
-        identity["test_file"] = checksum(settings.test_file, "data.test_file")
-        train, test = table, table_of(settings.test_file)
-        for name in table.column_names:
-            check_column(test, name, settings.test_file)
-        test = test.select(table.column_names)
-        _check_columns(test, settings.test_file)
+        hashes = hashes[~mask]
+    given = others.get("validation_file")
+    train, validation = with_validation(train, given, hashes, settings, notes)
     source, few = f"{path}: column {target!r}", settings.few_values
     made, *targets = make_target(train[target], test[target], kind, few, source)
     columns = tuple(_column(train[name], test[name], name, few, path) for name in names)
@@ -68,8 +74,9 @@ def load_table(settings: DataSettings, kind: Kind | None) -> Data:
         for part, values in zip((train, test), targets, strict=True)
     ]
     numeric = sum(isinstance(column, Numeric) for column in columns)
-    note = f"{numeric} numeric and {len(columns) - numeric} categorical columns"
-    return Data(splits[0], splits[1], made, identity, columns, notes=(note,))
+    notes.append(f"{numeric} numeric and {len(columns) - numeric} categorical columns")
+    parts, remarks = (splits[0], splits[1]), tuple(notes)
+    return Data(*parts, made, validation, identity, columns, notes=remarks)
 
 
 def encode_rows(columns: Sequence[Column], rows: pa.Table) -> pa.Table:

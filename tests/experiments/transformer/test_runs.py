@@ -68,7 +68,8 @@ def found(folder: Path, name: str = "measures") -> pd.DataFrame:
 
 def of_table(folder: Path, target: str = "y", rows: pd.DataFrame | None = None) -> list[str]:
     path = write(folder, frame(400) if rows is None else rows, ".parquet")
-    return ["data.source=table", f"data.file={path}", f"data.target={target}"]
+    given = ["data.source=table", f"data.file={path}", f"data.target={target}"]
+    return [*given, "data.validation_share=0.2"]
 
 
 def stages(*overrides: str) -> dict[str, Stage]:
@@ -102,9 +103,7 @@ def test_a_table_is_classified(tmp_path):
     assert rows.loc["transformer", "macro_f1"] > 0.9 > rows.loc["majority class", "macro_f1"]
     steps = found(tmp_path, "steps")
     assert steps["eval_accuracy"].notna().sum() > 3
-    assert found(tmp_path, "trials")["eval_accuracy"][0] == pytest.approx(
-        rows.loc["transformer", "accuracy"]
-    )
+    assert found(tmp_path, "trials")["eval_accuracy"][0] == steps["eval_accuracy"].max()
     assert found(tmp_path, "confusion")["rows"].sum() == rows["rows"].iloc[0]
     drawn = {p.name for p in (tmp_path / "run/report/figures").rglob("*.svg")}
     assert "confusion.svg" in drawn
@@ -130,8 +129,8 @@ def test_a_number_is_predicted_in_its_own_unit(tmp_path, monkeypatch):
     assert own["r2"] > 0.8 > 0.05 > mean["r2"]
     assert own["rmse"] < 50 < 70 < mean["rmse"] < 130
     trial = found(tmp_path, "trials").iloc[0]
-    assert trial["eval_mae"] == pytest.approx(own["mae"], rel=1e-4)
-    assert trial["eval_mse"] == pytest.approx(own["rmse"] ** 2, rel=1e-4)
+    # of other rows, in the same unit
+    assert 1 < trial["eval_mae"] < trial["eval_mse"] ** 0.5 < 50
 
 
 def test_texts_are_classified_and_prepared_once(tmp_path, monkeypatch):
