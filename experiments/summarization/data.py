@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from raypipe.datasets.corpus import CorpusError
 from raypipe.datasets.docstrings import docstring_records
 from raypipe.datasets.files import check_known
-from raypipe.datasets.rows import checksum, held_out, read_rows, text_hashes
+from raypipe.datasets.rows import checksum, held_out, read_rows, text_hashes, validation
 from raypipe.pipeline.identity import fingerprint
 
 SHARE_KEY = "data.held_out_share"
+_HELD_OUT, _VALIDATION = "data.held_out_files", "data.validation_files"
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,14 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Data:
-    """Training pairs and held-out pairs; no document is in both.
+    """Training pairs, pairs that choose the best step, and held-out pairs.
 
-    ``content`` is the fingerprint of what was read, ``notes`` are remarks for the user.
+    No document is in two of them; ``validation`` may be empty. ``content`` is the fingerprint of
+    what was read, ``notes`` are remarks for the user.
     """
 
     train: Pairs
+    validation: Pairs
     held_out: Pairs
     content: Mapping[str, Any]
     notes: tuple[str, ...] = ()
@@ -52,9 +55,10 @@ class Data:
 
 def keys_read(settings: Any) -> list[str]:
     """Return the keys of the section ``data`` that :func:`load` uses for these settings."""
-    keys = ["source", "files", "held_out_files"]
+    keys = ["source", "files", "held_out_files", "validation_files"]
     keys += ["min_words"] if settings.source == "builtin" else ["document", "summary"]
-    return keys if settings.held_out_files else [*keys, "held_out_share"]
+    shares = ("held_out", "validation")
+    return keys + [f"{name}_share" for name in shares if not getattr(settings, f"{name}_files")]
 
 
 def load(settings: Any) -> Data:
@@ -68,30 +72,56 @@ def load(settings: Any) -> Data:
     if settings.source == "builtin":
         pairs = _docstrings(settings.min_words)
         texts = {"content": fingerprint([pairs.documents, pairs.summaries])}
-        return _divide(pairs, settings.held_out_share, "the standard library", texts)
+        return _divide(settings, pairs, {}, "the standard library", texts)
     columns = settings.document, settings.summary
     content: dict[str, Any] = {
         f"data.{key}": tuple(checksum(path, f"data.{key}") for path in getattr(settings, key))
-        for key in ("files", "held_out_files")
+        for key in ("files", "held_out_files", "validation_files")
         if getattr(settings, key)
     }
-    train = _read(settings.files, content["data.files"], *columns)
-    if not settings.held_out_files:
-        names = ", ".join(str(path) for path in settings.files)
-        return _divide(train, settings.held_out_share, names, content)
-    further = _read(settings.held_out_files, content["data.held_out_files"], *columns)
-    known = set(further.documents)
-    leaked = np.array([document in known for document in train.documents])
+    parts = {
+        key: _read(getattr(settings, key.removeprefix("data.")), checksums, *columns)
+        for key, checksums in content.items()
+    }
+    names = ", ".join(str(path) for path in settings.files)
+    return _divide(settings, parts.pop("data.files"), parts, names, content)
+
+
+def _divide(
+    settings: Any, train: Pairs, given: Mapping[str, Pairs], source: str, content: Mapping[str, Any]
+) -> Data:
+    """Hold out a part of the training pairs, and another to choose the best step, unless given.
+
+    Shares are selected by a hash of the document: equal documents are on the same side. A document
+    of a given part is left out of those that see it earlier.
+    """
+    notes: list[str] = []
+    test, chosen = given.get(_HELD_OUT), given.get(_VALIDATION)
+    if test is None:
+        hashes = text_hashes(list(train.documents))
+        mask = held_out(hashes, settings.held_out_share, source, SHARE_KEY)
+        train, test = train.where(~mask), train.where(mask)
+    else:
+        train = _without(train, "data.files", test, _HELD_OUT, notes)
+    if chosen is None:
+        mask, remarks = validation(text_hashes(list(train.documents)), settings.validation_share)
+        notes += remarks
+        train, chosen = train.where(~mask), train.where(mask)
+    else:
+        chosen = _without(chosen, _VALIDATION, test, _HELD_OUT, notes)
+        train = _without(train, "data.files", chosen, _VALIDATION, notes)
+    return Data(train, chosen, test, content, tuple(notes))
+
+
+def _without(pairs: Pairs, key: str, others: Pairs, other_key: str, notes: list[str]) -> Pairs:
+    """Return the pairs whose documents are not among the others; the rest is a note."""
+    known = set(others.documents)
+    leaked = np.array([document in known for document in pairs.documents])
     if leaked.all():
-        raise CorpusError("data.files: every document is also in data.held_out_files")
-    notes = [f"{leaked.sum()} held-out documents are left out of training"] if leaked.any() else []
-    return Data(train.where(~leaked), further, content, tuple(notes))
-
-
-def _divide(pairs: Pairs, share: float, source: str, content: Mapping[str, Any]) -> Data:
-    """Hold out a share by a hash of the document: equal documents are on the same side."""
-    mask = held_out(text_hashes(list(pairs.documents)), share, source, SHARE_KEY)
-    return Data(pairs.where(~mask), pairs.where(mask), content)
+        raise CorpusError(f"{key}: every document is also in {other_key}")
+    if leaked.any():
+        notes.append(f"{leaked.sum()} documents of {key} are left out: {other_key} has them, too")
+    return pairs.where(~leaked)
 
 
 def _docstrings(min_words: int) -> Pairs:
@@ -112,7 +142,7 @@ def _docstrings(min_words: int) -> Pairs:
     return Pairs([*pairs], [(summary,) for summary in pairs.values()])
 
 
-@lru_cache(maxsize=2)  # the tokenize stage needs what was read to check the configuration
+@lru_cache(maxsize=3)  # the tokenize stage needs what was read to check the configuration
 def _read(
     paths: Sequence[Path],
     checksums: tuple[str, ...],

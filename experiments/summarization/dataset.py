@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from experiments.common.blocks import Split
+from experiments.common.blocks import Part
 from experiments.summarization.tokenize_stage import pairs_path
 from experiments.summarization.tokenizer import END
 from raypipe.storage.artifacts import read_arrow
@@ -36,7 +36,7 @@ class StoredPairs(Dataset[Pair]):
     """
 
     run_dir: RunDirectory
-    split: Split
+    split: Part
     source_length: int
 
     def __len__(self) -> int:

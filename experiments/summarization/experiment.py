@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from experiments.common.pretrained import model_fingerprint
 from experiments.summarization.data import keys_read, load
 from experiments.summarization.evaluation import run_baselines, run_evaluate
@@ -52,8 +54,8 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
         ),
         train_stage(
             "train",
-            settings.train.without_selection(),
-            build_task,
+            settings.train,
+            partial(build_task, len(data.validation) > 0),
             needs=("tokenize",),
             reads=("model", "label_smoothing", "copying", "train", *lengths),
             literals=pretrained,
@@ -72,7 +74,7 @@ def stages(settings: SummarizationSettings) -> list[Stage]:
 
 EXPERIMENT = Experiment(
     "summarization",
-    2,
+    3,
     SummarizationSettings,
     stages,
     sections,

@@ -45,6 +45,18 @@ class DataSettings(Settings):
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="Share of the documents that is held out, by a hash of them."
     )
+    validation_files: Operational[tuple[Path, ...]] = Field(
+        (),
+        description="Files that choose the best step of the training; if not given, "
+        "`validation_share` applies.",
+    )
+    validation_share: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the training documents, by a hash of them, that is not trained on "
+        "but chooses the best step of the training; 0 takes the last step.",
+    )
     document: Names = Field(
         ("document",),
         description="Column of the documents; with several names, each file's first match.",
@@ -68,13 +80,12 @@ class DataSettings(Settings):
 
     @model_validator(mode="after")
     def _complete(self) -> DataSettings:
-        if (self.source == "files") != bool(self.files) or (
-            self.held_out_files and self.source != "files"
-        ):
+        more = self.held_out_files or self.validation_files
+        if (self.source == "files") != bool(self.files) or (more and self.source != "files"):
             raise ValueError(
-                f"source = {self.source} with {len(self.files)} files and "
-                f"{len(self.held_out_files)} held_out_files: only source = files reads files, and "
-                "it needs some"
+                f"source = {self.source} with {len(self.files)} files, {len(self.held_out_files)} "
+                f"held_out_files and {len(self.validation_files)} validation_files: only source = "
+                "files reads files, and it needs some"
             )
         return self
 

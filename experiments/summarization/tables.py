@@ -9,14 +9,14 @@ STEP_METRICS = (
     Column(
         "eval_loss",
         "real",
-        "Mean cross-entropy of the held-out summaries, with label smoothing.",
+        "Mean cross-entropy of the validation summaries, with label smoothing.",
         "nats per token",
         "lower",
     ),
     Column(
         "eval_cross_entropy",
         "real",
-        "Mean cross-entropy of the held-out summaries without label smoothing; only where "
+        "Mean cross-entropy of the validation summaries without label smoothing; only where "
         "`label_smoothing` is above 0.",
         "nats per token",
         "lower",

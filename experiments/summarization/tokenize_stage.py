@@ -1,4 +1,4 @@
-"""The tokenize stage: both splits as tokens in Arrow files."""
+"""The tokenize stage: the splits as tokens in Arrow files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from experiments.common.blocks import SPLITS, Block, Split, map_blocks
+from experiments.common.blocks import PARTS, Block, Part, map_blocks
 from experiments.common.tokenizer import evenly_spread, read_tokenizer, store_tokenizer
 from experiments.summarization.data import load
 from experiments.summarization.tokenizer import (
@@ -26,7 +26,7 @@ _BLOCK = 256
 _TRAINED_ON = 50_000
 
 
-def pairs_path(run_dir: RunDirectory, split: Split) -> str:
+def pairs_path(run_dir: RunDirectory, split: Part) -> str:
     """Return the path of a split: ``source`` and ``target``, a row per summary."""
     return run_dir.artifact("tokenize", f"{split}.arrow")
 
@@ -42,7 +42,7 @@ def tokenizer_of(run_dir: RunDirectory) -> TextTokenizer:
 
 
 def run_tokenize(context: StageContext) -> None:
-    """Make the tokenizer, encode both splits block by block, and store them."""
+    """Make the tokenizer, encode the splits block by block, and store them."""
     settings, run_dir = context.settings.data, context.run_dir
     lengths = Lengths(settings.source_length, settings.target_length)
     data = load(settings)
@@ -53,20 +53,19 @@ def run_tokenize(context: StageContext) -> None:
     texts += [text for row in rows for text in data.train.summaries[row]]
     model = context.settings.model
     content = store_tokenizer(context, make_tokenizer, texts, model.vocabulary, model.pretrained)
-    splits = {split: getattr(data, split) for split in SPLITS}
+    splits = {split: pairs for split in PARTS if len(pairs := getattr(data, split))}
 
-    def call(block: Block[Split]) -> tuple[Any, ...]:
+    def call(block: Block[Part]) -> tuple[Any, ...]:
         pairs, part = splits[block.split], slice(block.start, block.end)
         tokenizer = TextTokenizer(content)
         texts = pairs.documents[part], pairs.summaries[part]
         return encode_pairs, tokenizer, settings.prefix, lengths, *texts
 
-    blocks: dict[Split, list[Encoded]] = {split: [] for split in SPLITS}
+    blocks: dict[Part, list[Encoded]] = {split: [] for split in splits}
     sizes = {split: len(pairs) for split, pairs in splits.items()}
     for block, encoded in map_blocks(context, sizes, _BLOCK, call):
         blocks[block.split].append(encoded)
-    for split in SPLITS:
-        parts = blocks[split]
+    for split, parts in blocks.items():
         pairs = pa.concat_tables(part.pairs for part in parts).combine_chunks()
         write_arrow(run_dir, pairs_path(run_dir, split), pairs)
         sources = sum(part.cut_sources for part in parts)

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 class SummarizationTask(TrainTask):
     """Prediction of a summary; a sample is a source and its target, int64, both with an end.
 
-    The evaluation's ``cross_entropy`` is that of the held-out references, without smoothing.
+    The evaluation's ``cross_entropy`` is that of the references, without smoothing.
     """
 
     counts = "tokens"
@@ -100,7 +100,7 @@ class SummarizationTask(TrainTask):
         return self.data
 
     def build_eval_dataset(self) -> Dataset[Pair] | None:
-        """Return the held-out pairs."""
+        """Return the pairs that choose the best step, if any."""
         return self.held_out
 
     def lengths(self) -> Tensor:
@@ -167,8 +167,13 @@ def begin_as_copy(model: Any) -> None:
         attention.o.weight.copy_(_COPY_SCALE * turn.T)
 
 
-def build_task(settings: Any, run_dir: RunDirectory | None) -> SummarizationTask:
-    """Return the training on a run's tokens; without a run, on random tokens of full length."""
+def build_task(
+    has_validation: bool, settings: Any, run_dir: RunDirectory | None
+) -> SummarizationTask:
+    """Return the training on a run's tokens; without a run, on random tokens of full length.
+
+    ``has_validation`` is whether the run has pairs that choose the best step.
+    """
     data, model = settings.data, settings.model
     samples: Pairs
     held_out = None
@@ -177,7 +182,8 @@ def build_task(settings: Any, run_dir: RunDirectory | None) -> SummarizationTask
         samples = RandomPairs(model.vocabulary, *lengths, _RANDOM_SAMPLES)
     else:
         samples = StoredPairs(run_dir, "train", data.source_length)
-        held_out = StoredPairs(run_dir, "held_out", data.source_length)
+        if has_validation:
+            held_out = StoredPairs(run_dir, "validation", data.source_length)
     return SummarizationTask(
         model.sizes,
         samples,

@@ -73,11 +73,39 @@ def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
     data = of_files(first, held_out_files=[write(tmp_path / "b.jsonl", ROWS[:5])])
     assert len(data.held_out) == 5
     assert sorted(data.train.documents) == sorted(row["document"] for row in ROWS[5:])
-    assert data.notes == ("5 held-out documents are left out of training",)
+    left_out = "5 documents of data.files are left out: data.held_out_files has them, too"
+    assert data.notes[0] == left_out
     with pytest.raises(CorpusError, match=r"every document is also in data.held_out_files"):
         of_files(first, held_out_files=[first])
     twice = of_files(write(tmp_path / "c.jsonl", [*ROWS, *ROWS]))
     assert not set(twice.train.documents) & set(twice.held_out.documents)
+
+
+def test_what_chooses_the_step_is_neither_trained_on_nor_held_out(tmp_path: Path) -> None:
+    rows = [{"document": f"text {i % 400}", "summary": f"{i}"} for i in range(800)]
+    first = write(tmp_path / "a.jsonl", rows)
+    whole, divided = (of_files(first, validation_share=share) for share in (0.0, 0.2))
+    assert whole.notes == (
+        "no validation part: data.validation_share = 0 of "
+        f"{len(whole.train)} training rows is 0, and 20 are needed; the model of the last step is "
+        "measured",
+    )
+    assert not len(whole.validation)
+    assert whole.held_out == divided.held_out
+    parts = (divided.train, divided.validation, divided.held_out)
+    assert sum(len(part) for part in parts) == 800
+    assert sum(len(set(part.documents)) for part in parts) == 400
+    files = {"validation_files": [write(tmp_path / "b.jsonl", rows[:9])],
+             "held_out_files": [write(tmp_path / "c.jsonl", rows[:3])]}  # fmt: skip
+    given = of_files(first, **files)
+    assert given.validation.documents == [row["document"] for row in rows[3:9]]
+    assert len(given.held_out) == 3
+    assert len(given.train) == 800 - 2 * 9
+    assert given.notes == (
+        "6 documents of data.files are left out: data.held_out_files has them, too",
+        "3 documents of data.validation_files are left out: data.held_out_files has them, too",
+        "12 documents of data.files are left out: data.validation_files has them, too",
+    )
 
 
 def test_the_identity_is_the_content(tmp_path: Path) -> None:
@@ -166,4 +194,5 @@ def test_real_corpora_are_read_as_they_are(data_dir: Path, name, column, sizes) 
         summary="summaries",
     )
     references = sum(len(each) for each in data.held_out.summaries)
-    assert (len(data.train), len(data.held_out), references) == sizes
+    assert len(data.validation) >= 20
+    assert (len(data.train) + len(data.validation), len(data.held_out), references) == sizes

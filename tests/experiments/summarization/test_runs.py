@@ -88,7 +88,7 @@ def found(folder: Path, name: str = "measures") -> pd.DataFrame:
 
 
 def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
-    given = [*corpus(tmp_path), "train.training.epochs=14"]
+    given = [*corpus(tmp_path), "train.training.epochs=14", "data.validation_share=0.15"]
     assert run(tmp_path, *given) == 0
     rows = found(tmp_path).set_index("method")
     assert sorted(rows.index) == [
@@ -143,6 +143,47 @@ def test_a_summarizer_is_trained_and_beats_the_lead_sentence(tmp_path, capsys):
     (sentence,) = sections(tables)[0].certainty
     assert f"above that of the {hardest}, the best baseline" in sentence
     assert sentence.endswith("more than chance.")
+
+
+def test_of_pairs_learned_by_heart_the_best_step_is_reported(tmp_path: Path) -> None:
+    """A part of the training documents chooses the step; the reported ones have no say in it."""
+    draw = np.random.default_rng(0)
+
+    def write(name: str, rows: int) -> Path:
+        path = tmp_path / f"{name}.jsonl"
+        lines = []
+        for number in range(rows):
+            document = f"{' '.join(draw.choice(WORDS, 4))} {number}."
+            summary = f"Get the {' '.join(draw.choice(WORDS, 2))}."  # there is no rule
+            lines.append(json.dumps({"document": document, "summary": summary}) + "\n")
+        path.write_text("".join(lines))
+        return path
+
+    files = {name: write(name, 120 if name == "train" else 30) for name in ("train", "one", "two")}
+
+    def trained(name: str, held_out: str, *training: str) -> pd.Series:
+        given = ["data.source=files", f"data.files=[{files['train']}]", "generation.beams=1"]
+        given += [f"data.held_out_files=[{files[held_out]}]", "data.validation_share=0.3"]
+        exact = ["schedule=constant", "warmup_steps=0", *training]
+        (tmp_path / name).mkdir()
+        assert run(tmp_path / name, *given, *(f"train.training.{each}" for each in exact)) == 0
+        return found(tmp_path / name, "trials").iloc[0]
+
+    best = trained("best", "one", "steps=200")
+    steps = found(tmp_path / "best", "steps").set_index("step")["eval_cross_entropy"].dropna()
+    assert len(steps) >= 10
+    assert best["best_step"] == steps.idxmin() < steps.index[-1]
+    assert best["stopped_early"] == (best["steps"] < 200)
+    assert "best_step" not in trained("last", "one", "steps=200", "monitor=null").dropna()
+    trained("short", "one", f"steps={best['best_step']}", "monitor=null")
+    written = [
+        list(found(tmp_path / name, "summaries").sort_values("number")["summarizer"])
+        for name in ("best", "short", "last")
+    ]
+    assert written[0] == written[1] != written[2]
+    again = trained("other", "two", "steps=200")
+    names = ["best_step", "steps", "eval_cross_entropy"]
+    assert [again[name] for name in names] == [best[name] for name in names]
 
 
 def test_what_is_done_is_not_done_again(tmp_path, monkeypatch, capsys):
@@ -306,6 +347,7 @@ def units(folder: Path, *overrides: str) -> dict[str, Unit]:
         ("data.prefix=tldr", {"tokenize", "baselines", "train", "evaluate"}),
         ("data.source_length=32", {"tokenize", "baselines", "train", "evaluate"}),
         ("data.held_out_share=0.2", {"tokenize", "baselines", "train", "evaluate"}),
+        ("data.validation_share=0.2", {"tokenize", "baselines", "train", "evaluate"}),
         ("copying=false", {"train", "evaluate"}),
         ("label_smoothing=0.2", {"train", "evaluate"}),
         ("generation.beams=2", {"evaluate"}),
