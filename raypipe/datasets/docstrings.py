@@ -6,11 +6,9 @@ import ast
 import gzip
 import json
 import logging
-import os
 import platform
 import sys
 import sysconfig
-import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
@@ -20,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from raypipe.datasets.corpus import CorpusError
-from raypipe.storage.run_directory import cache_directory
+from raypipe.storage.run_directory import RunDirectory, cache_directory
 
 logger = logging.getLogger(__name__)
 
@@ -130,17 +128,8 @@ def write_cached(path: Path, records: Sequence[DocstringRecord]) -> None:
         OSError: the folder cannot be written.
 
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
-    temporary = Path(file.name)
-    try:
-        with file:
-            file.write(gzip.compress(json.dumps([*map(astuple, records)]).encode("ascii"), 1))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    content = gzip.compress(json.dumps([*map(astuple, records)]).encode("ascii"), 1)
+    RunDirectory(str(path.parent)).write(str(path), content)
 
 
 def _cache_path() -> Path:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json.decoder
+import os
 import sys
 import textwrap
 
@@ -171,6 +172,7 @@ def test_an_interrupted_write_leaves_nothing(library, tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(docstrings.os, "fsync", fail)
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "fsync", fail)
     assert len(in_another_process()) == 2000
     assert list((tmp_path / "cache").iterdir()) == []
