@@ -8,6 +8,7 @@ import io
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from zipfile import ZIP_DEFLATED, BadZipFile, ZipFile, ZipInfo
 
@@ -15,10 +16,11 @@ from raypipe.errors import ConfigError
 from raypipe.functions.experiment import FunctionSettings
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
+from raypipe.pipeline.identity import fingerprint as hash_of
 from raypipe.pipeline.source import Source
 from raypipe.provenance import git_changes
 from raypipe.redaction import printable, source_without_secrets
-from raypipe.storage.ledger import Ledger
+from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.run_directory import RunDirectory
 
 _MOST_NAMED = 5
@@ -36,8 +38,18 @@ class Code:
     """The source of this command's experiment; ``scripts`` are files that its stages start."""
 
     source: Source
-    fingerprint: str
     scripts: Mapping[str, bytes]
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The hashes of the scripts by path."""
+        return {name: sha256(content).hexdigest()[:16] for name, content in self.scripts.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of all modules and scripts."""
+        hashes = self.hashes
+        return hash_of([self.source.fingerprint, hashes]) if hashes else self.source.fingerprint
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -45,23 +57,33 @@ class Code:
         own = {p: each for p, each in self.source.files.items() if not p.startswith("raypipe/")}
         return {**own, **self.scripts}
 
+    def changes(self, row: Row) -> list[str]:
+        """Return the modules and scripts that are not as an entry of the ledger has them."""
+        hashes = self.hashes
+        scripts = [name for name, h in row.get("scripts", {}).items() if hashes.get(name) != h]
+        return [*self.source.changes(row.get("modules", {})), *scripts]
+
     def record(self, ledger: Ledger, run_dir: RunDirectory) -> None:
-        """Record the hashes of the modules, and keep their files, once for each state of them.
+        """Record the hashes of the files, and keep their content, once for each state of them.
 
         Secrets are left out. The archive has at most 2 MB; the row names files that it lacks.
         """
-        files, stored = self.files, ledger.get("code", self.fingerprint) or {}
-        known = {*stored.get("files", ()), *stored.get("left_out", ())}
-        if stored and files.keys() <= known:
+        if ledger.get("code", self.fingerprint) is not None:
             return
+        files = self.files
         commit, changes = git_changes(_PATTERNS)
         if changes:
             files[_CHANGES] = changes.encode()
         content, kept = _packed(files)
         run_dir.write(run_dir.code(self.fingerprint), content)
-        row = {"modules": dict(self.source.modules), "commit": commit, "files": kept}
+        row = {"modules": dict(self.source.modules), "scripts": self.hashes, "commit": commit}
         left_out = sorted(files.keys() - set(kept))
-        ledger.put("code", {self.fingerprint: {**row, "left_out": left_out}})
+        ledger.put("code", {self.fingerprint: {**row, "files": kept, "left_out": left_out}})
+
+
+def code_of(configuration: Configuration, stages: Sequence[Stage]) -> Code:
+    """Return the code of a configuration's experiment, and of the scripts of some stages."""
+    return Code(configuration.source(), _scripts(stages))
 
 
 def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
@@ -139,13 +161,12 @@ def check_code(
         ConfigError: it changed, and ``strict`` refuses that.
 
     """
-    source = configuration.source()
-    code = Code(source, source.fingerprint, _scripts(stages))
+    code = code_of(configuration, stages)
     changed, refused = set[str](), set[str]()
     for stage in stages:
         for earlier in _stored_code(stage, ledger) - {code.fingerprint, ""}:
             modules = (ledger.get("code", earlier) or {}).get("modules", {})
-            names = set(source.changes(modules))
+            names = set(code.source.changes(modules))
             changed |= names
             if stage.strict_code:
                 refused |= names

@@ -1,44 +1,58 @@
-"""``raypipe replay``: compute stored units again, and compare their rows with the stored ones."""
+"""``raypipe replay``: compute stored units again, and compare their rows with the stored ones.
+
+A stage runs by itself, in this process and in a scratch run directory, with the rows and files of
+the stages before it but nothing that it wrote itself. Caches, stores and trackers are not used.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pyarrow import fs as arrow_fs
+
 from raypipe.commands import cluster
-from raypipe.commands.code import edits, kept_code
+from raypipe.commands.code import code_of, edits, kept_code
 from raypipe.commands.configuration import resolve
 from raypipe.commands.declarations import declared
 from raypipe.commands.report import refuse_code_inside, stored_document
-from raypipe.commands.row_comparison import Comparison, Replayed
+from raypipe.commands.row_comparison import Comparison, Pair, Replayed
 from raypipe.commands.run import CONFIGURATION
 from raypipe.commands.run_summary import opened
-from raypipe.commands.scratch_stage import ScratchStage
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
 from raypipe.config.shipped import importable
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
+from raypipe.integrations.tracking import Target, Trackers
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.continuation import IDENTITIES
 from raypipe.pipeline.experiment import Stage, Unit
+from raypipe.pipeline.progress import Display
+from raypipe.pipeline.runner import run_stages
+from raypipe.pipeline.session import Session
+from raypipe.pipeline.sharing import NOT_RESULTS
 from raypipe.pipeline.stage_units import is_done
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
-from raypipe.storage.ledger import Ledger
-from raypipe.storage.run_directory import RunDirectory, variant_name
+from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.ledger_view import writes
+from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
+from raypipe.storage.tables import read_rows
 from raypipe.sweep.stage import NAME as SWEEP
 
 #: units of a sample, and the relative difference of numbers that count as equal
 SAMPLE, TOLERANCE = 3, 1e-5
-_UNITS, _MOST_LINES = "units", 30
+_UNITS, _STEPS, _REPLAY, _MOST_LINES = "units", "steps", "replay", 30
+_CACHE = "RAYPIPE_CACHE"
 #: columns of the environment in which the same machine differs a little
 _INEXACT = ("memory_bytes", "gpu_memory_bytes")
 _SAME = ("equal", "within the tolerance")
@@ -54,7 +68,7 @@ class Replay:
         units: those that were computed again.
         changes: what changed since they were stored: code, libraries, hardware.
         not_compared: columns that measure time, memory or speed, or name a place.
-        choice: which units were left to another replay, in words.
+        choice: which units were left out, in words.
 
     """
 
@@ -73,9 +87,7 @@ class Replay:
 
     def __str__(self) -> str:
         """Return the lines for a reader."""
-        counts: dict[str, int] = {}
-        for each in self.units:
-            counts[each.outcome] = counts.get(each.outcome, 0) + 1
+        outcomes = [each.outcome for each in self.units]
         lines = [f"replay of {self.run_dir}: {self.stored} stored units{self.choice}"]
         first = sorted(self.units, key=lambda each: each.outcome in _SAME)[:_MOST_LINES]
         lines += [str(each) for each in self.units if each in first]
@@ -84,18 +96,18 @@ class Replay:
         if self.not_compared:
             lines.append(f"not compared: {', '.join(self.not_compared)}")
         nothing = ("nothing that is recorded; does a seed decide all that is random?",)
-        changes = self.changes or (nothing if not self.is_equal else ())
+        changes = self.changes or (nothing if "differs" in outcomes else ())
         lines += [f"changed since: {each}" for each in changes]
-        lines.append(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-        return printable("\n".join(lines), keep="\n")
+        counts = (f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
+        return printable("\n".join([*lines, ", ".join(counts)]), keep="\n")
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """A stored unit, and what computes it: a stage of a configuration."""
+    """A stored unit, and what computes it: a stage of a configuration, among its stages by key."""
 
     configuration: Configuration
-    stages: Sequence[Stage]
+    stages: Mapping[str, Stage]
     stage: Stage
     unit: Unit
 
@@ -133,19 +145,15 @@ def replay(
         raise ConfigError("replay: sample must be at least 1, and tolerance from 0 to below 1")
     run = opened(os.fspath(run_dir))
     ledger = Ledger.to_read(run)
-    stored = [key for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"]
-    names = [key for key in stored if not units or any(_is_named(key, name) for name in units)]
-    for name in units:
-        if not any(_is_named(key, name) for key in stored):
-            near = did_you_mean(name, stored)
-            raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
+    stored = {key: row for key, row in ledger.items(_UNITS) if row.get("status") == "succeeded"}
+    names = _names(run, ledger, stored, [units] if isinstance(units, str) else units)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="raypipe-replay-")))
         if kept_code:
             names = _use_kept_code(run, ledger, names, folder / "code", stack)
-        found, changed = _find(run, ledger, names, named=bool(units))
+        found, rows = _find(run, ledger, names, named=bool(units))
         chosen = found if every or units else _sample(found, sample)
-        if not chosen and not changed:
+        if not chosen and not rows:
             raise ConfigError(f"{run.shown}: has no stored unit that can be computed again")
         changes = _changes(run, ledger, chosen)
         if kept_code and any(each.startswith("code") for each in changes):
@@ -153,27 +161,53 @@ def replay(
                 f"{run.shown}: its kept code is not complete: secrets were left out, or files that "
                 "are too large (raypipe show --code); replay with the current code"
             )
-        rows = [Replayed(name, "changed", (), reason) for name, reason in changed.items()]
         groups: dict[tuple[int, str], list[_Stored]] = {}
         for each in chosen:
             groups.setdefault((id(each.configuration), each.stage.key), []).append(each)
+        stack.callback(_set_variable, _CACHE, os.environ.get(_CACHE))
+        _set_variable(_CACHE, str(folder / "cache"))  # else values of other runs would be taken
         not_compared = set[str]()
         for number, group in enumerate(groups.values()):
-            one, of_group = group[0], [each.unit for each in group]
-            tables = declared(one.configuration.experiment)
-            place = folder / str(number)
-            scratch = ScratchStage(run, ledger, one.stages, one.stage, of_group, place)
-            comparison = Comparison(tables, tolerance)
-            rows += scratch.replayed(one.configuration, tables, comparison)
-            not_compared |= comparison.not_compared
-    left = len(found) - len(chosen)
-    choice = f", a sample of {len(chosen)} (choose with --all, --sample or names)" if left else ""
+            tables = declared(group[0].configuration.experiment)
+            comparison = Comparison(tables, tolerance, not_compared)
+            rows += _computed(run, ledger, group, RunDirectory.at(folder / str(number)), comparison)
+    choice = ""
+    if swept := sum(row.get("stage") == SWEEP for row in stored.values()):
+        choice += f", {swept} of a sweep left out"
+    if len(found) > len(chosen):
+        choice += f", a sample of {len(chosen)} (choose with --all, --sample or names)"
     columns = tuple(sorted(not_compared))
     return Replay(run.shown, len(stored), tuple(rows), tuple(changes), columns, choice)
 
 
-def _is_named(key: str, name: str) -> bool:
-    return key == name or key.startswith((f"{name}/", f"{name}@"))
+def _names(
+    run: RunDirectory, ledger: Ledger, stored: Mapping[str, Row], units: Sequence[str]
+) -> list[str]:
+    """Return the names of the stored units, or of those that are named. Raises ConfigError."""
+    swept = [key for key, row in stored.items() if row.get("stage") == SWEEP]
+    names = [key for key in stored if stored[key].get("stage") != SWEEP]
+
+    def matching(keys: Sequence[str], name: str) -> list[str]:
+        return [k for k in keys if k == name or k.startswith((f"{name}/", f"{name}@"))]
+
+    if (not units and swept and not names) or any(matching(swept, name) for name in units):
+        raise ConfigError(
+            f"{run.shown}: the trials of a sweep are not replayed, since they measure speed; train "
+            "a stage with the settings of a trial to replay that"
+        )
+    for name in units:
+        if matching(names, name):
+            continue
+        for row in ledger.rows("failures"):
+            unit = variant_name(str(row["unit"]), str(row.get("variant", BASE)))
+            if matching([unit], name):
+                raise ConfigError(
+                    f"{run.shown}: {unit}: has no result to compare, since it failed "
+                    f"({row['kind']}: {row['message']}); `raypipe run` computes it"
+                )
+        near = did_you_mean(name, list(stored))
+        raise ConfigError(f"{run.shown}: has no stored unit {name!r}{near}")
+    return list(dict.fromkeys(key for name in units for key in matching(names, name))) or names
 
 
 def _sample(found: Sequence[_Stored], number: int) -> Sequence[_Stored]:
@@ -185,18 +219,17 @@ def _sample(found: Sequence[_Stored], number: int) -> Sequence[_Stored]:
 
 def _find(
     run: RunDirectory, ledger: Ledger, names: Sequence[str], *, named: bool
-) -> tuple[list[_Stored], dict[str, str]]:
+) -> tuple[list[_Stored], list[Replayed]]:
     """Return the stored units that a configuration of the run asks for.
 
     Units are returned apart, each with the reason, if their result is decided by something else
-    now. Sweeps, which measure speed, are left out; if not named, other stages that measure a
-    machine or only summarize, too.
+    now; an edited script is not, as it is code. If not named, stages that measure a machine or only
+    summarize are left out.
     """
-    found, changed = dict[str, _Stored](), dict[str, str]()
-    nodes = cluster.hardware_of(None)
+    found, changed = dict[str, _Stored](), dict[str, Replayed]()
+    nodes, wanted = cluster.hardware_of(None), set(names)
     for number, document in enumerate(_documents(run, ledger)):
-        rest = {name for name in names if name not in found}
-        if not rest:
+        if found.keys() >= wanted:
             break
         try:
             refuse_code_inside(run, document.experiment or document.function.partition(":")[0])
@@ -209,16 +242,19 @@ def _find(
             continue  # an earlier configuration, of data that are gone, say
         growing = graph.growing
         stages = graph.stages if growing is None else growing.growth(ledger).replay(ledger)[0]
+        keyed = {stage.key: stage for stage in stages}
         for stage in stages:
-            if stage.name == SWEEP or not (named or (stage.portable and not stage.always_rerun)):
+            if not (named or (stage.portable and not stage.always_rerun)):
                 continue
             for unit in stage.units:
-                one = _Stored(configuration, stages, stage, unit)
-                if one.name in rest and is_done(stage.seen(ledger), unit):
+                one = _Stored(configuration, keyed, stage, unit)
+                if one.name not in wanted or one.name in found:
+                    continue
+                if (reason := _difference(ledger, one)) is None:
                     found[one.name] = one
-                elif one.name in rest:
-                    changed.setdefault(one.name, _difference(stage, unit, ledger))
-    return [*found.values()], {k: why for k, why in changed.items() if k not in found}
+                else:
+                    changed.setdefault(one.name, Replayed(one.name, "changed", (), reason))
+    return [*found.values()], [each for name, each in changed.items() if name not in found]
 
 
 def _documents(run: RunDirectory, ledger: Ledger) -> Iterator[Document]:
@@ -235,13 +271,19 @@ def _documents(run: RunDirectory, ledger: Ledger) -> Iterator[Document]:
         yield parse(text, f"{run.shown}: an earlier configuration")
 
 
-def _difference(stage: Stage, unit: Unit, ledger: Ledger) -> str:
-    """Return what decides a unit's result and is not as it was."""
-    stored = stage.seen(ledger).get(_UNITS, unit.key) or {}
+def _difference(ledger: Ledger, one: _Stored) -> str | None:
+    """Return what decides a unit's result and is not as it was; None if it can be computed."""
+    seen = one.stage.seen(ledger)
+    if is_done(seen, one.unit):
+        return None
+    stored = seen.get(_UNITS, one.unit.key) or {}
     shared = ledger.get(IDENTITIES, str(stored.get("shared"))) or {}
     differing: dict[str, Any] = {}
-    if unit.identity is not None and stored.get("fingerprint") != unit.fingerprint:
-        differing = without_secrets(unit.identity.differences(stored, shared))
+    if one.unit.identity is not None and stored.get("fingerprint") != one.unit.fingerprint:
+        differing = without_secrets(one.unit.identity.differences(stored, shared))
+    scripts = (ledger.get("code", str(stored.get("code"))) or {}).get("scripts", ())
+    if differing and differing.keys() <= {f"files.{name}" for name in scripts}:
+        return None
     texts = [f"{key}: stored {old!r}, now {new!r}" for key, (old, new) in differing.items()]
     return f"cannot be computed as it was: {'; '.join(texts) or 'what it needs has gone on'}"
 
@@ -249,20 +291,30 @@ def _difference(stage: Stage, unit: Unit, ledger: Ledger) -> str:
 def _use_kept_code(
     run: RunDirectory, ledger: Ledger, names: Sequence[str], folder: Path, stack: ExitStack
 ) -> list[str]:
-    """Import the kept code of the newest unit, until the stack closes; return the units it ran."""
+    """Work with the kept code of the newest unit, until the stack closes; return its units.
+
+    Its files lie in a folder that has links to everything else in the current directory, which it
+    becomes: functions and scripts find their data.
+    """
     rows = {name: ledger.get(_UNITS, name) or {} for name in names}
     newest = max(rows.values(), key=lambda row: str(row.get("finished_at")), default={})
     version = str(newest.get("code"))
-    files = kept_code(run, version)
+    files, here = kept_code(run, version), Path.cwd()
     if not files:
         raise ConfigError(f"{run.shown}: does not keep the code of its units; replay without it")
+    place = folder / (here.name or "code")
     for name, text in files.items():
-        path = folder / name
+        path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        for package in path.relative_to(folder).parents[:-1]:  # else another of its name is used
-            (folder / package / "__init__.py").touch()
-    stack.enter_context(search_path.preferring(folder))
+    places = {path for name in files for path in (place / name).parents if folder in path.parents}
+    for path in (folder, *places):
+        origin = here.parent / path.relative_to(folder)
+        for each in origin.iterdir() if origin.is_dir() else ():
+            if not (path / each.name).exists() and each.name != "__pycache__":
+                (path / each.name).symlink_to(each)
+        if path not in (folder, place):  # else another package of its name is used
+            (path / "__init__.py").touch()
     modules = (ledger.get("code", version) or {}).get("modules", ())
 
     def forget() -> None:
@@ -270,6 +322,9 @@ def _use_kept_code(
             sys.modules.pop(importable(module), None)
 
     stack.callback(forget)
+    stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
+    stack.enter_context(contextlib.chdir(place))
+    search_path.prefer()
     forget()
     return [name for name, row in rows.items() if row.get("code") == version]
 
@@ -279,15 +334,126 @@ def _changes(run: RunDirectory, ledger: Ledger, chosen: Sequence[_Stored]) -> li
     found: dict[str, None] = {}
     ran = {(ledger.get(_UNITS, each.name) or {}).get("code"): each for each in chosen}
     for version, one in ran.items():
-        source = one.configuration.source()
-        if version and version != source.fingerprint:
-            files = kept_code(run, version)
-            modules = (ledger.get("code", version) or {}).get("modules", {})
-            texts = edits(files, source.files) if files else source.changes(modules)
-            found |= dict.fromkeys(f"code: {text}" for text in texts or ("secrets in it",))
+        if not version:
+            continue
+        kept, row = kept_code(run, version), ledger.get("code", version) or {}
+        code = code_of(one.configuration, list(one.stages.values()))
+        own = code_of(one.configuration, [one.stage]).files  # another stage may have added its own
+        files = {name: text for name, text in code.files.items() if name in kept or name in own}
+        texts = (edits(kept, files) if kept else []) or code.changes(row)
+        found |= dict.fromkeys(f"code: {text}" for text in texts)
     rows = ledger.rows("environment")
     for key, value in environment_row().items() if rows else ():
         earlier = dict.fromkeys(row.get(key) for row in rows)
         if value not in earlier and key not in _INEXACT:
             found[f"{key}: {', '.join(map(str, earlier))} -> {value}"] = None
     return list(found)
+
+
+def _computed(
+    run: RunDirectory,
+    ledger: Ledger,
+    group: Sequence[_Stored],
+    scratch: RunDirectory,
+    comparison: Comparison,
+) -> list[Replayed]:
+    """Compute units of a stage again; return how each compares, and rows that they share."""
+    one, keys = group[0], {each.unit.key for each in group}
+    stage = replace(one.stage, units=[each.unit for each in group], needs=())
+    visible = {stage.variant, *stage.variants.values()}
+    owners: dict[tuple[str, str], str] = {}  # the stage of a unit by variant and key
+    for key, row in ledger.items(_UNITS):
+        variant = row.get("variant", BASE)
+        owners[variant, key.removesuffix(f"@{variant}")] = str(row["stage"])
+
+    def owner(key: str, row: Row) -> str | None:
+        """Return the unit whose result a row is, by its key or a column; None if none is named."""
+        variant = str(row.get("variant", BASE))
+        while key.endswith(f"@{variant}"):
+            key = key.removesuffix(f"@{variant}")
+        while key and (variant, key) not in owners:
+            key = key.rpartition("/")[0]
+        named = (key, row.get("unit"), row.get("stage"))
+        return next((str(each) for each in named if (variant, each) in owners), None)
+
+    before: dict[str, dict[str, Row]] = {}  # what the stage may see, without its own rows
+    places: dict[tuple[str, str], Row] = {}
+    for table in sorted({*ledger.tables()} - NOT_RESULTS | {"environment"}):
+        is_written = writes(ledger, stage.key, table)
+        for key, row in ledger.items(table):
+            variant, unit = row.get("variant", BASE), owner(key, row)
+            own = is_written and variant == stage.variant
+            if own and (unit is None or owners[variant, unit] == stage.name):
+                places[table, key] = row
+            elif variant in visible:
+                before.setdefault(table, {})[key] = row
+    fresh = Ledger(scratch, stamp={"command_id": _REPLAY})
+    fresh.put_tables(before)
+    _copy_files(run, one, scratch)
+    name = one.configuration.experiment.name
+    with redirect_stdout(sys.stderr), Display(live=False) as display:
+        session = Session(
+            scratch,
+            _REPLAY,
+            fresh,
+            cluster.local(),
+            display,
+            cluster.hardware_of(None),
+            Trackers((), Target(scratch, _REPLAY, name, {})),
+            one.configuration.settings,
+            comparison.tables,
+        )
+        failure = run_stages([stage], session)
+    now = {
+        (table, key): row
+        for table in {*fresh.tables()} - NOT_RESULTS
+        for key, row in fresh.items(table)
+        if row.get("command_id") == _REPLAY
+    }
+    pairs: dict[str, list[Pair]] = {unit.key: [] for unit in stage.units}
+    for place, row in {**places, **now}.items():
+        unit = owner(place[1], row)
+        if unit in keys or place in now:
+            shared = place[0] if len(keys) > 1 else min(keys)
+            among = pairs.setdefault(str(unit) if unit in keys else shared, [])
+            among.append(Pair(*place, ledger.get(*place), now.get(place)))
+    for key in keys if stage.training is not None else ():
+        old, new = (
+            {str(row["step"]): row for row in read_rows(files, _STEPS, files.trial_id(key))}
+            for files in map(stage.files, (run, scratch))
+        )
+        pairs[key] += [Pair(_STEPS, s, old.get(s), new.get(s)) for s in {**old, **new}]
+    found = []
+    for key, each in pairs.items():
+        unit = variant_name(key, stage.variant)
+        if key not in keys:
+            unit += f", rows of several units of {stage.name}"
+        elif (fresh.get(_UNITS, unit) or {}).get("status") != "succeeded":
+            found.append(Replayed(unit, "failed", (), failure or "did not finish"))
+            continue
+        found.append(comparison.of(unit, each))
+    return found
+
+
+def _copy_files(run: RunDirectory, one: _Stored, scratch: RunDirectory) -> None:
+    """Copy what the stages before a unit's left for it: artifacts, weights, logged steps."""
+    needed = [*one.stage.needed_keys]
+    for key in needed:  # which grows: they need others
+        needed += one.stages[key].needed_keys
+    for stage in map(one.stages.__getitem__, dict.fromkeys(needed)):
+        files = stage.files(run)
+        infos = files.infos(files.artifact(stage.name), recursive=True)
+        paths = [info.path for info in infos if info.type == arrow_fs.FileType.File]
+        for unit in stage.units:
+            steps = files.partition(_STEPS, files.trial_id(unit.key))
+            paths += filter(files.exists, (files.model(unit.key), steps))
+        for path in paths:
+            copy = scratch.path(path.removeprefix(f"{run.path()}/"))
+            scratch.write(copy, run.read(path), durable=False)
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    """Set an environment variable, or remove it."""
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from raypipe.storage.ledger import Row
 from raypipe.storage.tables import Table
+from raypipe.training.tables import SETTINGS, TRIALS
 
 #: columns that raypipe adds to every row
 _ADDED = ("run_id", "variant", "command_id")
@@ -26,11 +27,22 @@ _WAYS = frozenset(
 )
 _MOST_NAMED = 8
 
-#: rows by table and key
-Rows = Mapping[tuple[str, str], Row]
+#: columns of trainings that the configuration gives: equal values say nothing about the results
+_GIVEN = frozenset(("trial_id", "stage", "status", *(column.name for column in SETTINGS)))
+_PARAMETER = "param_"
+
 Outcome = Literal[
     "equal", "within the tolerance", "differs", "failed", "changed", "nothing to compare"
 ]
+
+
+class Pair(NamedTuple):
+    """A row by its table and key: as it is stored, and as it was computed again."""
+
+    table: str
+    key: str
+    stored: Row | None
+    now: Row | None
 
 
 @dataclass(frozen=True)
@@ -75,59 +87,59 @@ class Replayed:
         return f"{self.unit}: {self.outcome}{': ' * bool(about)}{about}"
 
 
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of rows, column by column.
 
-    Args:
+    Attributes:
         tables: declarations, which tell measured columns from results.
         tolerance: the relative difference up to which numbers count as equal.
-
-    Attributes:
-        not_compared: the columns that were left out.
+        not_compared: receives the columns that are left out.
 
     """
 
-    def __init__(self, tables: Mapping[str, Table], tolerance: float) -> None:
-        self._tables, self._tolerance = tables, tolerance
-        self.not_compared: set[str] = set()
+    tables: Mapping[str, Table]
+    tolerance: float
+    not_compared: set[str]
 
-    def of(self, name: str, stored: Rows, now: Rows) -> Replayed:
+    def of(self, name: str, pairs: Iterable[Pair]) -> Replayed:
         """Return how the rows of a unit compare."""
         found: dict[str, Deviation] = {}
-        compared = 0
-        for place in {**stored, **now}:
-            table, old, new = place[0], stored.get(place), now.get(place)
+        compared = False
+        for table, key, old, new in pairs:
             if old is None or new is None:
-                old, new = ({"whole row": each and place[1]} for each in (old, new))
+                old, new = ({"whole row": each and key} for each in (old, new))
             for column in {**old, **new}:
                 if column in _ADDED:
                     continue
+                column_name, values = f"{table}.{column}", (old.get(column), new.get(column))
                 if self._is_measured(table, column):
-                    self.not_compared.add(f"{table}.{column}")
+                    self.not_compared.add(column_name)
                     continue
-                values = old.get(column), new.get(column)
                 if by := _distance(*values):
-                    key = f"{table}.{column}"
-                    known = found.get(key, Deviation(key, 0, 0.0, *values))
+                    known = found.get(column_name, Deviation(column_name, 0, 0.0, *values))
                     largest = max(by, known.largest)
-                    found[key] = replace(known, rows=known.rows + 1, largest=largest)
-                compared += 1
-        if not compared:
-            return Replayed(name, "nothing to compare")
+                    found[column_name] = replace(known, rows=known.rows + 1, largest=largest)
+                compared |= values != (None, None) and not _is_given(table, column)
         if not found:
-            return Replayed(name, "equal")
-        near = all(each.largest <= self._tolerance for each in found.values())
+            return Replayed(name, "equal" if compared else "nothing to compare")
+        near = all(each.largest <= self.tolerance for each in found.values())
         return Replayed(name, "within the tolerance" if near else "differs", (*found.values(),))
 
     def _is_measured(self, table: str, column: str) -> bool:
         """Whether a column measures time, memory or speed, or says where a row was computed."""
         if column in _PLACES or _MEASURED.search(column):
             return True
-        columns = self._tables[table].columns if table in self._tables else ()
+        columns = self.tables[table].columns if table in self.tables else ()
         about = next((each for each in columns if each.name == column), None)
         if about is None:
             return False
         return column in _WAYS or about.type == "time" or about.unit in _UNITS
+
+
+def _is_given(table: str, column: str) -> bool:
+    """Whether the configuration gives a value, and no computation."""
+    return table == TRIALS.name and (column in _GIVEN or column.startswith(_PARAMETER))
 
 
 def _distance(stored: Any, now: Any) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,11 @@ PROTECTED = frozenset(
     | {"packaging", "requests", "google", "msgpack", "jsonschema", "aiohttp", "tqdm"}
 )
 
-#: folders that come even before the current directory
-_first: list[str] = []
-
 
 def prefer(*folders: Path) -> None:
     """Put the current directory, and folders after it, first on ``sys.path``."""
-    wanted = list(dict.fromkeys([*_first, *(str(folder) for folder in (Path.cwd(), *folders))]))
+    wanted = list(dict.fromkeys(str(folder) for folder in (Path.cwd(), *folders)))
     sys.path[:] = [*wanted, *(entry for entry in sys.path if entry not in wanted)]
-
-
-@contextmanager
-def preferring(folder: Path) -> Iterator[None]:
-    """Import the modules in a folder, in the body, instead of others of their names."""
-    before = list(sys.path)
-    _first.insert(0, str(folder))
-    try:
-        prefer()
-        yield
-    finally:
-        _first.remove(str(folder))
-        sys.path[:] = before
 
 
 def of_workers() -> str:

@@ -10,7 +10,8 @@ from raypipe.storage.tables import Column, Table
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
-_SETTINGS = (
+#: settings of a training, which every trial shows
+SETTINGS = (
     Column("micro_batch", "integer", "Samples per worker per forward pass."),
     Column("accumulation", "integer", "Forward passes per worker per optimizer step."),
     Column("effective_batch", "integer", "Samples per optimizer step, over all workers."),
@@ -39,7 +40,7 @@ TRIALS = Table(
         Column("trial_id", "text", "Key of the unit; the same in every attempt."),
         Column("stage", "text", "The stage that ran it."),
         Column("status", "text", "succeeded, failed, out_of_memory, interrupted or skipped."),
-        *_SETTINGS,
+        *SETTINGS,
         Column("init_from", "text", "Run directory and stage of the weights it started from."),
         Column("init_sha256", "text", "Checksum of these weights."),
         Column("device", "text", "Name of the GPU, or cpu."),
@@ -148,7 +149,7 @@ def trial_row(
         "attempts": job.attempt,
         "strategy": job.settings.scaling.strategy,
     }
-    for column in _SETTINGS:
+    for column in SETTINGS:
         owner = job.plan if hasattr(job.plan, column.name) else training
         row.setdefault(column.name, getattr(owner, column.name, None))
     if job.initial is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
@@ -18,7 +20,8 @@ from raypipe.commands.code import kept_code
 from raypipe.launch.inline import InlineLauncher
 from raypipe.provenance import environment_row
 from raypipe.storage.ledger import Ledger
-from tests.command import Ended, in_process
+from tests.command import Ended, in_process, start
+from tests.raypipe.pipeline.test_search import HILL, SEARCH
 
 MODULE = """
 import random
@@ -71,6 +74,32 @@ train:
   scaling: {{cpus_per_worker: 1}}
 """
 
+SCRIPT = """
+import argparse, json, os, random
+from pathlib import Path
+from steps import scale
+parser = argparse.ArgumentParser()
+for name in ("lr", "seed", "steps", "factor"):
+    parser.add_argument(f"--{name}", type=float)
+given = parser.parse_args()
+random.seed(given.seed)
+loss = float(Path("start.txt").read_text()) + random.random()
+for step in range(1, int(given.steps) + 1):
+    loss = scale(loss, given.lr) * given.factor
+    print(json.dumps({"step": step, "loss": loss}))
+print(json.dumps({"step": step, "eval_loss": loss}))
+"""
+SCRIPT_CONFIG = """
+experiment: raypipe.scripts
+parameters: {factor: 1}
+train:
+  command: python train.py --lr {learning_rate} --seed {seed} --steps {steps} --factor {factor}
+  metrics: stdout
+  files: [train.py, steps.py, start.txt]
+  training: {steps: 4, learning_rate: 0.1}
+  scaling: {cpus_per_worker: 1}
+"""
+
 Raypipe = Callable[..., Ended]
 
 
@@ -107,9 +136,24 @@ def edit(name: str, before: str, after: str) -> None:
     path.write_text(path.read_text().replace(before, after))
 
 
+def count(shown: str) -> str:
+    """The last line: how many units have which outcome."""
+    return shown.splitlines()[-1]
+
+
 def content(run_dir: str) -> dict[str, str]:
     files = (path for path in Path(run_dir).rglob("*") if path.is_file())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture
+def script(folder) -> Path:
+    """The configuration of a script, a module that it imports, and its data."""
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "steps.py").write_text("def scale(loss, rate):\n    return loss * (1 - rate)\n")
+    (folder / "start.txt").write_text("4.0")
+    (folder / "c.yaml").write_text(SCRIPT_CONFIG)
+    return folder / "c.yaml"
 
 
 def test_calls_are_equal_and_the_run_directory_is_only_read(name, raypipe):
@@ -308,3 +352,132 @@ def test_a_run_on_object_storage_is_replayed(name, raypipe, folder, remote, monk
     assert [each.outcome for each in found.units] == ["equal"] * 3, str(found)
     (fingerprint,) = (key for key, _ in Ledger(remote, writable=False).items("code"))
     assert kept_code(remote, fingerprint) == {f"{name}.py": MODULE}
+
+
+MATRIX = ("--matrix", "parameters.factor=[1,1.1]", "--matrix", "runs=2")
+
+
+@pytest.mark.parametrize(("matrix", "units"), [((), 1), (MATRIX, 4)], ids=["alone", "matrix"])
+def test_a_script_is_equal_until_an_edit_that_is_named(script, raypipe, matrix, units):
+    raypipe("run", script, "--run-dir", "r", "--local", *matrix)
+    before = content("r")
+    shown = raypipe("replay", "r", "--all")
+    assert count(shown) == f"{units} equal"
+    assert "trials.step_time_s" in shown
+    assert "changed since" not in shown
+    edit("steps", "(1 - rate)", "(1 - 2 * rate)")
+    shown = raypipe("replay", "r", "--all", expected=1)
+    assert shown.count("steps.loss by up to 0.") == units
+    assert shown.count("trials.eval_loss by up to 0.") == units
+    assert "\nchanged since: code: steps.py: scale\n" in shown
+    assert count(shown) == f"{units} differs"
+    assert count(raypipe("replay", "r", "--all", "--kept-code")) == f"{units} equal"
+    assert content("r") == before
+
+
+def test_a_script_that_ran_on_a_cluster_is_replayed_here(script, launcher, raypipe):
+    ended = in_process(launcher, "run", script, "--run-dir", "r", environment={})
+    assert ended.status == 0, ended.output
+    assert count(raypipe("replay", "r")) == "1 equal"
+
+
+def test_data_of_a_script_that_changed_are_named(script, raypipe):
+    raypipe("run", script, "--run-dir", "r", "--local")
+    Path("start.txt").write_text("5.0")
+    shown = raypipe("replay", "r", "--all", expected=1)
+    assert "train: changed: cannot be computed as it was: files.start.txt: stored '" in shown
+    assert "changed since" not in shown  # the line above says it
+
+
+def test_equal_settings_are_no_equal_results(script, raypipe):
+    raypipe("run", script, "--run-dir", "r", "--local", "train.metrics=null")
+    assert count(raypipe("replay", "r", expected=1)) == "1 nothing to compare"
+
+
+def test_the_script_that_ran_is_kept_and_not_the_one_that_failed(script, raypipe):
+    edit("steps", "loss * (1 - rate)", "loss / 0")
+    raypipe("run", script, "--run-dir", "r", "--local", expected=1)
+    edit("steps", "loss / 0", "loss / 2")
+    raypipe("run", script, "--run-dir", "r", "--local")
+    first, second = raypipe("show", "r", "--code").split("\ncode ")
+    assert "1 units: hardware\n" in first
+    assert "1 units: train\n" in second
+    assert "-    return loss / 0\n+    return loss / 2\n" in second
+    assert count(raypipe("replay", "r", "train", "--kept-code")) == "1 equal"
+
+
+def test_points_of_a_search_and_what_they_share(folder, raypipe):
+    (folder / "hill.py").write_text(HILL)
+    (folder / "c.yaml").write_text(SEARCH.replace("trials: 12", "trials: 3"))
+    raypipe("run", "c.yaml", "--run-dir", "r", "--local")
+    assert count(raypipe("replay", "r", "--all")) == "1 nothing to compare, 6 equal"
+    assert count(raypipe("replay", "r", "judge")) == "3 equal"
+    edit("hill", "2 * row", "3 * row")
+    shown = raypipe("replay", "r", "--all", expected=1)
+    assert shown.count("measures.value by up to 0.33") == 3
+    assert "changed since: code: hill.py: judge\n" in shown
+    assert count(shown) == "1 nothing to compare, 3 equal, 3 differs"
+
+
+def test_points_of_a_search_over_a_function(name, raypipe):
+    Path("c.yaml").write_text(
+        f"function: {name}:score\narguments: {{x: 1}}\nmatrix:\n  search:\n"
+        "    trials: 3\n    metrics: [{metric: calls.loss, mode: min}]\n"
+        "    axes: {arguments.x: {low: 0.0, high: 5.0}}\n"
+    )
+    raypipe("run", "c.yaml", "--run-dir", "r", "--local")
+    assert count(raypipe("replay", "r", "--all")) == "3 equal"
+
+
+def test_trials_of_a_sweep_are_not_replayed(script, raypipe):
+    axes = "sweep={stage: train, kind: quality, axes: {training.learning_rate: [0.1, 0.2]}}"
+    raypipe("run", script, axes, "--run-dir", "r", "--local", "--only", "sweep")
+    for words in ([], ["--all"], ["sweep"]):
+        shown = raypipe("replay", "r", *words, expected=2)
+        assert "r: the trials of a sweep are not replayed, since they measure speed" in shown
+        assert shown.count("\n") == 1
+    raypipe("run", script, axes, "--run-dir", "r", "--local")
+    shown = raypipe("replay", "r")
+    assert "5 stored units, 3 of a sweep left out\n" in shown
+    assert count(shown) == "1 equal"
+    raypipe("replay", "r", "train", "sweep", expected=2)
+
+
+def test_a_unit_that_failed_has_nothing_to_compare(name, raypipe):
+    edit(name, "(x - 3) ** 2", "1 / (x - 2)")
+    raypipe("map", f"{name}:score", "x=0..3", "--run-dir", "r", "--local", expected=1)
+    shown = raypipe("replay", "r", "calls/x=2", expected=2)
+    assert "r: calls/x=2: has no result to compare, since it failed (error: ZeroDiv" in shown
+    assert count(raypipe("replay", "r", "--all")) == "3 equal"
+
+
+def test_a_run_directory_at_a_uri_that_cannot_be_written(name, raypipe, folder):
+    raypipe("map", f"{name}:score", "x=0..2", "--run-dir", "r", "--local")
+    paths = [folder / "r", *(folder / "r").rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        for location in ("r", f"file://{folder}/r"):
+            assert count(raypipe("replay", location, "--all")) == "3 equal"
+    finally:
+        for path in paths:
+            path.chmod(0o755)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_replay_leaves_nothing(name, raypipe, folder, number):
+    raypipe("map", f"{name}:score", "x=0..1", "--run-dir", "r", "--local")
+    before = content("r")
+    edit(name, "random.seed(seed)", "open('began', 'w').close(); import time; time.sleep(60)")
+    (folder / "tmp").mkdir()
+    environment = {"TMPDIR": str(folder / "tmp"), "RAYPIPE_CACHE": str(folder / "cache")}
+    with start(folder, "replay", "r", environment=environment) as process:
+        while not Path("began").exists():
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.05)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert list((folder / "tmp").iterdir()) == []
+    assert content("r") == before
