@@ -6,11 +6,10 @@ the stages before it but nothing that it wrote itself. Caches, stores and tracke
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -310,7 +309,8 @@ def _use_kept_code(
     places = {path for name in files for path in (place / name).parents if folder in path.parents}
     for path in (folder, *places):
         origin = here.parent / path.relative_to(folder)
-        for each in origin.iterdir() if origin.is_dir() else ():
+        readable = origin.is_dir() and os.access(origin, os.R_OK)
+        for each in origin.iterdir() if readable else ():
             if not (path / each.name).exists() and each.name != "__pycache__":
                 (path / each.name).symlink_to(each)
         if path not in (folder, place):  # else another package of its name is used
@@ -323,7 +323,7 @@ def _use_kept_code(
 
     stack.callback(forget)
     stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
-    stack.enter_context(contextlib.chdir(place))
+    stack.enter_context(chdir(place))
     search_path.prefer()
     forget()
     return [name for name, row in rows.items() if row.get("code") == version]

@@ -406,6 +406,14 @@ def test_the_script_that_ran_is_kept_and_not_the_one_that_failed(script, raypipe
     assert count(raypipe("replay", "r", "train", "--kept-code")) == "1 equal"
 
 
+def test_a_script_whose_secret_was_left_out_does_not_run_as_it_is_kept(script, raypipe):
+    edit("steps", "def scale", 'API_KEY = "KEY77"\n\ndef scale')
+    raypipe("run", script, "--run-dir", "r", "--local")
+    assert "KEY77" not in raypipe("show", "r", "--code")
+    assert "kept code is not complete" in raypipe("replay", "r", "--kept-code", expected=2)
+    assert count(raypipe("replay", "r")) == "1 equal"
+
+
 def test_points_of_a_search_and_what_they_share(folder, raypipe):
     (folder / "hill.py").write_text(HILL)
     (folder / "c.yaml").write_text(SEARCH.replace("trials: 12", "trials: 3"))
