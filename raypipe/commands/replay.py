@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, chdir, redirect_stdout
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -28,7 +28,6 @@ from raypipe.commands.run_summary import opened
 from raypipe.commands.selection import check_training, matrix_or_sweep, selected
 from raypipe.config import search_path
 from raypipe.config.document import Document, parse
-from raypipe.config.shipped import importable
 from raypipe.config.validation import did_you_mean
 from raypipe.errors import ConfigError
 from raypipe.integrations.tracking import Target, Trackers
@@ -313,13 +312,16 @@ def _use_kept_code(
         for each in origin.iterdir() if readable else ():
             if not (path / each.name).exists() and each.name != "__pycache__":
                 (path / each.name).symlink_to(each)
-        if path not in (folder, place):  # else another package of its name is used
-            (path / "__init__.py").touch()
+        init = path / "__init__.py"
+        if path not in (folder, place) and not init.exists():
+            init.touch()  # else another package of its name is used
     modules = (ledger.get("code", version) or {}).get("modules", ())
+    own = [PurePath(name.replace(".", "/")) for name in modules if not name.startswith("raypipe.")]
 
     def forget() -> None:
-        for module in modules:
-            sys.modules.pop(importable(module), None)
+        for path in own:
+            for each in (path, *path.parents):  # a package that is loaded has a path of its own
+                sys.modules.pop(".".join(each.parts), None)
 
     stack.callback(forget)
     stack.callback(sys.path.__setitem__, slice(None), list(sys.path))

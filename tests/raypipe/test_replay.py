@@ -414,6 +414,22 @@ def test_a_script_whose_secret_was_left_out_does_not_run_as_it_is_kept(script, r
     assert count(raypipe("replay", "r")) == "1 equal"
 
 
+def test_kept_code_of_a_package_runs_beside_what_is_not_kept(name, raypipe, folder):
+    package = folder / f"{name}_package"
+    package.mkdir()
+    for file in ("__init__.py", "unused.txt"):
+        (package / file).write_text("")
+    (folder / f"{name}.py").rename(package / "inner.py")
+    (folder / "scale.txt").write_text("3")
+    edit(f"{package}/inner", "return (x - 3)", "return (x - float(open('scale.txt').read()))")
+    raypipe("map", f"{package.name}.inner:score", "x=0..2", "--run-dir", "r", "--local")
+    edit(f"{package}/inner", ") ** 2", ") ** 4")
+    before = {path: path.stat().st_mtime_ns for path in package.iterdir() if path.is_file()}
+    assert count(raypipe("replay", "r", "--kept-code")) == "3 equal"
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+    assert "inner.py: helper\n" in raypipe("replay", "r", expected=1)
+
+
 def test_points_of_a_search_and_what_they_share(folder, raypipe):
     (folder / "hill.py").write_text(HILL)
     (folder / "c.yaml").write_text(SEARCH.replace("trials: 12", "trials: 3"))
