@@ -185,10 +185,11 @@ def execute(request: Request) -> Ended:
                 store,
             )
             with budget.watched(launcher, display.say):
-                if growing is None:
-                    failed = run_stages(stages, session)
-                else:
-                    failed = run_stages((), session, growing.growth(ledger))
+                growth = None if growing is None else growing.growth(ledger)
+                try:
+                    failed = run_stages(stages if growth is None else (), session, growth)
+                except UnitError as error:  # a search without its metric; what there is, is shown
+                    failed = str(error)
             if ledger.rows("stages"):
                 from raypipe.report.build import build  # matplotlib is slow to import
 

@@ -67,6 +67,9 @@ class Metric:
         rows = ledger.rows(self.table)
         if not rows:
             return f"{self.name}: no stage wrote a row of the table {self.table}"
+        given = [row[self.column] for row in rows if row.get(self.column) is not None]
+        if given and not any(map(_is_number, given)):
+            return f"{self.name}: holds {given[0]!r} ({type(given[0]).__name__}), not a number"
         numbers = sorted({name for row in rows for name, value in row.items() if _is_number(value)})
         if self.column not in numbers:
             near = did_you_mean(self.column, numbers)

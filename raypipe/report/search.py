@@ -73,11 +73,16 @@ def search_headlines(tables: Tables) -> list[Headline]:
     values = [json.loads(text) for text in points["point"]]
     axes = {key: cells(each.get(key) for each in values) for key in search.keys}
     rows = plain(points.drop(columns=["number", "rung"]).assign(**axes))
+    proposed = [json.loads(text) for text in search.points["point"]]
+    first = proposed[0]
+    varied = [key for key in axes if any(each.get(key) != first.get(key) for each in proposed)]
     found = []
     for name, mode in search.objectives.items():
         column = Column(name, "real", "", better="lower" if mode == "min" else "higher")
         table = Table("search", "a point", (column,), axes=tuple(axes))
-        for best in headlines(table, rows, shape_of(table, rows)):
+        # also where all points with a number are equal: a point is named, and counts once
+        shape = replace(shape_of(table, rows), axes=tuple(varied or axes))
+        for best in headlines(table, rows, shape):
             owner, _, rest = name.partition(".")
             shown, _, group = rest.removesuffix(")").partition(" (")
             named = replace(column, name=shown)

@@ -180,3 +180,27 @@ def test_a_tie_is_named_by_a_search(tmp_path):
     assert "as good as the best so far" in out.getvalue()
     page = Page((tmp_path / "r/report/index.html").read_text()).words
     assert "2 points are equally good: 0.5" in page
+
+
+def test_a_search_with_one_measured_point_names_it(tmp_path):
+    search = {"axes": {"arguments.x": [1, 2, 3]}, "sampler": "random", "trials": 12,
+              "metrics": [{"metric": "calls.error", "mode": "min"}]}  # fmt: skip
+    with redirect_stdout(io.StringIO()) as out:
+        run = rp.map(lambda x: {"error": 0.1} if x == 2 else {"other": 2}, {"x": 1},
+                     run_dir=tmp_path / "r", local=True,
+                     overrides={"matrix.search": search})  # fmt: skip
+    assert out.getvalue().count("calls.error 0.1") > 1  # the point was proposed again
+    assert run.best().text == "error 0.1 (x=2)"  # type: ignore[union-attr]
+    assert "result: error 0.1 (x=2)\n" in out.getvalue()
+
+
+def test_a_search_over_what_is_no_number_says_so_and_has_a_report(tmp_path):
+    search = {"axes": {"arguments.x": [1, 2]}, "trials": 2,
+              "metrics": [{"metric": "calls.ok", "mode": "max"}]}  # fmt: skip
+    with (
+        redirect_stdout(io.StringIO()),
+        pytest.raises(rp.RunFailedError, match=r"calls.ok: holds True \(bool\), not a number"),
+    ):
+        rp.map(lambda x: {"ok": x > 0}, {"x": 1}, run_dir=tmp_path / "r", local=True,
+               overrides={"matrix.search": search})  # fmt: skip
+    assert "ok" in Page((tmp_path / "r/report/index.html").read_text()).words
