@@ -6,6 +6,8 @@ import datetime
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
+from decimal import Decimal
+from numbers import Integral, Real
 from pathlib import PurePath
 from typing import Any
 
@@ -49,7 +51,8 @@ def row_of(
     """Return the values of a row: those of a mapping, or a single one as ``value``.
 
     A dataclass and a named tuple are mappings of their fields. NumPy's and torch's scalars become
-    Python's, paths and dates text. A masked value and the missing values of pandas are None.
+    Python's, decimals and fractions the nearest float, paths and dates text. A masked value and the
+    missing values of pandas are None.
 
     Raises:
         ValueError: it is not a row, a name is also that of an argument or of another column, or
@@ -117,10 +120,12 @@ def _single(value: Any) -> Any:
     pandas = sys.modules.get("pandas")  # not imported for those who return nothing of it
     if pandas is not None and (value is pandas.NA or value is pandas.NaT):  # NaT is also a date
         return None
-    if isinstance(value, int):
-        if not -_MOST <= value < _MOST:
+    if isinstance(value, Integral):
+        if not -_MOST <= int(value) < _MOST:
             raise ValueError("an integer of more than 64 bits")
         return int(value)
+    if isinstance(value, Real | Decimal):  # also a long double, which `tolist` leaves as it is
+        return float(value)
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, datetime.date):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections import namedtuple
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +45,9 @@ def test_a_mapping_of_single_values_is_the_row(returned):
         (torch.tensor(3), {"value": 3}),
         (np.array(2.5), {"value": 2.5}),
         (True, {"value": True}),
+        (np.longdouble("0.5"), {"value": 0.5}),
+        (Decimal("0.1"), {"value": 0.1}),
+        (Fraction(1, 3), {"value": 1 / 3}),
         ({"a": np.int64(3), "b": np.bool_(True)}, {"a": 3, "b": True}),
         (
             {"when": datetime.date(2026, 1, 2), "where": Path("a/b")},
