@@ -39,9 +39,15 @@ RESERVED = frozenset({*SIZES, *PRECISIONS, *SCALING, *PLACES, RESUME})
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 #: expansions of a shell that surely end where they seem to
 _EXPANSION = r"\$\{\w+\}|\$\((?:(?!\bcase\b)[^()'\"`\\#\0$<])*\)"
+#: a command of the shell that reads a placeholder among its arguments as code
+_READS_CODE = (
+    r"(?:^|(?<=[;&|(){}\n])|(?<=\b(?:do|if))|(?<=\b(?:then|else|elif)))"
+    r"\s*(?:(?:command|builtin)\s+)?(?:eval|trap)\s(?=[^;&|\n]*\0)"
+)
 #: quotes and comments of a shell; NUL is a placeholder, a group what is not followed further
 _QUOTES = re.compile(
-    r"(\\\n#|<<|\(\(|\[\[)|\\.#*|'[^']*'|(?<![^\s;&|()<>])#[^\n]*|\$?\0"
+    rf"({_READS_CODE}|"
+    r"\\\n#|<<|\(\(|\[\[)|\\.#*|'[^']*'|(?<![^\s;&|()<>])#[^\n]*|\$?\0"
     rf"|\"(?:{_EXPANSION}|\\.|[^\"\\`$]|\$(?![({{\[]))*\"|{_EXPANSION}|(\$[({{'\[]|[\"'`])",
     re.DOTALL,
 )

@@ -23,6 +23,7 @@ _NAMES: Mapping[str, Sequence[str]] = {
     "lr": ("lr", "learning_rate"),
     "samples_per_s": ("samples_per_s", "samples_per_second"),
     "tokens_per_s": ("tokens_per_s", "tokens_per_second"),
+    "epoch": ("epoch",),
 }
 _EVALUATION = re.compile(r"(?:val|valid|validation|dev)_(?=.)")
 _RATE = re.compile(r"lr_\w+")  # Lightning's LearningRateMonitor: lr-AdamW
@@ -79,6 +80,10 @@ class History:
         self._counts_steps = False
         #: the script's name of each column
         self._sources: dict[str, str] = {}
+        #: losses of this attempt by step, as the script wrote them
+        self._written: dict[int, float] = {}
+        #: remarks on what is not stored as it was written, one per kind, until they are taken
+        self._notes: dict[str, str] = {}
 
     def restore(self) -> None:
         """Read the rows of earlier attempts."""
@@ -116,6 +121,12 @@ class History:
             values, counts_steps = self._columns(numbers(record))
             step = finite_or_none(values.pop("step", None))
             if step is None:
+                if any(self.summary.get(name, value) != value for name, value in values.items()):
+                    self._note(
+                        "steps",
+                        "records have no step and no epoch, so only the last value of each name is "
+                        "kept; write step, or say which name it has, as in columns: {step: iter}",
+                    )
                 self.summary |= values
                 continue
             if counts_steps:
@@ -127,6 +138,7 @@ class History:
             if batch.restarted and not touched:
                 self.rows = {key: row for key, row in self.rows.items() if key < number}
                 self._epochs = {key: n for key, n in self._epochs.items() if n <= number}
+                self._written = {}
             total = values.pop("samples", None)
             if total is None and counts_steps and self._effective_batch is not None:
                 total = float(number * self._effective_batch)
@@ -138,6 +150,13 @@ class History:
                 row.setdefault("samples_per_s", known[number].get("samples_per_s"))
             if at is not None and (loss := values.get("loss")) is not None:
                 self._losses.append((number, loss))
+                if number in self._written and self._written[number] != loss:
+                    self._note(
+                        "losses",
+                        f"several losses of step {number}: the last one counts; write one record "
+                        "per step, and only in one process",
+                    )
+                self._written[number] = loss
             if (given := finite_or_none(values.get("samples_per_s"))) is not None:
                 self._given.append(given)
             row |= {name: finite_or_none(value) for name, value in values.items()}
@@ -176,6 +195,15 @@ class History:
                 number = int(epoch) + self._shift
             self._epochs[epoch] = number
         return self._epochs[epoch]
+
+    def _note(self, kind: str, text: str) -> None:
+        self._notes.setdefault(kind, text)
+
+    def notes(self) -> list[str]:
+        """Return the remarks since the last call."""
+        found = [text for text in self._notes.values() if text]
+        self._notes = dict.fromkeys(self._notes, "")
+        return found
 
     def finish(self) -> None:
         """Raise FloatingPointError if the last loss is not finite."""
@@ -251,12 +279,13 @@ class History:
         rest = dict(values)
         found: dict[str, float] = {}
         steps = [name for name in rest if self._own.get(_clean(name)) == "step"]
-        steps += [name for name in _STEPS if name in rest]
+        plain = {_clean(name).lower(): name for name in rest}
+        steps += [plain[name] for name in _STEPS if name in plain]
         if steps:
             found["step"] = rest.pop(steps[0])
-        elif "epoch" in rest:
-            found["step"] = rest["epoch"]
-        for name in sorted(rest, key=lambda name: _RANKS.get(_clean(name), -1)):
+        elif "epoch" in plain:
+            found["step"] = rest[plain["epoch"]]
+        for name in sorted(rest, key=_precedence):
             summary = _SUMMARY in values and name == "train_loss"
             found[self._column(name, summary=summary)] = rest[name]
         return found, bool(steps)
@@ -264,10 +293,17 @@ class History:
     def _column(self, name: str, *, summary: bool) -> str:
         """Return the column of a script's name: the usual one, if no other name has it."""
         own = _clean(name)
-        wanted = self._own.get(own) or _COLUMNS.get(own) or _evaluation(own)
+        wanted = self._own.get(own) or _COLUMNS.get(own.lower()) or _evaluation(own)
         wanted = "lr" if _RATE.fullmatch(own) and own not in self._own else wanted
         for column in (own if summary else wanted, own, f"metric_{own}"):
             if column not in _TAKEN and self._sources.setdefault(column, name) == name:
+                if column not in (wanted, own):
+                    self._note(
+                        name,
+                        f"{name} is in the column {column}, as {wanted} has "
+                        f"{self._sources.get(wanted, 'values of raypipe')}; say which is which in "
+                        "columns",
+                    )
                 return column
         return f"metric_metric_{own}"
 
@@ -279,8 +315,17 @@ def _rate(first: _Point, last: _Point) -> float | None:
 
 
 def _evaluation(name: str) -> str:
-    """Return the column of a held-out metric: ``eval_loss`` of ``val_loss``."""
-    return _EVALUATION.sub("eval_", name, count=1) if _EVALUATION.match(name) else name
+    """Return the column of a held-out metric: ``eval_loss`` of ``val_loss`` and ``Val_Loss``."""
+    for each in (name, name.lower()):
+        if _EVALUATION.match(each):
+            return _EVALUATION.sub("eval_", each, count=1)
+    return name
+
+
+def _precedence(name: str) -> tuple[int, bool]:
+    """Order the names of a record: of those of one column, its own name comes first."""
+    own = _clean(name)
+    return _RANKS.get(own.lower(), -1), _evaluation(own) != own
 
 
 def _clean(name: str) -> str:

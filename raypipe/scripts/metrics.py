@@ -9,7 +9,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,10 @@ _MOST_NOTES = 3
 _SHOWN = 80
 _SEPARATORS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
+#: a number in a form that is not read: 1.234,5 or 1 000 or "0,5" in a comma-separated file
+_FORMATTED = re.compile(
+    r"[+-]?(?=[\d.]*[^\d.])\d+(?:[., '_\u00a0\u202f]\d+)*(?:[eE][+-]?\d+)?\s*%?"
+)
 
 
 class Batch(NamedTuple):
@@ -128,6 +132,8 @@ class Lines:
         self._separator = ""
         self._names: list[str] = []
         self._decimal: str | None = None
+        #: the names whose texts were named, as they look like numbers
+        self._formatted: set[str] = set()
 
     def read(self, lines: list[str], *, last: bool = False) -> Batch:
         """Return the records of the next lines; with ``last`` there are no further ones."""
@@ -152,9 +158,25 @@ class Lines:
                 continue
             if record:
                 records.append(record)
+                notes += self._looks_like_numbers(record)
         if last and self._row and self._problem is None:
             self._problem = f"line {self._number}: a quote is not closed"
         return Batch(records, notes=tuple(notes), problem=self._problem)
+
+    def _looks_like_numbers(self, record: Record) -> Iterator[str]:
+        """Yield a remark on the first text of each name that a reader would take for a number."""
+        for name, value in record.items():
+            if (
+                isinstance(value, str)
+                and name not in self._formatted
+                and _FORMATTED.fullmatch(value.strip())
+                and _number(value) is None
+            ):
+                self._formatted.add(name)
+                yield (
+                    f"line {self._number}: {name} = {value[:_SHOWN]}: is not read as a number; "
+                    "write it with a decimal point and without other signs"
+                )
 
     def _cells(self, line: str) -> Record | None:
         """Return the record of a CSV row; None for a header, or if the row goes on.

@@ -172,13 +172,12 @@ class ScriptRun:
         """Add what the script wrote to the history, and report new rows."""
         batch = metrics.read(last=last) if metrics is not None else self._heard()
         self._problem = batch.problem or ("" if batch.restarted else self._problem)
-        for note in batch.notes:
+        first = not self._history.is_timed
+        rows = self._history.add(batch, at) if batch.records else []
+        for note in (*batch.notes, *self._history.notes()):
             where = f"metrics = {self._settings.metrics}"
             self._report(without_credentials(f"WARNING: {self._job.trial_id}: {where}: {note}"))
-        if not batch.records:
-            return
-        first = not self._history.is_timed
-        for row in self._history.add(batch, at):
+        for row in rows:
             self._report({name: value for name, value in row.items() if value is not None})
         if first and self._history.is_timed:
             for sampler in samplers:

@@ -310,6 +310,44 @@ def test_two_evaluation_sets_are_two_metrics(raypipe: Run, folder: Path, split: 
     assert (row.eval_acc, row.dev_acc, row.train_x, row.metric_train_x) == (0.9, 0.5, 1, 2)
 
 
+def test_a_name_of_a_column_is_that_column(raypipe: Run, folder: Path) -> None:
+    line = '{"Step": 1, "Loss": 1, "val_loss": 2, "eval_loss": 3, "Val_Accuracy": 0.5}\n'
+    assert written(raypipe, folder, "m.jsonl", line).status == 0
+    (row,) = table(folder, "steps").itertuples()
+    assert (row.step, row.loss, row.val_loss, row.eval_loss) == (1, 1, 2, 3)
+    assert row.eval_accuracy == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "note"),
+    [
+        ("m.csv", 'step,loss\n1,"0,5"\n', "line 2: loss = 0,5: is not read as a number"),
+        ("m.csv", "step;loss\n1;1.234,5\n", "line 2: loss = 1.234,5: is not read as a number"),
+        ("m.jsonl", '{"step": 1, "acc": "93.5 %"}\n', "line 1: acc = 93.5 %: is not read as"),
+        ("m.jsonl", '{"iter": 1, "a": 1}\n{"iter": 2, "a": 0}\n', "records have no step and no"),
+        ("m.jsonl", '{"epoch": 1, "loss": 1}\n{"epoch": 1, "loss": 2}\n', "losses of step 1: the"),
+        (
+            "m.jsonl",
+            '{"step": 1, "val_loss": 1}\n{"step": 2, "eval_loss": 2}\n',
+            "eval_loss is in the column metric_eval_loss, as eval_loss has val_loss",
+        ),
+    ],
+)
+def test_what_is_not_stored_as_written_is_said(
+    raypipe: Run, folder: Path, name: str, text: str, note: str
+) -> None:
+    ended = written(raypipe, folder, name, text)
+    assert ended.status == 0, ended.output
+    assert ended.output.count(f"WARNING: train: metrics = {name}: ") == 1
+    assert note in ended.output
+
+
+def test_texts_that_are_no_numbers_are_not_remarked_on(raypipe: Run, folder: Path) -> None:
+    line = '{"step": 1, "loss": 1, "version": "1.2.3", "at": "2026-01-02", "time": "12:30"}\n'
+    ended = written(raypipe, folder, "m.jsonl", line, '{"step": 1, "val_loss": 2}\n')
+    assert (ended.status, "WARNING" in ended.output) == (0, False), ended.output
+
+
 def test_an_evaluation_that_ends_in_nan_does_not_count(raypipe: Run, folder: Path) -> None:
     values = [0.2, 0.9, float("nan")]
     lines = [json.dumps({"step": n, "loss": 1, "acc": v}) + "\n" for n, v in enumerate(values)]
