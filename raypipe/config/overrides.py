@@ -9,7 +9,7 @@ from typing import Any
 from raypipe.config.levels import merge_into
 from raypipe.config.settings import Replacing
 from raypipe.config.validation import shorten, shown
-from raypipe.config.yaml_text import MAX_DEPTH, check_keys, load_yaml, text_hints
+from raypipe.config.yaml_text import MAX_DEPTH, check_keys, has_comment, load_yaml, text_hints
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_credentials, without_secrets
 
@@ -45,6 +45,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
                 hint = "; write quotes around the whole, so that the shell does not split it"
                 raise ConfigError(f"{error}{hint if cut else ''}") from None
             raise ConfigError(f"{shown_as}: not valid YAML") from None
+        if has_comment(text):  # dropped without a word, what was meant as text would be lost
+            raise ConfigError(
+                f"{shown_as}: a # begins a comment in YAML; write quotes around the text, within "
+                f"those of the shell, as in \"{key}='no #1'\""
+            )
         check_keys(value, "command line", f"{shorten(key)}.")
         _warn(key.removeprefix("arguments."), text, override)
         target = values

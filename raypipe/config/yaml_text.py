@@ -33,7 +33,8 @@ _HINTS = {
     r"[-+]?(0[0-9_]+|[0-9][0-9_]*_[0-9_]*)(\.[0-9_]*)?": "{} is a text here: a number has no "
     "leading zero and no underscore; write quotes around a text",
     rf"{_PLAIN}(, *{_PLAIN})+": "{0} is one text; write [{0}] for several values",
-    r"range\(.*\)": "{} is a text here; write 0..4 for the integers from 0 to 4",
+    r"range\(.*\)|(?!-?[0-9]+\.\.-?[0-9]+$)[-+]?[0-9][-+0-9.eE,]*\.\.[-+0-9.eE,]*": "{} is a text "
+    "here; write 0..4 for the integers from 0 to 4",
 }
 _RANGE = r"-?[0-9]+\.\.-?[0-9]+"
 
@@ -80,6 +81,16 @@ def text_hints(text: str) -> Iterator[tuple[int, str]]:
                 yield node.start_mark.line + 1, found[0].format(node.value)
             seen.update(found)
         seen.add(node)
+
+
+def has_comment(text: str) -> bool:
+    """Whether a text that :func:`load_yaml` reads has a comment."""
+    end = 0
+    for token in yaml.scan(text, Loader=_Loader):
+        if "#" in text[end : token.start_mark.index]:
+            return True
+        end = max(end, token.end_mark.index)
+    return "#" in text[end:]
 
 
 def check_keys(value: Any, origin: str, prefix: str = "") -> None:

@@ -79,10 +79,16 @@ def test_a_number_that_no_float_holds_is_refused():
         ("1,2.5", "1,2.5 is one text; write [1,2.5] for several values"),
         ("[0..3]", "0..3 in a list is a text; a range is written without brackets"),
         ("range(5)", "range(5) is a text here; write 0..4 for the integers from 0 to 4"),
+        ("0..1e3", "0..1e3 is a text here; write 0..4 for the integers from 0 to 4"),
+        ("0...4", "0...4 is a text here; write 0..4 for the integers from 0 to 4"),
+        ("0.5..1.5", "0.5..1.5 is a text here; write 0..4 for the integers from 0 to 4"),
         ("1_000", "1_000 is a text here: a number has no leading zero and no underscore"),
         ("[007,008]", "007 is a text here: a number has no leading zero and no underscore"),
         ("[1,2]", ""),
         ("0..3", ""),
+        ("-3..-1", ""),
+        ("../1", ""),
+        ("1.2.3", ""),
         ("null", ""),
         ('"None"', ""),
         ("'1,2'", ""),
@@ -107,6 +113,20 @@ def test_no_value_on_the_command_line_is_null_and_said_so(caplog):
     assert raypipe("map", "valued:kind", "x=", "--run-dir", "r").status == 0
     assert received("r") == {"None"}
     assert "x: no value is null; write \"x=''\" for an empty text" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["issue #5", "#5", "[a, b] # c", "- #a"])
+def test_a_comment_on_the_command_line_is_refused(text):
+    ended = raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r")
+    assert ended.status == 2
+    assert f"command line: arguments.x={text}: a # begins a comment in YAML" in ended.output
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize("text", ["'issue #5'", '"#5"', "a#5", "['#', b]"])
+def test_a_number_sign_in_a_text_stays(text):
+    assert raypipe("map", "valued:kind", f"x={text}", "--run-dir", "r").status == 0
+    assert any("#" in each for each in received("r"))
 
 
 SEARCH = """
