@@ -130,17 +130,24 @@ def _as_before() -> Iterator[None]:
     """Restore what a process has once and a task may change: other tasks run in it later.
 
     That is the working directory, the environment, ``sys.argv``, ``sys.path``, standard output and
-    error, signal handlers and the alarm. State of modules stays, as it is what makes a second call
-    faster.
+    error with their descriptors, signal handlers and the alarm. State of modules stays, as it is
+    what makes a second call faster.
     """
     directory, environment = _directory(), os.environ.copy()
     lists = [(name, getattr(sys, name), getattr(sys, name).copy()) for name in ("argv", "path")]
     streams, handlers = (sys.stdout, sys.stderr), _handlers()
     has_timer = signal.getitimer(signal.ITIMER_REAL)[0] > 0
     sys.stdout, sys.stderr = map(_kept_open, streams)
+    descriptors = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
     try:
         yield
     finally:
+        for stream in streams:
+            with suppress(OSError, ValueError):  # to where the task has put it
+                stream.flush()
+        for number, kept in descriptors.items():
+            os.dup2(kept, number)
+            os.close(kept)
         sys.stdout, sys.stderr = streams
         for name, value, before in lists:
             value[:] = before
@@ -157,6 +164,13 @@ def _as_before() -> Iterator[None]:
                 signal.signal(number, handler)
         if handlers and not has_timer:
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _is_open(descriptor: int) -> bool:
+    with suppress(OSError):
+        os.fstat(descriptor)
+        return True
+    return False
 
 
 def _directory() -> str | None:

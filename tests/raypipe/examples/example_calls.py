@@ -97,6 +97,8 @@ def change(x: int, folder: str) -> dict[str, Any]:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.alarm(1000)
     sys.stdout.close()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # as libraries are silenced
+    os.close(2)
     sys.stderr = None
     return row
 
