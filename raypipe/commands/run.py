@@ -28,7 +28,7 @@ from raypipe.commands.selection import (
 from raypipe.commands.store import store_of
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
-from raypipe.config.yaml_text import dump_yaml
+from raypipe.config.yaml_text import dump_yaml, load_yaml
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.integrations import tracking
@@ -290,9 +290,12 @@ def _is_shown(
         return False
     better = {table.name: {c.name: c.better for c in table.columns if c.better} for table in single}
     try:
+        text = run_dir.read(run_dir.config).decode(errors="replace")
+        if not isinstance(load_yaml(text, f"{run_dir.shown}/config.yaml"), dict):
+            return False
         stored = {name: measures(run_dir, name) for name in better}
     except ConfigError as error:  # the ledger has its rows
-        print(f"WARNING: a table is written again: {error}", flush=True)
+        print(f"WARNING: a damaged file is written again: {error}", flush=True)
         return False
     return stored == better
 

@@ -65,14 +65,17 @@ def test_a_lost_table_or_report_is_written_anew(work, capsys, lost):
     assert "nothing to do" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("size", [0, 100, -200])
-def test_a_damaged_table_is_written_anew_though_nothing_is_to_do(work, capsys, size):
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [*(("results/evaluations/data.parquet", size) for size in (0, 100, -200)), ("config.yaml", -8)],
+)
+def test_a_damaged_file_is_written_anew_though_nothing_is_to_do(work, capsys, name, size):
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    file = work / "out/results/evaluations/data.parquet"
+    file = work / "out" / name
     content = file.read_bytes()
     file.write_bytes(content[:size])
     assert raypipe("run", "toy.yaml", "--run-dir", "out") == 0
-    assert "WARNING: a table is written again: " in capsys.readouterr().out
+    assert "WARNING: a damaged file is written again: " in capsys.readouterr().out
     assert file.read_bytes() == content
 
 
