@@ -16,7 +16,7 @@ PROTECTED = frozenset(
     sys.stdlib_module_names
     | {"ray", "torch", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "pydantic", "yaml"}
     | {"matplotlib", "typer", "click", "rich", "psutil", "filelock", "jinja2", "optuna"}
-    | {"packaging", "requests", "google", "msgpack", "jsonschema", "aiohttp", "tqdm"}
+    | {"packaging", "requests", "google", "msgpack", "jsonschema", "aiohttp", "tqdm", "grpc"}
 )
 
 

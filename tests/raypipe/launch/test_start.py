@@ -62,7 +62,7 @@ def test_ray_starts_beside_files_with_names_of_modules_and_in_any_environment(
     mine: Path, tmp_path: Path
 ) -> None:
     """Files that hide Python's modules, a long TMPDIR as of SLURM, and a home that is read-only."""
-    names = ["json", "queue", "random", "ray", "statistics", "yaml"]
+    names = ["grpc", "json", "queue", "random", "ray", "statistics", "yaml"]
     for name in names:
         (mine / f"{name}.py").write_text(f"raise RuntimeError('the user has {name}')")
     (mine / "near").mkdir()
