@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from experiments.common.certainty import gain_sentence
 from experiments.lm_pretrain.mixture import MODELS
-from raypipe.report.formatting import number
 from raypipe.report.plots import rows
 from raypipe.report.sections import Section
 
@@ -29,9 +29,8 @@ def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         return []
     row = max(own.to_dict("records"), key=lambda row: float(row["gain"]))
     gain, low, high = (float(row[name]) for name in columns)
-    judged = "more than chance" if low * high > 0 else "it may be chance"
-    return [
-        f"Over the {int(row['tokens'])} held-out tokens, the language model's loss is "
-        f"{number(abs(gain))} bits per byte {'below' if gain > 0 else 'above'} that of "
-        f"{row['baseline']} (95 % interval of the gain {number(low)} to {number(high)}): {judged}."
-    ]
+    data, metric = (
+        f"{int(row['tokens'])} held-out tokens",
+        "the language model's loss in bits per byte",
+    )
+    return [gain_sentence(data, metric, str(row["baseline"]), (gain, low, high), "lower")]

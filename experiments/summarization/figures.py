@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiments.common.certainty import gain_sentence
 from experiments.summarization.rouge import MEASURES
-from raypipe.report.formatting import number
 from raypipe.report.plots import HEIGHT, MUTED, WIDTH, Plot, rows, strokes, style
 from raypipe.report.sections import Part, Section, TableView
 
@@ -45,13 +45,12 @@ def _gain(tables: Mapping[str, pd.DataFrame]) -> list[str]:
         return []
     row = min(compared.to_dict("records"), key=lambda row: float(row["rouge_2_gain"]))
     gain, low, high = (float(row[name]) for name in columns)
-    judged = "more than chance" if low * high > 0 else "it may be chance"
-    return [
-        f"Over the {int(row['documents'])} held-out documents, the summarizer's ROUGE-2 is "
-        f"{number(abs(gain))} {'above' if gain > 0 else 'below'} that of the {row['baseline']}, "
-        "the best baseline (95 % bootstrap interval of the gain "
-        f"{number(low)} to {number(high)}): {judged}."
-    ]
+    data, baseline = (
+        f"{int(row['documents'])} held-out documents",
+        f"the {row['baseline']}, the best baseline",
+    )
+    metric = "the summarizer's ROUGE-2"
+    return [gain_sentence(data, metric, baseline, (gain, low, high), "higher")]
 
 
 def _figure(measures: pd.DataFrame) -> Plot:

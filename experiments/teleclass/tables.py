@@ -43,7 +43,6 @@ TABLES = (
         groups=("documents_of",),
         baselines=("nearest_name", "nearest_description", "tfidf", "constant"),
         references=("supervised",),
-        phases=("nearest_description", "pseudo_labels", "refined", "classifier"),
         headline={"level": "all"},
     ),
     Table(

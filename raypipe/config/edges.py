@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,20 +70,6 @@ def edge_of_axis(axis: AxisSettings, best: Any) -> Edge | None:
     middle = math.sqrt(end * other) if axis.log else (end + other) / 2
     inner = round(middle) if axis.is_integer else middle
     return Edge(end, share > 0.5, _beyond(end, inner))
-
-
-def edge_texts(points: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> list[str]:
-    """Return what to try for each key whose best value is the last of those of all points."""
-    found = []
-    for key, value in best.items():
-        edge = edge_of_values([point[key] for point in points if key in point], value)
-        if edge is not None and edge.further:
-            side, direction = ("largest", "larger") if edge.is_largest else ("smallest", "smaller")
-            tried = f"{edge.value:.6g}"
-            found.append(
-                f"the best {key} is the {side} that was tried ({tried}): try {direction} ones"
-            )
-    return found
 
 
 def possible(edge: Edge | None, allows: Callable[[float], bool]) -> Edge | None:

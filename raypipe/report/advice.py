@@ -12,8 +12,8 @@ import numpy as np
 from raypipe.config.edges import Edge, edge_of_values, possible
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.about import About
-from raypipe.report.evaluations import Evaluation, warning
-from raypipe.report.formatting import heading
+from raypipe.report.evaluations import Evaluation
+from raypipe.report.formatting import heading, number
 from raypipe.report.headlines import Headline
 from raypipe.report.measures import PREFIX, better_by_name
 from raypipe.report.next_command import (
@@ -29,21 +29,15 @@ from raypipe.report.sweep_summary import recommended_settings
 from raypipe.report.table_shape import as_numbers, is_number, value_label
 from raypipe.report.variants import seeds_needed
 
-_MOST = 3  # pieces of advice
 _MOST_UNITS = 3
 _LEAST_VALUES = 3  # of an axis, for its edges to say anything
 
 
 def advice(about: About) -> list[Part]:
-    """Return what to do next, at most three things, each with its command."""
-    parts = [
-        part
-        for find in (failed, undirected, overfitted, unfinished, edges, noted, repeat, apply_sweep)
-        for part in find(about)
-    ]
-    starts = [place for place, part in enumerate(parts) if isinstance(part, str)]
-    most = starts[_MOST] if len(starts) > _MOST else len(parts)
-    return parts[:most] or ["The tables suggest no next step."]
+    """Return the first of the next steps that applies, with its command."""
+    steps = (failed, undirected, noted, overfitted, unfinished, edges, repeat, apply_sweep)
+    found = (list(step(about)) for step in steps)
+    return next(filter(None, found), ["The tables suggest no next step."])
 
 
 def failed(about: About) -> Iterator[Part]:
@@ -87,8 +81,7 @@ def undirected(about: About) -> Iterator[Part]:
     form = "--{} {}" if words[:2] == ["raypipe", "map"] else form
     yield (
         f"Say which number is better, such as {form.format(option, known)} "
-        f"(or {form.format(other, 'NAME')}), for the best setting, its interval over seeds and "
-        "further advice; stored calls are not computed again."
+        f"(or {form.format(other, 'NAME')}); stored calls are not computed again:"
     )
     if words[:2] == ["raypipe", "map"]:
         yield Code(with_values(about.command, options=(f"--{option}", known)))
@@ -96,21 +89,33 @@ def undirected(about: About) -> Iterator[Part]:
         yield Code(with_values(about.command, f"{option}=[{known}]"))
 
 
+def noted(about: About) -> Iterator[Part]:
+    """Yield the advice of the experiment's own sections, which show one point of a matrix."""
+    if not about.varied:
+        yield from next((each.advice for each in about.sections if each.advice), ())
+
+
 def overfitted(about: About) -> Iterator[Part]:
-    """Yield the key that keeps the best model, for stages whose held-out metric ends worse."""
-    shown: set[str] = set()
+    """Yield the key that keeps the best model, for a held-out metric that ends worse."""
     for evaluation in about.evaluations:
-        key = f"{evaluation.stage}.training.monitor"
-        if not evaluation.ends_worse or evaluation.stage in shown:
+        if evaluation.trial in about.chosen_steps or not evaluation.ends_worse:
             continue
-        if evaluation.trial in about.chosen_steps or not _leads(about.evaluations, evaluation):
+        if not _leads(about.evaluations, evaluation):
             continue
-        shown.add(evaluation.stage)
+        best = evaluation.best
         metric = evaluation.metric.removeprefix(PREFIX)
         mode = "max" if evaluation.better == "higher" else "min"
-        yield f"{warning(evaluation)} Keep the best model and stop early:"
-        value = f"{{metric: {metric}, mode: {mode}, patience: 3}}"
-        yield from _code(elsewhere(about.command, f"{key}={value}"))
+        yield (
+            f"{evaluation.trial}: the {evaluation.name} was best at step "
+            f"{evaluation.steps[best]:.0f} ({number(float(evaluation.values[best]))}) and is worse "
+            f"at the end ({number(float(evaluation.values[-1]))}). Keep the best model and stop "
+            "early:"
+        )
+        value = (
+            f"{evaluation.stage}.training.monitor={{metric: {metric}, mode: {mode}, patience: 3}}"
+        )
+        yield from _code(elsewhere(about.command, value))
+        return
 
 
 def apply_sweep(about: About) -> Iterator[Part]:
@@ -125,7 +130,7 @@ def apply_sweep(about: About) -> Iterator[Part]:
                 "Continue the sweep, best while nothing else runs:"
             )
             yield Code(with_values(about.command, *sweep.longer.split()))
-            continue
+            return
         settings = recommended_settings(about.tables, sweep)
         words = words_of(elsewhere(about.command))
         if not settings or len(words) < 3 or about.setting(f"{sweep.stage}.from_sweep"):
@@ -133,12 +138,7 @@ def apply_sweep(about: About) -> Iterator[Part]:
         yield f"Train {sweep.stage} with the recommended settings:"
         values = [f"{key}={value_label(value)}" for key, value in settings.items()]
         yield Code(shlex.join([words[0], "run", *words[2:], *values]))
-
-
-def noted(about: About) -> Iterator[Part]:
-    """Yield the advice of the experiment's own sections, which show one point of a matrix."""
-    for section in [] if about.varied else about.sections:
-        yield from section.advice
+        return
 
 
 def _leads(found: Sequence[Evaluation], evaluation: Evaluation) -> bool:
@@ -147,15 +147,13 @@ def _leads(found: Sequence[Evaluation], evaluation: Evaluation) -> bool:
 
 
 def unfinished(about: About) -> Iterator[Part]:
-    """Yield a larger length for stages that still improve on held-out data at the end."""
-    shown: set[str] = set()
+    """Yield a larger length for a stage that still improves on held-out data at the end."""
     for evaluation in about.evaluations:
-        if evaluation.stage in shown or not evaluation.still_improves or evaluation.memorizes:
+        if not evaluation.still_improves or evaluation.memorizes:
             continue
         _, stopped = about.chosen_steps.get(evaluation.trial, (None, False))
         if stopped or not _leads(about.evaluations, evaluation):
             continue
-        shown.add(evaluation.stage)
         for name in ("steps", "epochs"):
             key = f"{evaluation.stage}.training.{name}"
             length = about.setting(key)
@@ -167,7 +165,7 @@ def unfinished(about: About) -> Iterator[Part]:
                     "Train longer:"
                 )
                 yield from _code(elsewhere(about.command, f"{key}={2 * length}"))
-                break
+                return
 
 
 def _taken(about: About, trial: str) -> float:
@@ -180,16 +178,16 @@ def _taken(about: About, trial: str) -> float:
 
 
 def edges(about: About) -> Iterator[Part]:
-    """Yield wider values for axes at whose end the best point lies."""
-    shown: set[str] = set()
+    """Yield wider values for an axis at whose end the best point lies by more than chance."""
     if rows(about.tables, "search", []) is not None:
-        return  # a search has ranges, and its own section
+        return  # a search has ranges
     for best in about.headlines:
+        if best.is_shared or best.to_runner_up.may_be_chance:
+            continue
         for axis in best.values:
             found = edge(about, best, axis)
-            if found is None or axis in shown:
+            if found is None:
                 continue
-            shown.add(axis)
             end, values = found
             side = "highest" if end.is_largest else "lowest"
             name = axis if axis in about.varied else heading(axis)
@@ -205,6 +203,7 @@ def edges(about: About) -> Iterator[Part]:
                 yield from _code(with_values(about.command, listed))
             else:
                 yield from _code(shlex.quote(listed))
+            return
 
 
 def edge(about: About, best: Headline, axis: str) -> tuple[Edge, list[float]] | None:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from raypipe.report.formatting import heading, number, with_unit
+from raypipe.report.formatting import heading, with_unit
 from raypipe.report.measures import PREFIX, held_out_columns
 from raypipe.report.plots import finite, rows
 from raypipe.report.table_shape import as_numbers
@@ -180,13 +180,3 @@ def _stages(tables: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     if trials is None:
         return {}
     return dict(zip(trials["trial_id"].astype(str), trials["stage"].astype(str), strict=True))
-
-
-def warning(evaluation: Evaluation) -> str:
-    """Return that the end of a run is worse than its best step, in words."""
-    best = evaluation.best
-    return (
-        f"{evaluation.trial}: the {evaluation.name} was best at step "
-        f"{evaluation.steps[best]:.0f} ({number(float(evaluation.values[best]))}) and is worse at "
-        f"the end ({number(float(evaluation.values[-1]))})."
-    )

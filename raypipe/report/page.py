@@ -73,7 +73,7 @@ def report_files(
     failures, others = _asked(tables, declared)
     found = {**tables, **failures}
     about = About(found, title, command, configuration, declared, sections, directory)
-    said = summary_tiles(about)[0]
+    said = summary_tiles(about)
     covered = {name for section in sections for name in section.covers if section.parts}
     shown = [results for results in about.results if results.table.name not in covered]
     return render(

@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report import plots
@@ -103,10 +102,6 @@ def search_section(tables: Tables) -> Section:
     if figure is not None:
         parts.append(figure)
     parts.append(_ranking(search))
-    if len(search.best) == 1:
-        tried = [json.loads(text) for text in search.measured["point"]]
-        edges = edge_texts(tried, json.loads(search.best["point"].iloc[0]))
-        parts += [f"{text[0].upper()}{text[1:]}." for text in edges]
     best = search.best.sort_values(next(iter(search.objectives)), kind="stable")
     for _, row in best.head(_MOST_SNIPPETS).iterrows():
         text = dump_yaml(nested(json.loads(row["point"])))

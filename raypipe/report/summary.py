@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -16,15 +17,17 @@ from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import cell, heading, number, plus_minus
 from raypipe.report.headlines import Difference, Headline, range_tiles, tile
 from raypipe.report.measures import PREFIX
-from raypipe.report.phases import declines
 from raypipe.report.plots import rows
 from raypipe.report.sections import Answers, Code, Part, Section, Tile, Tiles
-from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_reasons, sweep_tiles
+from raypipe.report.sweep_summary import sweep_asked, sweep_certainty, sweep_tiles
 from raypipe.report.sweep_trials import SWEEP
 from raypipe.stats import ranked
 
 _MOST_TILES = 6
 _LONGEST = 120  # characters of the list of varied keys
+_MOST_COLUMNS = 3  # with results that are not finite that are named
+_MOST_SENTENCES = 3  # of an answer
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
 
 
 def summary_section(about: About) -> Section:
@@ -36,24 +39,40 @@ def summary_section(about: About) -> Section:
         [
             Answers(
                 [
-                    ("What was asked", [" ".join(asked(about)), *_command(about)]),
-                    ("What came out", came_out(about)),
-                    ("How certain", list(certainty(about))),
-                    ("What to do next", advice(about)),
+                    (question, short(parts))
+                    for question, parts in (
+                        ("What was asked", [" ".join(asked(about)), *_command(about)]),
+                        ("What came out", came_out(about)),
+                        ("How certain", list(certainty(about))),
+                        ("What to do next", advice(about)),
+                    )
                 ]
             )
         ],
     )
 
 
+def short(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts of an answer without the paragraphs after its third sentence.
+
+    raypipe's own answers are no longer; the sections of an experiment may say more.
+    """
+    kept: list[Part] = []
+    count = 0
+    for part in parts:
+        count += len(_SENTENCE.findall(part)) + 1 if isinstance(part, str) else 0
+        if count <= _MOST_SENTENCES or not isinstance(part, str):
+            kept.append(part)
+    return kept
+
+
 def asked(about: About) -> Iterator[str]:
-    """Yield what the experiment does, what was varied, what is done, and the hardware."""
-    sentence = about.declared.sentence
+    """Yield what the experiment does, what was varied, and what is done on which hardware."""
+    sentence = _SENTENCE.split(about.declared.sentence, maxsplit=1)[0]
     if sentence and not about.only_swept:
         yield sentence if sentence.endswith(".") else f"{sentence}."
-    if varied := _varied(about):
-        yield varied
-    yield from sweep_asked(about.sweeps)
+    if varied := "; ".join(filter(None, [_varied(about), *sweep_asked(about.sweeps)])):
+        yield f"{varied[0].upper()}{varied[1:]}."
     hardware = _hardware(about.tables.get("environment"))
     stages = about.tables["stages"]
     done, total, what = int((stages["status"] == "succeeded").sum()), len(stages), "stage"
@@ -97,7 +116,7 @@ def _varied(about: About) -> str:
     text = ", ".join(named)
     if not text:
         return ""
-    return f"{word}: {text if len(text) <= 4 * _LONGEST else f'{len(keys)} keys'}."
+    return f"{word}: {text if len(text) <= 4 * _LONGEST else f'{len(keys)} keys'}"
 
 
 def _with(baselines: int) -> str:
@@ -135,43 +154,38 @@ def _hardware(environment: pd.DataFrame | None) -> str:
     return f" on {count} node{'s' * (count > 1)} ({', '.join(parts)})"
 
 
-def summary_tiles(about: About) -> tuple[list[Tile], bool]:
-    """Return the headline numbers of tables and trainings, and whether there are more of them."""
+def summary_tiles(about: About) -> list[Tile]:
+    """Return the headline numbers of tables and trainings."""
     tiles = [tile(best) for best in about.headlines] + sweep_tiles(about.sweeps)
     training = list(training_tiles(about))
     if not tiles and not training:
         for results in about.results:
             tiles += range_tiles(results.rows, results.shape)
-    shown = [*tiles[: max(1, _MOST_TILES - len(training))], *training][: _MOST_TILES + 2]
-    return shown, len(tiles) > len(shown) - len(training)
+    return [*tiles[: max(1, _MOST_TILES - len(training))], *training][: _MOST_TILES + 2]
 
 
 def came_out(about: About) -> list[Part]:
-    """Return findings, the headline numbers, and what does not reach its baseline."""
-    shown, has_more = summary_tiles(about)
+    """Return the experiment's findings, the headline numbers, and results that are not finite."""
     parts: list[Part] = [part for section in about.sections for part in section.findings]
-    if not shown:
-        parts += about.not_finite
-        if not parts and about.declared.core is not None:
-            parts.append("No table has a number.")
-        return parts
-    parts.append(Tiles(shown))
-    parts += about.not_finite
-    parts += beaten(about)
-    if about.only_swept:
-        parts += sweep_reasons(about.tables, about.sweeps)
-    if has_more:
-        parts.append("More numbers are in the sections below.")
+    if shown := summary_tiles(about):
+        parts.append(Tiles(shown))
+    elif about.only_swept:
+        parts.append("The sweep recommends no trial.")
+    if texts := about.not_finite:
+        more = len(texts) - _MOST_COLUMNS
+        listed = [text.rstrip(".") for text in texts[:_MOST_COLUMNS]]
+        parts.append("; ".join([*listed, *[f"{more} more are not"] * (more > 0)]) + ".")
+    if not parts and about.declared.core is not None:
+        parts.append("No table has a number.")
     return parts
 
 
 def beaten(about: About) -> list[str]:
     """Return a sentence for each result that is not better than a baseline of the same run.
 
-    And for each phase that is worse than the one before it.
+    The end of a command warns of them; in the report the headline numbers have the distance.
     """
-    phases = [sentence for results in about.results for sentence in declines(results)]
-    return [*_losing(about), *phases, *_worse_than_baseline(about)]
+    return [*_losing(about), *_worse_than_baseline(about)]
 
 
 def _losing(about: About) -> Iterator[str]:
@@ -239,7 +253,7 @@ def training_tiles(about: About) -> Iterator[Tile]:
                 note += f", where it stopped early ({best.steps[-1]:.0f})"
         elif highest != end:
             note += f"; {number(highest)} at step {best.steps[best.best]:.0f}"
-        tone = "warn" if best.ends_worse else ""
+        tone = "warn" if best.ends_worse and kept == last else ""
         if best.baseline_values is not None and np.isfinite(best.baseline_values[kept]):
             rival = float(best.baseline_values[kept])
             note += f"; {best.baseline} {number(rival)}"
@@ -285,9 +299,6 @@ def certainty(about: About) -> Iterator[str]:
     elif (about.headlines or about.evaluations) and not about.tested:
         several = any(len(best.points) > 1 for best in about.headlines)
         yield f"One run{' of each' if several else ''}, no interval over seeds."
-    shared = next((best for best in about.headlines[:1] if best.is_shared and best.leaders), None)
-    if shared is not None:
-        yield f"{shared.leaders} are equal in {shared.name}."
     if about.tested:
         yield from about.tested
     elif repeated:

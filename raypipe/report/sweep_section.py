@@ -39,7 +39,7 @@ def sweep_section(tables: Tables) -> Section:
     for sweep in sweeps(tables):
         parts += [
             Heading(sweep.stage),
-            *_recommendation(of_stage(tables, "recommendations", sweep.stage)),
+            *_recommendation(tables, sweep.stage),
             *sweep_plots(sweep, tables),
             *_front(tables, sweep),
             *_fits(tables, sweep),
@@ -59,10 +59,11 @@ def sweep_plots(sweep: Sweep, tables: Tables) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-def _recommendation(table: pd.DataFrame) -> list[Part]:
+def _recommendation(tables: Tables, stage: str) -> list[Part]:
     """Return the reason, and the lines to paste without their comment, which repeats it."""
+    table = of_stage(tables, "recommendations", stage)
     if table.empty:
-        return ["No trial can be recommended."]
+        return [f"No trial of {stage} can be recommended."]
     best = table.iloc[0]
     parts: list[Part] = []
     if isinstance(reason := best.get("reason"), str):

@@ -20,7 +20,6 @@ from raypipe.storage.tables import Column
 Tables = Mapping[str, pd.DataFrame]
 
 _SPEED = "samples_per_s"
-_CAUTION = " Mind that "  # begins the sentence of a reason that is about its certainty
 
 
 def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
@@ -34,9 +33,9 @@ def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
         ]
         fastest = (sweep.metric or _SPEED) == _SPEED and sweep.kind != "quality"
         what = "the fastest settings" if fastest else "the best settings"
-        listed = f": {', '.join(axes)}" if axes else ""
         trials = f"{len(sweep.trials)} trial{'s' * (len(sweep.trials) > 1)}"
-        yield f"A sweep for {what} of {sweep.stage}{listed}; {trials}."
+        listed = f": {', '.join(axes)}" if axes else ""
+        yield f"a sweep for {what} of {sweep.stage} with {trials}{listed}"
 
 
 def sweep_headlines(swept: Sequence[Sweep]) -> Iterator[Headline]:
@@ -73,20 +72,8 @@ def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
     return tiles
 
 
-def sweep_reasons(tables: Tables, swept: Sequence[Sweep]) -> list[str]:
-    """Return why the recommended points are recommended."""
-    found = []
-    for sweep in swept:
-        table = of_stage(tables, "recommendations", sweep.stage)
-        if table.empty:
-            found.append(f"No trial of {sweep.stage} can be recommended.")
-        elif isinstance(reason := table.iloc[0].get("reason"), str):
-            found.append(reason.partition(_CAUTION)[0])
-    return found
-
-
 def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
-    """Yield whether the measurements decide, and how much the speed varied."""
+    """Yield whether the measurements of each sweep decide; its section has the whole reason."""
     for sweep in swept:
         table = of_stage(tables, "recommendations", sweep.stage)
         if table.empty:
@@ -102,9 +89,6 @@ def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
             )
         elif pd.isna(row.get("rounds")):
             yield f"{sweep.stage}: each point was measured once, so there is no interval."
-        _, caution, text = str(row.get("reason")).partition(_CAUTION)
-        if caution:
-            yield f"{caution.strip()} {text.strip()}"
 
 
 def recommended_settings(tables: Tables, sweep: Sweep) -> dict[str, Any]:

@@ -77,12 +77,12 @@ def table_section(
     best = headlines(table, rows, shape)
     tiles = [tile(each) for each in best] or range_tiles(rows, shape)
     tiles = [each for each in tiles if each not in said]
-    parts: list[Part] = [_introduction(table, rows, shape)]
+    parts: list[Part] = []
     if tiles:
         parts.append(Tiles(tiles[:_MOST_TILES]))
     parts += _plots(table, rows, shape)
     parts += _texts(rows)
-    parts.append(_view(table, rows, title))
+    parts.append(_view(table, rows, title, _introduction(table, rows, shape)))
     return Section(title, parts, covers=(table.name,))
 
 
@@ -177,7 +177,7 @@ def _texts(rows: pd.DataFrame) -> list[Part]:
     return parts
 
 
-def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView | Fold:
+def _view(table: Table, rows: pd.DataFrame, title: str, caption: str) -> TableView | Fold:
     first = rows.head(_MOST_ROWS)
     columns = [name for name in first.columns if name not in ADDED]
     short = {
@@ -189,7 +189,7 @@ def _view(table: Table, rows: pd.DataFrame, title: str) -> TableView | Fold:
         column.name: f"{column.meaning} ({column.unit})" if column.unit else column.meaning
         for column in table.columns
     }
-    view = TableView(first.assign(**short), columns, title, meanings=meanings)
+    view = TableView(first.assign(**short), columns, title, meanings=meanings, caption=caption)
     if len(rows) < _FOLDED_FROM:
         return view
     listed = f"First {_MOST_ROWS} of {number(len(rows))} rows"

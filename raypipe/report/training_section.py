@@ -1,4 +1,4 @@
-"""The section of training runs: held-out curves with their warnings, loss, speed, and all runs."""
+"""The section of training runs: held-out curves, loss, speed, and all runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 
 from raypipe.report.about import About
 from raypipe.report.evaluation_plots import evaluation_plots
-from raypipe.report.evaluations import Evaluation, warning
+from raypipe.report.evaluations import Evaluation
 from raypipe.report.formatting import heading, number
 from raypipe.report.measures import PREFIX
 from raypipe.report.plots import Plot, rows
@@ -22,7 +22,6 @@ _COLUMNS = (
     "loss_final",
 )  # fmt: skip
 _LAST_COLUMNS = ("attempts", "device")
-_MOST_WARNINGS = 4
 _MOST_PLOTS = 6
 _MOST_TRIALS = 20  # that are not folded
 
@@ -32,12 +31,11 @@ def training_section(about: About) -> Section:
     found = about.evaluations
     curves = evaluation_plots(found)
     plots: list[Plot] = [*curves, *training_plots(about.tables)]
-    parts: list[Part] = [*_warnings(about)]
     count = max(_MOST_PLOTS, len(curves))
     if count > len(plots) and len(plots) % 2:  # two in a row: the schedule, which was given, moves
         plots.sort(key=lambda plot: plot.name.startswith("learning_rate-"))
         count = len(plots) - 1
-    parts += plots[:count]
+    parts: list[Part] = [*plots[:count]]
     if further := plots[count:]:
         title = f"{len(further)} more figures of loss, speed and hardware"
         if len(further) == 1:
@@ -50,24 +48,6 @@ def training_section(about: About) -> Section:
             view if len(own) <= _MOST_TRIALS else Fold(f"All {len(own)} training runs", [view])
         )
     return Section("Training runs", parts)
-
-
-def _warnings(about: About) -> list[Part]:
-    """Return a warning for each run whose held-out metric ends worse than its best step."""
-    worse = [
-        each
-        for each in about.evaluations
-        if each.ends_worse and each.trial not in about.chosen_steps
-    ]
-    parts: list[Part] = []
-    for each in worse[:_MOST_WARNINGS]:
-        parts += [
-            Pill("ends worse than its best", "warn"),
-            f"{warning(each)} {each.stage}.training.monitor keeps the model of the best step.",
-        ]
-    if len(worse) > _MOST_WARNINGS:
-        parts.append(f"{len(worse) - _MOST_WARNINGS} more curves end worse than their best step.")
-    return parts
 
 
 def _trials(trials: pd.DataFrame, found: Sequence[Evaluation]) -> TableView:

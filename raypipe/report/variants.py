@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from raypipe.config.edges import edge_texts
 from raypipe.config.levels import nested
-from raypipe.config.matrix import SEED, is_seed, text_value
+from raypipe.config.matrix import is_seed, text_value
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.comparison import (
     Observations,
@@ -44,7 +43,7 @@ def variants_section(tables: Tables, shown: Mapping[str, str] | None) -> Section
     parts: list[Part] = [_introduction(tables, shown), *_best_points(tables, observed)]
     searched = searched_keys(tables)  # their values are compared in the section of the search
     for axis in (axis for axis in observed.axes if axis not in searched):
-        parts += _of_axis(observed, axis, same, seeds_needed(tables))
+        parts += _of_axis(observed, axis, same)
     if not observed.axes:
         means = summary(observed, None)
         means = means[~means["metric"].isin(same)]
@@ -66,7 +65,7 @@ def seeds_needed(tables: Tables) -> int:
     return runs_needed(comb(max(counts, default=2), 2))
 
 
-def _of_axis(observed: Observations, axis: str, same: Sequence[str], needed: int) -> list[Part]:
+def _of_axis(observed: Observations, axis: str, same: Sequence[str]) -> list[Part]:
     """Return means and tests of an axis, without metrics that are the same at every point."""
     means = summary(observed, axis)
     means = means[~means["metric"].isin(list(same))]
@@ -87,10 +86,6 @@ def _of_axis(observed: Observations, axis: str, same: Sequence[str], needed: int
         return parts
     columns = ["metric", "first", "second", "n", "p_holm", "effect", "conclusion"]
     parts.append(TableView(compared, columns, f"Paired tests of {axis}"))
-    if compared["n"].max() < needed:
-        given = [key for key in map(str, observed.variants) if is_seed(key) and key != SEED]
-        how = f"more values of {given[0]}" if given else f"`runs: {needed}` in the matrix"
-        parts.append(f"No winner can be told with fewer than {needed} seeds: give {how}.")
     return parts
 
 
@@ -109,16 +104,6 @@ def _best_points(tables: Tables, observed: Observations) -> list[Part]:
     ]
     for metric, point in zip(found["metric"], found["point"], strict=True):
         parts.append(Fold(f"Configuration of the best {metric}", [Code(best_yaml(point))]))
-    tried = [yaml_values(values) for values in variants_of(tables).values()]
-    at_edge: dict[str, list[str]] = {}
-    for metric, point in zip(found["metric"], found["point"], strict=True):
-        if (found["metric"] == metric).sum() > 1:
-            continue  # several points are equally good
-        best_values = yaml_values(json.loads(point)).items()
-        compared = {key: value for key, value in best_values if not is_seed(key)}
-        for text in edge_texts(tried, compared):
-            at_edge.setdefault(text, []).append(metric)
-    parts += [f"{', '.join(metrics)}: {text}." for text, metrics in at_edge.items()]
     best = set(found["metric"])
     for means in observed.by_point():
         if means.metric.name in best:

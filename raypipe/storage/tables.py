@@ -94,8 +94,6 @@ class Table:
             with.
         references: values of an axis that are not contenders, such as a method that sees the
             answers; the headline numbers leave them out.
-        phases: values of the first axis in the order in which a run reaches them; the report warns
-            where one is worse than the one before it.
         headline: values of columns that select the rows of the headline numbers, such as
             ``{"level": "all"}``; by default all rows.
         repeats: the key of the setting with the number of repetitions, such as ``lda.runs``.
@@ -114,7 +112,6 @@ class Table:
     groups: tuple[str, ...] = ()
     baselines: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ()
     headline: Mapping[str, str] = field(default_factory=dict, hash=False)
     repeats: str = ""
     order: Callable[[Row], Any] | None = field(default=None, compare=False)

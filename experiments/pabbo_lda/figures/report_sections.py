@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.pabbo_lda.figures.report_figures import figures, landscapes
-from experiments.pabbo_lda.figures.verdict import listed, repetitions, speed, undecided, verdicts
+from experiments.pabbo_lda.figures.verdict import details, listed, repetitions, undecided, verdicts
 from raypipe.report.formatting import heading, number, plus_minus, probability
 from raypipe.report.plots import rows
 from raypipe.report.sections import Fold, Heading, Part, Section, TableView
@@ -36,15 +36,17 @@ def sections(tables: Tables) -> list[Section]:
 
     Raises ValueError if a table lacks a column that it must have.
     """
+    shapes = landscapes(tables)
+    several = len(shapes) > 1
     return [
         Section(
             "Results",
             _results(tables),
             covers=("summary",),
-            findings=[*verdicts(tables), *landscapes(tables)],
-            advice=[*_edges(tables), *repetitions(tables)],
+            findings=[*verdicts(tables), *([] if several else shapes)],
+            advice=[*_edges(tables), *repetitions(tables)][:1],
         ),
-        Section("Figures", figures(tables), covers=_DRAWN),
+        Section("Figures", [*(shapes if several else []), *figures(tables)], covers=_DRAWN),
         Section(
             "Statistics",
             [*_by_dataset(tables), *_across_corpora(tables)],
@@ -69,12 +71,12 @@ def _results(tables: Tables) -> list[Part]:
         group = group.sort_values("mean", kind="stable")
         means = group["mean"].to_numpy(float)
         best = np.isfinite(means) & np.isclose(means, means.min(), rtol=1e-9)
+        others = undecided(tables, str(dataset), list(group["optimizer"][best]))
+        lowest = _lowest(group[best], others)
         parts += [
             Heading(str(dataset)),
-            _lowest(group[best], undecided(tables, str(dataset), list(group["optimizer"][best]))),
-            *_edge(tables, str(dataset)),
-            *speed(tables, str(dataset)),
-            TableView(group, _SUMMARY, f"Results on {dataset}", list(best)),
+            *details(tables, str(dataset)),
+            TableView(group, _SUMMARY, f"Results on {dataset}", list(best), caption=lowest),
         ]
     return parts
 
@@ -107,7 +109,10 @@ def _tested(tables: Tables) -> list[str]:
 
 
 def _edge(tables: Tables, dataset: str) -> list[Part]:
-    """Return what to try if the best T of a data set is the smallest or largest that was tried."""
+    """Return what to try if the best T of a data set is the smallest or largest that was tried.
+
+    The best one is that of the mean over seeds if it is known, as in the figure of the objective.
+    """
     history = rows(tables, "study_history", ["dataset", "T", "value"])
     if history is None:
         return []
@@ -115,13 +120,17 @@ def _edge(tables: Tables, dataset: str) -> list[Part]:
     known = tried[np.isfinite(tried["value"].astype(float))]
     if known.empty or tried["T"].nunique() < 2:
         return []
-    order = known.sort_values("value", kind="stable")
-    best, least, most = int(order["T"].iloc[0]), int(tried["T"].min()), int(tried["T"].max())
+    least, most = int(tried["T"].min()), int(tried["T"].max())
+    best = int(known.sort_values("value", kind="stable")["T"].iloc[0])
+    shapes = rows(tables, "landscape", ["dataset", "best_T"])
+    if shapes is not None:
+        means = shapes.loc[shapes["dataset"] == dataset, "best_T"].dropna()
+        best = int(means.iloc[0]) if len(means) else best
     if best == least == _FEWEST:
         return [
-            f"The best T is {best}, the fewest topics that a search can have: by this measure the "
-            "corpus gains nothing from more topics, so every optimizer searches for the edge. "
-            "Another corpus, vocabulary (data.options) or measure may have its best T inside."
+            f"The best T is {best}, the fewest topics that a search can have, so every optimizer "
+            "searches for the edge. Another corpus, vocabulary (data.options) or measure may have "
+            "its best T inside."
         ]
     if best == least:
         return [f"The best T is {best}, the smallest that was tried: try a smaller lda.t_min."]
@@ -176,17 +185,15 @@ def _across_corpora(tables: Tables) -> list[Part]:
 
 
 def _ranking(ranking: pd.DataFrame) -> list[Part]:
-    """Return Friedman's test in words, and the average ranks on one line."""
+    """Return the average ranks with Friedman's test in words."""
     first = ranking.iloc[0]
     words = " ".join(_sentence(str(text)) for text in ranking["conclusion"].dropna().unique())
     if np.isfinite(float(first["p_value"])):
         words += f" Friedman χ² = {number(float(first['chi2']))}, "
         words += f"p {probability(float(first['p_value']))}, "
         words += f"Kendall's W = {number(float(first['kendalls_w']))}."
-    ranked = ranking.dropna(subset="average_rank").sort_values("average_rank", kind="stable")
-    names = zip(ranked["optimizer"], ranked["average_rank"], strict=True)
-    line = ", ".join(f"{name} {number(float(rank))}" for name, rank in names)
-    return [words, f"Average rank: {line}."] if line else [words]
+    ranked = ranking.sort_values("average_rank", kind="stable")
+    return [TableView(ranked, ["optimizer", "average_rank"], "Average ranks", caption=words)]
 
 
 def _sentence(text: str) -> str:

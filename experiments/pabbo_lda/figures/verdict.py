@@ -1,4 +1,4 @@
-"""First sentences of the report: the winner if there is one, its lead, and the best T."""
+"""Sentences of the report: the winner if there is one, its lead, and the best T."""
 
 from __future__ import annotations
 
@@ -14,26 +14,56 @@ from raypipe import stats
 from raypipe.report.formatting import heading, number
 from raypipe.report.plots import rows
 
+Tables = Mapping[str, pd.DataFrame]
+
 #: measures that decide, the first one whose ranks are known
 _DECISIVE = ("area_under_curve", f"evaluations_to_{NOISE}", "evaluations_to_1_percent")
 _NEEDED = ("dataset", "measure", "first", "second", "n", "p_holm", "effect_size")
 
 
-def verdicts(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return the sentences of each corpus, from the tables of the stage ``aggregate``."""
-    rankings = rows(tables, "rankings", ["dataset", "measure", "optimizer", "average_rank"])
-    if rankings is None:
-        return []
-    names = [str(name) for name in rankings["dataset"].unique()]
+def verdicts(tables: Tables) -> list[str]:
+    """Return a sentence on the winner and one on the best T, from the stage ``aggregate``."""
+    names = corpora(tables)
+    if len(names) == 1:
+        return [*_winner(tables, names[0]), *_optimum(tables, names[0])]
+    won: dict[str, list[str]] = {}
+    for name in names:
+        won.setdefault(_won(tables, name) or "none", []).append(name)
+    winners = ", ".join(f"{name} on {listed(where)}" for name, where in won.items())
+    shapes = [_of(tables, "landscape", name).dropna(subset="best_T").head(1) for name in names
+              if rows(tables, "landscape", ["dataset", "best_T"]) is not None]  # fmt: skip
+    optima = [f"T = {row['best_T']:.0f} on {row['dataset']}"
+              for shape in shapes for row in shape.to_dict("records")]  # fmt: skip
     return [
-        f"{name}: {text}" if len(names) > 1 else text
-        for name in names
-        for part in (_winner, _confirmed, _optimum)
-        if (text := " ".join(part(tables, name)))
+        *([f"Winner by paired tests with Holm's correction: {winners}."] if names else []),
+        *([f"Lowest mean: {', '.join(optima)}."] if optima else []),
     ]
 
 
-def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+def details(tables: Tables, dataset: str) -> list[str]:
+    """Return what :func:`verdicts` leaves out of a corpus."""
+    several = len(corpora(tables)) > 1
+    parts = [_winner, _optimum] * several + [_against_control, _confirmed, speed]
+    texts = [text for part in parts for text in part(tables, dataset)]
+    return [f"{dataset}: {text}" if several else text for text in texts]
+
+
+def corpora(tables: Tables) -> list[str]:
+    """Return the names of the corpora with ranks."""
+    rankings = rows(tables, "rankings", ["dataset", "measure", "optimizer", "average_rank"])
+    return [] if rankings is None else [str(name) for name in rankings["dataset"].unique()]
+
+
+def _won(tables: Tables, dataset: str) -> str:
+    """Return the optimizer that the tests put before all others, or empty."""
+    _, ranks, pairs = _decisive(tables, dataset)
+    if len(ranks) < 2 or pairs.empty:
+        return ""
+    lead = str(ranks.idxmin())
+    return lead if {lead, *_higher(_with(pairs, lead), lead)} == {*ranks.index} else ""
+
+
+def _winner(tables: Tables, dataset: str) -> Iterator[str]:
     """Yield the optimizer that won, or that the tests name none."""
     measure, ranks, pairs = _decisive(tables, dataset)
     if len(ranks) < 2 or pairs.empty:
@@ -53,22 +83,24 @@ def _winner(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
         yield f"No winner: {leads}, but {found} ({tests})."
     elif beaten:
         yield (
-            f"{leads}. The lead of {lead} on {listed(beaten)} is more than chance ({tests}); on "
+            f"{leads}; the lead of {lead} on {listed(beaten)} is more than chance ({tests}), on "
             f"{listed(rest)} it may be chance."
         )
     else:
         yield f"No winner: {leads}, but no test tells {lead} from another optimizer ({tests})."
+
+
+def _against_control(tables: Tables, dataset: str) -> Iterator[str]:
+    """Yield the optimizers that are better than the control by the tests against it alone."""
+    measure, ranks, _ = _decisive(tables, dataset)
     against = _of(tables, "against_control", dataset, _NEEDED)
-    against = against[against["measure"] == measure]
-    if not against.empty and (rest or lead == CONTROL):
-        better = [str(name) for name in ranks.sort_values().index if name in _winners(against)]
-        if better:
-            yield f"Against {CONTROL} search alone, the tests find {listed(better)} better."
+    winners = _winners(against[against["measure"] == measure])
+    if winners and _won(tables, dataset) in ("", CONTROL):
+        better = [str(name) for name in ranks.sort_values().index if name in winners]
+        yield f"Against {CONTROL} search alone, the tests find {listed(better)} better."
 
 
-def _decisive(
-    tables: Mapping[str, pd.DataFrame], dataset: str
-) -> tuple[str, pd.Series[float], pd.DataFrame]:
+def _decisive(tables: Tables, dataset: str) -> tuple[str, pd.Series[float], pd.DataFrame]:
     """Return the measure that decides, the average ranks by it, and the tests of all pairs."""
     rankings = _of(tables, "rankings", dataset, ["measure", "optimizer", "average_rank"])
     rankings = rankings.dropna(subset="average_rank")
@@ -78,14 +110,14 @@ def _decisive(
     return measure, ranks, pairs[pairs["measure"] == measure]
 
 
-def repetitions(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def repetitions(tables: Tables) -> list[str]:
     """Return how many runs the tests of the verdict need to find a difference, if there are fewer.
 
     Where all optimizers are equal in all runs, no number of runs tells them apart.
     """
-    rankings = rows(tables, "rankings", ["dataset"])
-    names = [] if rankings is None else list(rankings["dataset"].astype(str).unique())
-    families = [pairs for name in names if not (pairs := _decisive(tables, name)[2]).empty]
+    families = [
+        pairs for name in corpora(tables) if not (pairs := _decisive(tables, name)[2]).empty
+    ]
     short = [
         (stats.runs_needed(len(pairs)), int(pairs["n"].max()))
         for pairs in families
@@ -101,9 +133,7 @@ def repetitions(tables: Mapping[str, pd.DataFrame]) -> list[str]:
     ]
 
 
-def undecided(
-    tables: Mapping[str, pd.DataFrame], dataset: str, leaders: Sequence[str]
-) -> list[str]:
+def undecided(tables: Tables, dataset: str, leaders: Sequence[str]) -> list[str]:
     """Return the optimizers whose final values are not higher than all leaders' by the tests."""
     pairs = _of(tables, "comparisons", dataset, _NEEDED)
     pairs = pairs[pairs["measure"] == "final_value"]
@@ -141,7 +171,7 @@ def _winners(against: pd.DataFrame) -> set[str]:
     return set(decided["first"][decided["effect_size"].astype(float) < 0].astype(str))
 
 
-def speed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+def speed(tables: Tables, dataset: str) -> Iterator[str]:
     """Yield the median evaluations of each optimizer until it is as near as the noise allows."""
     reached = _of(tables, "convergence", dataset)
     for target, near in ((NOISE, "within the noise"), ("1_percent", "within 1 %")):
@@ -159,7 +189,7 @@ def speed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
             return
 
 
-def _confirmed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+def _confirmed(tables: Tables, dataset: str) -> Iterator[str]:
     """Yield how far the optimizers' best points differ on seeds that no search saw."""
     summary = _of(tables, "summary", dataset)
     if "confirmed_mean" not in summary:
@@ -179,7 +209,7 @@ def _confirmed(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str
     )
 
 
-def _optimum(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
+def _optimum(tables: Tables, dataset: str) -> Iterator[str]:
     """Yield the best number of topics, if it is inside the range, and its equals by the noise."""
     shape = _of(tables, "landscape", dataset)
     if shape.empty or shape["best_T"].isna().any():
@@ -195,9 +225,7 @@ def _optimum(tables: Mapping[str, pd.DataFrame], dataset: str) -> Iterator[str]:
     yield f"{text} (standard deviation over LDA seeds: {number(row['std'])})."
 
 
-def _of(
-    tables: Mapping[str, pd.DataFrame], name: str, dataset: str, columns: Sequence[str] = ()
-) -> pd.DataFrame:
+def _of(tables: Tables, name: str, dataset: str, columns: Sequence[str] = ()) -> pd.DataFrame:
     """Return the rows of one corpus, none if there is no such table."""
     table = rows(tables, name, ["dataset", *columns])
     return (

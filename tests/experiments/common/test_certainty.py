@@ -87,8 +87,8 @@ def test_the_interval_of_the_gain_of_a_language_model_says_what_is_chance() -> N
         {"measures": measures, "gains": gains}, lm_tables.TABLES, lm_sections
     )  # fmt: skip
     assert certain == [
-        "Over the 5000 held-out tokens, the language model's loss is 0.2 bits per byte below that "
-        "of kneser-ney tokens (95 % interval of the gain 0.15 to 0.25): more than chance."
+        "Over the 5000 held-out tokens, the language model's loss in bits per byte is 0.2 below "
+        "that of kneser-ney tokens (95 % interval of the gain 0.15 to 0.25): more than chance."
     ]
     assert advice == ["The tables suggest no next step."]
     assert _boxes({"measures": measures}, lm_tables.TABLES, lm_sections) == UNTESTED

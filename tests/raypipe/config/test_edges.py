@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raypipe.config.axes import AxisSettings
-from raypipe.config.edges import edge_of_axis, edge_of_values, edge_texts, possible
+from raypipe.config.edges import edge_of_axis, edge_of_values, possible
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,3 @@ def test_what_is_not_allowed_is_not_proposed() -> None:
     )
     assert possible(edge, lambda value: False) is None
     assert possible(None, lambda value: True) is None
-
-
-def test_the_edges_of_points() -> None:
-    points = [{"a": a, "b": b} for a in (1, 2, 4) for b in ("x", "y")]
-    assert edge_texts(points, {"a": 4, "b": "y"}) == [
-        "the best a is the largest that was tried (4): try larger ones"
-    ]
-    assert edge_texts(points, {"a": 2, "b": "y"}) == []

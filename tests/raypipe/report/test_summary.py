@@ -136,8 +136,10 @@ def test_what_came_out_is_the_best_against_the_baseline() -> None:
     assert (tile.label, tile.value, tile.note) == (
         "accuracy (higher is better)", "0.9", "ours; 0.4 above majority (0.5)",
     )  # fmt: skip
-    _, sentence = came_out(_about(measures=_measures(ours=0.4, majority=0.5)))
-    assert sentence == "ours is not better than the baseline majority in accuracy."
+    about = _about(measures=_measures(ours=0.4, majority=0.5))
+    (tiles,) = came_out(about)
+    assert (tiles.tiles[0].note, tiles.tiles[0].tone) == ("ours; 0.1 below majority (0.5)", "warn")
+    assert beaten(about) == ["ours is not better than the baseline majority in accuracy."]
 
 
 def test_a_table_that_was_not_declared_shows_its_numbers() -> None:
@@ -158,8 +160,8 @@ def test_a_training_shows_the_held_out_value_of_its_model() -> None:
         kept = pd.DataFrame({"trial_id": ["train"], "stage": "train", "status": "succeeded",
                              "best_step": [20], "stopped_early": stopped})  # fmt: skip
         (tile,) = training_tiles(_about(steps=steps, trials=kept))
-        assert (tile.value, tile.note) == (
-            "3", f"train, best of 4 evaluations, at step 20; 3.81 at {end}")  # fmt: skip
+        assert (tile.value, tile.note, tile.tone) == (
+            "3", f"train, best of 4 evaluations, at step 20; 3.81 at {end}", "")  # fmt: skip
     swept = "sweep: {stage: train, kind: quality, metric: eval_loss, mode: min}\n"
     (tile,) = training_tiles(_about(swept, steps=steps))
     assert tile.value == "3.81"  # the metric of a sweep keeps no model
@@ -246,7 +248,6 @@ def test_several_that_only_reach_the_baseline_are_told_in_plural() -> None:
     about = _studies([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     assert beaten(about) == ["ours and theirs are not better than the baseline random in cost."]
     assert list(certainty(about))[1:] == [
-        "ours and theirs are equal in cost.",
         "Cost is that of the baseline random in every repetition.",
     ]
     assert _advice(about) == ["The tables suggest no next step."]  # no seed tells equals apart
@@ -259,7 +260,6 @@ def test_a_wide_baseline_is_not_beaten_by_a_narrow_best() -> None:
     (tiles,) = came_out(about)
     assert tiles.tiles[0].tone == "warn"
     assert list(certainty(about))[1:] == [
-        "ours and theirs are equal in cost.",
         "Cost is 55 ± 212 below the baseline random: it may be chance.",
     ]
     assert _advice(about) == [
@@ -298,9 +298,9 @@ def test_a_held_out_metric_has_the_baseline_that_it_declares() -> None:
     assert (tile.label, tile.note, tile.tone) == (
         "held-out regret (m, lower is better)", "train, at the end; random regret 0.3", "warn",
     )  # fmt: skip
-    assert came_out(about)[1] == (
+    assert beaten(about) == [
         "train is not better than its baseline: held-out regret 0.4, random regret 0.3."
-    )
+    ]
 
 
 def test_a_metric_of_a_table_is_shown_once() -> None:
@@ -327,10 +327,8 @@ def test_in_a_matrix_the_intervals_speak_and_not_the_sections_of_one_point() -> 
 
 def test_values_that_are_equal_are_not_repeated() -> None:
     about = _about(measures=_measures(ours=0.9, theirs=0.9, majority=0.5))
-    assert list(certainty(about)) == [
-        "One run of each, no interval over seeds.",
-        "ours and theirs are equal in accuracy.",
-    ]
+    assert list(certainty(about)) == ["One run of each, no interval over seeds."]
+    assert came_out(about)[0].tiles[0].note.startswith("ours and theirs; ")
     assert _advice(about) == ["The tables suggest no next step."]
     same = _about(**_matrix([0.1, 0.2], 3, [0.1] * 6))  # that of the baseline, too
     assert _advice(same) == ["The tables suggest no next step."]
@@ -339,15 +337,6 @@ def test_values_that_are_equal_are_not_repeated() -> None:
 def test_fewer_seeds_than_the_tests_need_ask_for_these_and_not_for_twice_as_many() -> None:
     about = _about(**_matrix([0.1, 0.2], 4, [0.5, 0.9, 0.4, 0.3, 0.45, 0.7, 0.6, 0.2]))
     assert _advice(about)[0].endswith(": take 6.")
-
-
-def test_a_box_has_at_most_three_sentences() -> None:
-    curves = [_steps([5.0, 4.0, 3.0, 2.0, 1.0], trial=f"t{place}") for place in range(5)]
-    stages = {f"t{place}": {"training": {"steps": 50, "seed": 0}} for place in range(5)}
-    about = _about(str(stages), steps=pd.concat(curves))
-    assert sum(isinstance(part, str) for part in advice(about)) == 3
-    grid = _grid([[0.1, 0.2, 0.3], [0.4, 0.92, 0.2], [0.1, 0.5, 0.2]])
-    assert len(list(certainty(_function(grid, "higher")))) <= 3
 
 
 def test_an_unfinished_run_shows_its_trainings_and_is_continued_before_it_is_repeated() -> None:
@@ -462,7 +451,7 @@ def test_nothing_is_proposed_beyond_the_smallest_and_the_largest_micro_batch() -
     assert "micro_batch=[1, 2, 4, 6]'" in texts([2, 4, 6], [0.9, 0.3, 0.2])
 
 
-def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> None:
+def test_the_section_of_trainings_lists_every_held_out_column() -> None:
     steps = _steps([5.0, 3.0, 3.5, 4.0]).assign(eval_size=[0.1, 0.2, 0.3, 0.4])
     trials = pd.DataFrame(
         {"trial_id": ["train"], "stage": "train", "status": "succeeded", "steps": 40,
@@ -471,10 +460,7 @@ def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> Non
     about = _about(steps=steps, trials=trials)
     section = training_section(about)
     texts = [part for part in section.parts if isinstance(part, str)]
-    assert texts == [
-        "train: the held-out loss was best at step 20 (3) and is worse at the end (4). "
-        "train.training.monitor keeps the model of the best step."
-    ]
+    assert texts == []  # the first screen warns
     view = section.parts[-1]
     assert view.visible_columns == [
         "trial_id", "status", "steps", "eval_loss", "best_loss", "eval_size",
@@ -484,7 +470,7 @@ def test_the_section_of_trainings_warns_and_lists_every_held_out_column() -> Non
     assert names[:2] == ["eval_loss-train", "eval_size-train"]
     ring = next(
         line
-        for line in section.parts[2].figure.axes[0].lines
+        for line in section.parts[0].figure.axes[0].lines
         if line.get_label() == "_best"
     )  # fmt: skip
     assert ring.get_xydata().tolist() == [[20.0, 3.0]]
@@ -572,7 +558,7 @@ def test_the_page_asks_for_one_number_of_seeds() -> None:
     assert asked_for.endswith(": take 7.")
     assert longer == "raypipe run x.yaml matrix.runs=7 --local"
     below = [part for part in variants_section(tables, None).parts if isinstance(part, str)]
-    assert "No winner can be told with fewer than 7 seeds: give `runs: 7` in the matrix." in below
+    assert not any("seeds" in text and "7" in text for text in below)
 
 
 @pytest.mark.parametrize(
@@ -711,33 +697,3 @@ def test_a_number_of_the_summary_is_not_repeated_in_its_table() -> None:
         report_files(tables, [], "toy", {}, declared=declared)["index.html"].decode()
     ).words
     assert words.count("0.4 above majority (0.5)") == 1
-
-
-@pytest.mark.parametrize("better", ["higher", "lower"])
-def test_a_phase_that_is_worse_than_the_one_before_it_is_told(better: str) -> None:
-    table = Table(
-        "measures",
-        "a method of a phase",
-        (
-            Column("method", "text", "Method."),
-            Column("documents_of", "text", "Documents."),
-            Column("score", "real", "A score.", better=better),
-        ),
-        axes=("method",),
-        groups=("documents_of",),
-        baselines=("described",),
-        phases=("described", "refined", "trained"),
-    )
-    sign = 1 if better == "higher" else -1
-    values = [
-        ("train", "refined", 9), ("test", "described", 1), ("test", "refined", 3),
-        ("test", "trained", 2), ("other", "described", 1), ("other", "trained", 1),
-    ]  # fmt: skip
-    rows = pd.DataFrame(
-        [{"documents_of": on, "method": name, "score": sign * value} for on, name, value in values]
-    )
-    declared = Declarations("", (table,), (), frozenset({"stages"}))
-    about = About({"stages": _stages("succeeded"), "measures": rows}, "toy", "", "", declared)
-    assert [each for each in beaten(about) if "phase" in each] == [
-        "trained is worse than refined, the phase before it, in score (test)."
-    ]

@@ -50,7 +50,7 @@ def test_the_page_recommends_and_folds_everything_else() -> None:
 
 def test_a_sweep_without_a_recommendation_says_so() -> None:
     tables = systems_tables()
-    assert "No trial can be recommended." in _page({"trials": tables["trials"]})
+    assert "No trial of train_medium can be recommended." in _page({"trials": tables["trials"]})
     assert 'id="training-runs"' not in _page(tables)
 
 

@@ -275,7 +275,7 @@ def test_texts_are_not_compared_by_the_numbers_about_them() -> None:
     )  # fmt: skip
     section = table_section(Table("summaries", "a document"), rows)
     assert not _all(section.parts, Plot)
-    assert section.parts[0] == "30 rows, each a document."
+    assert section.parts[-1].parts[0].caption == "30 rows, each a document."
 
 
 def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_beside_it() -> None:
@@ -293,7 +293,7 @@ def test_a_missing_value_of_an_axis_is_in_the_heat_map_and_the_best_points_besid
     assert [text.get_text() for text in axes.get_xticklabels()] == ["4", "8", "none"]
     view = next(part for part in section.parts if isinstance(part, TableView))
     assert list(view.rows.iloc[0]) == ["2", "none", "9.30 ± 0.25"]
-    assert "depth (3 values)" in section.parts[0]
+    assert "depth (3 values)" in section.parts[-1].parts[0].caption
 
 
 def _crowded() -> pd.DataFrame:

@@ -48,23 +48,6 @@ def by_rate(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return together.pivot_table(index="seed", columns="rate", values="value", aggfunc="mean")
 
 
-def test_no_other_seed_is_proposed():
-    listed, rows = [], []
-    for rate, seed in product(("0.1", "0.2"), ("0", "1")):
-        name = f"fit.rate={rate},fit.seed={seed}"
-        listed += [{"variant": name, "key": "fit.rate", "value": rate},
-                   {"variant": name, "key": "fit.seed", "value": seed}]  # fmt: skip
-        rows.append({"run_id": "r", "command_id": "c", "variant": name, "value": float(rate)})
-    best = {"metric": "measures.value", "better": "higher", "mean": 0.2, "seeds": 1, "points": 4,
-            "point": json.dumps({"fit.rate": "0.2", "fit.seed": "1"})}  # fmt: skip
-    tables = {"variants": pd.DataFrame(listed), "measures": pd.DataFrame(rows),
-              "best_variants": pd.DataFrame([best])}  # fmt: skip
-    texts = [part for part in variants.variants_section(tables, None).parts if "try" in str(part)]
-    assert texts == [
-        "measures.value: the best fit.rate is the largest that was tried (0.2): try larger ones."
-    ]
-
-
 def seeded(rates: tuple[str, ...], **columns: list[float]) -> dict[str, pd.DataFrame]:
     """Return trainings of a matrix over rates and two values of a training's own seed."""
     listed, rows = [], []
@@ -103,20 +86,6 @@ def test_the_interval_of_a_speed_has_no_negative_end():
     found = comparison.summary(comparison.Observations.of(tables), "fit.rate").set_index("value")
     assert found.loc["0.1", "low"] == 0
     assert 0 < found.loc["0.2", "low"] < 805 < found.loc["0.2", "high"]
-
-
-def test_the_same_edge_is_said_once():
-    tables = seeded(
-        ("0.1", "0.2"), eval_accuracy=[0.1, 0.2, 0.3, 0.4], eval_f1=[0.1, 0.2, 0.3, 0.4]
-    )
-    observed = comparison.Observations.of(tables)
-    names = {("trials", "eval_accuracy"): "higher", ("trials", "eval_f1"): "higher"}
-    tables["best_variants"] = comparison.best(observed, names)
-    texts = [part for part in variants.variants_section(tables, None).parts if "try" in str(part)]
-    assert texts == [
-        "trials.eval_accuracy (fit), trials.eval_f1 (fit): the best fit.rate is the largest that "
-        "was tried (0.2): try larger ones."
-    ]
 
 
 def test_held_out_metrics_stand_for_a_training_before_its_loss():

@@ -1,0 +1,341 @@
+"""The four boxes of the first screen: three sentences at most, and no paragraph twice on a page."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import raypipe as rp
+from experiments.lm_pretrain import tables as lm_tables
+from experiments.lm_pretrain.report_sections import sections as lm_sections
+from experiments.pabbo_lda import tables as pabbo_tables
+from experiments.pabbo_lda.figures.report_sections import sections as pabbo_sections
+from experiments.summarization import tables as summarization_tables
+from experiments.summarization.figures import sections as summarization_sections
+from experiments.teleclass import tables as teleclass_tables
+from experiments.teleclass.figures import sections as teleclass_sections
+from experiments.transformer import tables as transformer_tables
+from experiments.transformer.figures import sections as transformer_sections
+from raypipe.report.about import Declarations
+from raypipe.report.page import report_files
+from raypipe.report.sections import Section
+from raypipe.storage.tables import Table
+from tests.experiments.pabbo_lda.test_verdict import FITS, studies, tables_of
+from tests.raypipe.report.sweep_tables import systems_tables
+from tests.raypipe.toy import raypipe
+
+Tables = Mapping[str, pd.DataFrame]
+
+
+def boxes(page: str) -> dict[str, list[str]]:
+    """Return the paragraphs of each box, after a check of the whole page."""
+    main = re.sub(r"<svg.*?</svg>", "", page[page.index("<main>") :], flags=re.DOTALL)
+    texts = _paragraphs(main)
+    assert [text for text, count in Counter(texts).items() if count > 1] == []
+    answers = re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", main, re.DOTALL)
+    found = {question: _paragraphs(answer) for question, answer in answers}
+    for question, paragraphs in found.items():
+        ends = re.findall(r"[.!?](?=\s+[A-Z]|$)|:$", "\n".join(paragraphs), re.MULTILINE)
+        assert len(ends) <= 3, (question, paragraphs)
+    return found
+
+
+def _paragraphs(text: str) -> list[str]:
+    found = re.findall(r"<p>(.*?)</p>", text, re.DOTALL)
+    return [html.unescape(re.sub(r"<[^>]+>", "", each)).strip() for each in found]
+
+
+EQUAL = {"What to do next": ["The tables suggest no next step."]}
+NOT_FINITE = (
+    "calls.y is not finite in 2 of 3 rows: NaN at x=0; inf at x=1; calls.z is not finite in any of "
+    "3 rows: NaN at x=0, x=1 and x=2."
+)
+
+
+def _fails(x: int) -> dict[str, float]:
+    if x == 1:
+        raise ValueError("no one")
+    return {"y": x}
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "said"),
+    [
+        (lambda x: {"y": x}, {"x": 1}, {}, {}),
+        (
+            lambda x: {"y": x, "loss": 1.0},
+            {"x": range(3)},
+            {},
+            {"What to do next": [
+                "Say which number is better, such as minimize='loss' (or maximize='NAME'); stored "
+                "calls are not computed again:"
+            ]},
+        ),
+        (lambda x: {"y": 1.0}, {"x": range(9)}, {"maximize": "y"}, EQUAL),
+        (lambda x: {"y": x}, {"x": range(4)}, {"minimize": "y"}, {}),
+        (
+            lambda x: {"y": [math.nan, math.inf, 1.0][x], "z": math.nan},
+            {"x": range(3)},
+            {"maximize": ["y", "z"]},
+            {"What came out": [NOT_FINITE]},
+        ),
+        (lambda x: {f"y{n}": math.nan for n in range(9)}, {"x": range(3)},
+         {"maximize": [f"y{n}" for n in range(9)]}, {}),
+        (_fails, {"x": range(3)}, {"maximize": "y"},
+         {"What to do next": ["1 call failed. Read the error, then continue:"]}),
+        (lambda x, seed: {"y": x + seed % 3, "z": -x}, {"x": range(3), "seed": range(4)},
+         {"maximize": ["y", "z"]}, {}),
+        (lambda x, seed: {"y": 2.0}, {"x": range(3), "seed": range(3)}, {"maximize": "y"}, EQUAL),
+        (
+            lambda x: {"y": abs(x - 2)},
+            {"x": 1},
+            {"minimize": "y", "overrides": {"matrix.search": {
+                "axes": {"arguments.x": [1, 2, 3, 4]}, "sampler": "random", "trials": 6,
+                "metrics": [{"metric": "calls.y", "mode": "min"}]}}},
+            {},
+        ),
+        (lambda x, k: {"y": x * k}, {"x": 1, "k": [1, 2]},
+         {"minimize": "y", "overrides": {"matrix.axes": {"arguments.x": [1, 2, 3]}}}, {}),
+    ],
+    ids=("one", "undirected", "tie", "edge", "not finite", "many not finite", "failed", "seeds",
+         "equal seeds", "search", "matrix"),
+)  # fmt: skip
+def test_functions(
+    tmp_path: Path,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    options: Mapping[str, Any],
+    said: Mapping[str, list[str]],
+) -> None:
+    run_dir = tmp_path / "r"
+    try:
+        rp.map(function, arguments, run_dir=run_dir, local=True, **options)
+    except rp.RunFailedError:
+        assert function is _fails
+    found = boxes((run_dir / "report/index.html").read_text())
+    assert {name: found[name] for name in said} == said
+
+
+def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.py").write_text(
+        "import json, os\nwith open(os.environ['RAYPIPE_OUTPUT_DIR'] + '/m.jsonl', 'w') as file:\n"
+        "    for step, held_out in enumerate([5, 1, 2, 3, 4, 5, 6, 7, 8]):\n"
+        "        row = {'step': step, 'loss': 1.0, 'eval_loss': held_out}\n"
+        "        print(json.dumps(row), file=file)\n"
+    )
+    Path("c.yaml").write_text(
+        "experiment: raypipe.scripts\n"
+        f"train: {{command: '{sys.executable} s.py', metrics: m.jsonl}}\n"
+    )
+    assert raypipe("run", "c.yaml", "--local", "--run-dir", "r") == 0
+    found = boxes(Path("r/report/index.html").read_text())
+    assert "was best at step 1 (1) and is worse at the end (8)" in found["What to do next"][0]
+
+
+#: writes the rows of rows.json; its own section says more than a box has room for
+FILL = """
+import json
+from pathlib import Path
+
+import raypipe as rp
+from raypipe.report.sections import Code, Section
+
+
+def fill(context):
+    for key, row in enumerate(json.loads(Path("rows.json").read_text())):
+        context.ledger.put("scores", {str(key): row})
+
+
+def sections(tables):
+    found, certain, do = ([f"{name} {n}." for n in range(5)] for name in ("Found", "Sure", "Do"))
+    return [Section("Own", [], findings=found, certainty=certain, advice=[*do, Code("go")])]
+
+
+COLUMNS = (rp.Column("method", "text", "Its name."), rp.Column("corpus", "text", "Its corpus."),
+           rp.Column("seed", "integer", "Its seed."),
+           rp.Column("score", "real", "It.", better="higher"),
+           rp.Column("cost", "real", "It.", better="lower"))
+TABLE = rp.Table("scores", "a score", COLUMNS, axes=("method",), groups=("corpus",),
+                 baselines=("m0",), repeats="seeds")
+EXPERIMENT = rp.Experiment("fill", 1, rp.Settings, lambda _: [rp.Stage("fill", fill, reads=())],
+                           tables=(TABLE,), report=OWN)
+"""
+NUMBERS = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(-9, 9), st.sampled_from(
+    [math.nan, math.inf, None]))  # fmt: skip
+ROW = st.fixed_dictionaries(
+    {"method": st.sampled_from(["m0", "m1", "m2", "m3"]), "corpus": st.sampled_from("ab"),
+     "seed": st.integers(0, 3), "score": NUMBERS, "cost": NUMBERS}
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[None]:
+    """An experiment without sections, and one whose section says too much."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        for name, own in (("fill_plain", "None"), ("fill_own", "sections")):
+            Path(folder, f"{name}.py").write_text(FILL.replace("OWN", own))
+        patch.syspath_prepend(folder)
+        yield
+        for name in ("fill_plain", "fill_own"):
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("modules")
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(["fill_plain", "fill_own"]), st.lists(ROW, max_size=25))
+def test_any_table_of_results(module: str, rows: list[dict[str, Any]]) -> None:
+    with TemporaryDirectory() as folder, chdir(folder):
+        Path("rows.json").write_text(json.dumps(rows))
+        Path("e.yaml").write_text(f"experiment: {module}\n")
+        assert raypipe("run", "e.yaml", "--local", "--run-dir", "r") == 0
+        boxes(Path("r/report/index.html").read_text())
+
+
+def _page(
+    tables: Tables,
+    declared: Sequence[Table] = (),
+    sections: Sequence[Section] = (),
+    statuses: Sequence[str] = ("succeeded",),
+) -> dict[str, list[str]]:
+    stages = pd.DataFrame({"run_id": "r", "stage": [f"s{n}" for n in range(len(statuses))],
+                           "status": statuses, "started_at": pd.Timestamp("2026-03-02", tz="UTC"),
+                           "duration_s": 1.0, "device": "cpu", "gpu_peak_bytes": None})  # fmt: skip
+    core = {"stages", "trials", "steps", "recommendations", "sweep_points", "pareto", "memory_fits"}
+    configuration = "seed: 0\nt0: {training: {steps: 50, seed: 0}}\n"
+    files = report_files(
+        {"stages": stages, **tables}, sections, "toy", {}, "raypipe run x.yaml --run-dir r",
+        configuration, Declarations("Do it. And more.", declared, (), frozenset(core)),
+    )  # fmt: skip
+    return boxes(files["index.html"].decode())
+
+
+def _measures(declared: Sequence[Table], own: float, methods: Sequence[str]) -> pd.DataFrame:
+    """Rows of the table ``measures``: the last method is the model."""
+    table = next(each for each in declared if each.name == "measures")
+    numbers = [column.name for column in table.columns if column.type in ("real", "integer")]
+    fixed = {"level": "all", "documents_of": "test"}
+    rows = [
+        {"method": method, **fixed, **dict.fromkeys(numbers, own if method == methods[-1] else 0.5)}
+        for method in methods
+    ]
+    return pd.DataFrame(rows).filter([column.name for column in table.columns])
+
+
+GAINS = {
+    "lm_pretrain": {"method": ["language model"], "baseline": "kneser-ney tokens", "tokens": 50,
+                    "groups": 5, "gain": 0.2, "gain_low": 0.1, "gain_high": 0.3},
+    "summarization": {"baseline": ["lead"], "documents": 9, "rouge_2_gain": 0.2,
+                      "rouge_2_gain_low": -0.1, "rouge_2_gain_high": 0.4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("own", [0.2, 0.5, 0.9, np.nan])
+@pytest.mark.parametrize("tested", [False, True])
+@pytest.mark.parametrize(
+    ("name", "declared", "sections", "methods"),
+    [
+        ("lm_pretrain", lm_tables.TABLES, lm_sections,
+         ["unigram", "xz", "kneser-ney tokens", "language model"]),
+        ("summarization", summarization_tables.TABLES, summarization_sections,
+         ["lead", "random", "summarizer"]),
+        ("teleclass", teleclass_tables.TABLES, teleclass_sections,
+         ["nearest_name", "nearest_description", "refined", "classifier"]),
+        ("transformer", transformer_tables.TABLES, transformer_sections,
+         ["majority class", "SVM", "transformer"]),
+    ],
+    ids=("lm_pretrain", "summarization", "teleclass", "transformer"),
+)  # fmt: skip
+def test_trained_workloads(
+    name: str,
+    declared: Sequence[Table],
+    sections: Callable[[Tables], Sequence[Section]],
+    methods: Sequence[str],
+    tested: bool,
+    own: float,
+) -> None:
+    tables = {
+        "measures": _measures(declared, own, methods),
+        **_curves(3, [5.0, 4.0, 3.0, 2.0, 1.0]),
+    }
+    if tested and name in GAINS:
+        tables["gains"] = pd.DataFrame(GAINS[name])
+    found = _page(tables, declared, sections(tables))
+    if tested and name in GAINS:
+        (sentence,) = found["How certain"]
+        assert sentence.startswith("Over the ")
+        assert "95 % interval of the gain" in sentence
+
+
+@pytest.mark.parametrize("corpora", [1, 2, 4])
+@pytest.mark.parametrize(
+    "values",
+    [
+        studies(12, bisect=3, ga=5, random=7),
+        studies(3, bisect=2, ga=5, random=7),
+        studies(1, bisect=2, random=7),
+        {name: [[30.0, 20.0, 10.0]] * 3 for name in ("ga", "es", "tpe", "random")},
+    ],
+    ids=("winner", "few", "one", "tie"),
+)
+def test_studies(corpora: int, values: Any) -> None:
+    names = [f"c{place}" for place in range(corpora)]
+    fits = [[{**fit, "dataset": name} for fit in FITS] for name in names]
+    parts = [tables_of(values, own, name) for name, own in zip(names, fits, strict=True)]
+    tables = {
+        name: pd.concat([each[name] for each in parts], ignore_index=True) for name in parts[0]
+    }
+    last = tables["study_history"].groupby(["dataset", "optimizer", "run"], sort=False).tail(1)
+    finals = last[["dataset", "optimizer", "run"]].assign(best_perplexity=last["best_value"])
+    found = _page({**tables, "studies": finals}, pabbo_tables.TABLES, pabbo_sections(tables))
+    assert any("inner" in text for text in found["What came out"]) or "bisect won" in str(found)
+
+
+def _curves(count: int, values: list[float]) -> dict[str, pd.DataFrame]:
+    """Trainings with the same held-out losses."""
+    names = [f"t{place}" for place in range(count)]
+    steps = [pd.DataFrame({"trial_id": name, "step": 10 * np.arange(1, len(values) + 1),
+                           "loss": 4.0, "samples_per_s": 9.0, "eval_loss": values})
+             for name in names]  # fmt: skip
+    trials = pd.DataFrame({"trial_id": names, "stage": names, "status": "succeeded", "steps": 50})
+    return {"steps": pd.concat(steps, ignore_index=True), "trials": trials}
+
+
+@pytest.mark.parametrize("values", [[5.0, 4.0, 3.0, 2.0, 1.0], [5.0, 1.0, 2.0, 3.0, 4.0]])
+@pytest.mark.parametrize("statuses", [("succeeded",), ("succeeded", "failed", "interrupted")])
+def test_trainings(values: list[float], statuses: tuple[str, ...]) -> None:
+    assert len(_page(_curves(5, values), statuses=statuses)["What to do next"]) == 1
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("decided", [True, False, None])
+def test_sweeps(stages: int, decided: bool | None) -> None:
+    one = systems_tables()
+    parts = [
+        {name: table.replace({"trained_stage": {"train_medium": f"train_{place}"}})
+         for name, table in one.items()}
+        for place in range(stages)
+    ]  # fmt: skip
+    tables = {name: pd.concat([each[name] for each in parts], ignore_index=True) for name in one}
+    if decided is None:
+        del tables["recommendations"]
+    else:
+        chosen = tables["recommendations"]
+        reasons = [f"The fastest of {stage}." for stage in chosen["trained_stage"]]
+        tables["recommendations"] = chosen.assign(decided=decided, rounds=5, reason=reasons)
+    _page(tables)
