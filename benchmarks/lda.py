@@ -34,8 +34,8 @@ from sklearn.decomposition import LatentDirichletAllocation
 from threadpoolctl import threadpool_limits
 
 from benchmarks.training import machine
+from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.objective.topic_model import CompiledLatentDirichletAllocation
-from raypipe.datasets import load_corpus
 from raypipe.provenance import git_commit, package_version
 
 #: passes over the documents and rounds, by the number of topics

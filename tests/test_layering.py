@@ -27,7 +27,7 @@ ORDER = (
     ("pipeline",),
     ("integrations",),
     ("surrogate",),
-    ("report", "prediction", "training", "datasets"),
+    ("report", "prediction", "training"),
     ("config",),
     ("storage",),
     ("faults", "provenance", "stats"),

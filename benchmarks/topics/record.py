@@ -22,12 +22,12 @@ import typer
 from sklearn.model_selection import train_test_split
 
 import raypipe as rp
+from experiments.common.corpora.corpus import Corpus
+from experiments.common.corpora.docstrings import docstring_records
+from experiments.common.corpora.text import Tokenization, vectorize
 from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.topic_model import fit
 from experiments.pabbo_lda.optimizers import IntegerRange, Point
-from raypipe.datasets.corpus import Corpus
-from raypipe.datasets.docstrings import docstring_records
-from raypipe.datasets.text import Tokenization, vectorize
 
 RECORDED = Path(__file__).parents[1] / "results" / "topics" / "recorded.csv.gz"
 #: packages whose docstrings are a corpus, by name; None is the standard library

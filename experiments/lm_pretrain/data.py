@@ -10,10 +10,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import SKIPPED, docstring_records
-from raypipe.datasets.files import check_known, json_objects, open_text, reading
-from raypipe.datasets.rows import checksum
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import SKIPPED, docstring_records
+from experiments.common.corpora.files import check_known, json_objects, open_text, reading
+from experiments.common.corpora.rows import checksum
 
 _FILE_KEYS = ("files", "held_out_files")
 

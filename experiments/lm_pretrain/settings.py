@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from experiments.common.bpe import FEWEST_TOKENS
 from experiments.lm_pretrain.export import check_exportable
 from experiments.lm_pretrain.model import LmSettings, large, medium, tiny
 from experiments.lm_pretrain.tokenizer import Kind
 from raypipe.config.settings import Operational, Settings
-from raypipe.datasets.bpe import FEWEST_TOKENS
 from raypipe.errors import ConfigError
 from raypipe.training.settings import LoaderSettings, TrainingSettings, TrainStageSettings
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.lm_pretrain.dataset import PackedTokens, RandomTokens, model_of, validation_tokens
 from experiments.lm_pretrain.model import DecoderLayer, LanguageModel, LmSettings, flops_per_token
 from experiments.lm_pretrain.shards import run_folder
-from raypipe.datasets.corpus import CorpusError
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.cross_entropy import linear_cross_entropy
 from raypipe.training.settings import TrainingSettings

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from experiments.common.corpora.load import Source
 from experiments.pabbo_lda.objective.fit_options import LdaPrecision
 from experiments.pabbo_lda.optimizers import T_ONLY, OptimizerName, PolicySettings, Space
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicySettings
@@ -18,7 +19,6 @@ from experiments.pabbo_lda.pabbo.model import LARGE
 from experiments.pabbo_lda.pabbo.training_settings import PabboSettings
 from raypipe.config.settings import Level, Operational, Settings
 from raypipe.config.validation import dig
-from raypipe.datasets import Source
 from raypipe.training.settings import TrainingSettings, TrainStageSettings
 
 ObjectiveName = Literal["perplexity", "heldout_perplexity", "coherence", "tabular"]

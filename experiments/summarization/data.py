@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import docstring_records
-from raypipe.datasets.files import check_known
-from raypipe.datasets.rows import checksum, held_out, read_rows, text_hashes, validation
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import docstring_records
+from experiments.common.corpora.files import check_known
+from experiments.common.corpora.rows import checksum, held_out, read_rows, text_hashes, validation
 from raypipe.pipeline.identity import fingerprint
 
 SHARE_KEY = "data.held_out_share"

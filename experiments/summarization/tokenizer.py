@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from tokenizers import Tokenizer
 
-from raypipe.datasets.bpe import FEWEST_TOKENS as _FEWEST
-from raypipe.datasets.bpe import load_tokenizer, train_bpe
+from experiments.common.bpe import FEWEST_TOKENS as _FEWEST
+from experiments.common.bpe import load_tokenizer, train_bpe
 
 #: special tokens of the BPE: padding, which also begins a summary, and the end of a text
 SPECIAL = ("<pad>", "</s>")

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from experiments.common.blocks import Block, map_blocks
+from experiments.common.bpe import token_lists, train_bpe
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
 from experiments.teleclass.artifacts import generated_documents, training_set_path, vector_lists
 from experiments.teleclass.data.corpus import Corpus
 from experiments.teleclass.embeddings import Vectors, embeddings_of
 from experiments.teleclass.encoders import stored_encoder
 from experiments.teleclass.settings import takes_vectors
-from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.errors import ConfigError
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_arrow, read_parquet, write_arrow

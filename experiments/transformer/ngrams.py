@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from experiments.common.corpora.rows import text_hashes
 from experiments.transformer.settings import NgramSettings
-from raypipe.datasets.rows import text_hashes
 
 _WORD = re.compile(r"\w+")
 #: texts of which repeated n-grams are counted together

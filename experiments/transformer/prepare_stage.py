@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from experiments.common.blocks import PARTS, Block, Part, map_blocks
+from experiments.common.bpe import token_lists, train_bpe
 from experiments.common.tokenizer import evenly_spread, store_tokenizer
 from experiments.transformer.data.splits import Data
 from experiments.transformer.data.tables import Column, encode_rows
 from experiments.transformer.ngrams import encode_ngrams, known_ngrams
 from experiments.transformer.settings import NgramSettings
-from raypipe.datasets.bpe import token_lists, train_bpe
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import write_arrow, write_parquet
 from raypipe.storage.run_directory import RunDirectory

@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import raypipe as rp
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.load import load_corpus
+from experiments.common.corpora.rows import read_arrays
 from raypipe.commands import fit as fit_command
 from raypipe.config.overrides import hidden_override
-from raypipe.datasets import CorpusError, load_corpus
-from raypipe.datasets.rows import read_arrays
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import (
     Redactor,

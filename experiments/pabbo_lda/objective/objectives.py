@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from sklearn.model_selection import train_test_split
 
+from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
+from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.tabular import TabularObjective, tabular_value
 from experiments.pabbo_lda.optimizers import Point
-from raypipe.datasets import Corpus, CorpusError, load_corpus, make_corpus
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
 

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.files import open_text, reading
 from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import open_text, reading
 
 _KEYS = ("core_classes", "core classes", "labels")
 

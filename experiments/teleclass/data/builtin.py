@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
+from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
+from experiments.common.corpora.text import WORD_PATTERN
 from experiments.teleclass.data.documents import Documents, check_size
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy
-from raypipe.datasets.docstrings import DocstringRecord, docstring_records
-from raypipe.datasets.text import WORD_PATTERN
 
 #: a smaller module counts as part of its package, or is left out if it has none
 MIN_DOCUMENTS = 12

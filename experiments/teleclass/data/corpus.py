@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.builtin import builtin_documents
 from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.data.taxonomy import Taxonomy, read_taxonomy
 from experiments.teleclass.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
 
 _FORMS = (".jsonl", ".jsonl.gz", ".parquet", ".csv", ".csv.gz", ".txt", ".txt.gz")
 

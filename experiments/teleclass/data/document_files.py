@@ -14,6 +14,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.files import check_known, reading
 from experiments.teleclass.data.blocks import (
     BLOCK,
     Block,
@@ -25,8 +27,6 @@ from experiments.teleclass.data.blocks import (
     join_texts,
 )
 from experiments.teleclass.data.line_files import malformed, numbered_lines
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import check_known, reading
 from raypipe.storage import parquet
 
 #: bytes of CSV parsed at a time; no document may be longer

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.blocks import BLOCK, Block, Columns
 from experiments.teleclass.data.document_files import document_blocks, gold_blocks, unit
 from experiments.teleclass.data.taxonomy import Taxonomy, unknown_class
-from raypipe.datasets.corpus import CorpusError
 
 #: documents hashed at a time
 HASHED = 65_536

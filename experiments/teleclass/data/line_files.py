@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import open_text, reading
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.files import open_text, reading
 
 
 class Row(NamedTuple):

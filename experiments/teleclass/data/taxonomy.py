@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.line_files import Row, malformed, numbered_lines, tab_rows
-from raypipe.datasets.corpus import CorpusError
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from torch import nn
 
+from experiments.common.bpe import token_lists
 from experiments.common.evaluation import task_device
 from experiments.common.tokenizer import read_tokenizer
 from experiments.teleclass.artifacts import label_lists, record_measures
@@ -32,7 +33,6 @@ from experiments.teleclass.refinement import NEVER, best_labels, cut_at_gap, lab
 from experiments.teleclass.settings import InferSettings, takes_vectors
 from experiments.teleclass.task_pools import pool_options
 from experiments.teleclass.training import Collate
-from raypipe.datasets.bpe import token_lists
 from raypipe.pipeline.context import StageContext
 from raypipe.storage.artifacts import read_parquet, write_parquet
 from raypipe.storage.run_directory import RunDirectory

@@ -12,6 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import docstring_records
+from experiments.common.corpora.rows import (
+    check_column,
+    checksum,
+    held_out,
+    is_npz,
+    read_arrays,
+    read_rows,
+    text_hashes,
+)
 from experiments.transformer.data.splits import (
     Data,
     Kind,
@@ -21,17 +32,6 @@ from experiments.transformer.data.splits import (
     with_validation,
 )
 from experiments.transformer.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import docstring_records
-from raypipe.datasets.rows import (
-    check_column,
-    checksum,
-    held_out,
-    is_npz,
-    read_arrays,
-    read_rows,
-    text_hashes,
-)
 from raypipe.pipeline.identity import fingerprint
 
 _TARGET = "target"

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from experiments.common.blocks import Part
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.rows import validation
 from experiments.transformer.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.rows import validation
 
 Kind = Literal["classification", "regression"]
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.rows import check_column, checksum, held_out, table_of
 from experiments.transformer.data.splits import (
     Category,
     Data,
@@ -23,8 +25,6 @@ from experiments.transformer.data.splits import (
     with_validation,
 )
 from experiments.transformer.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.rows import check_column, checksum, held_out, table_of
 
 Column = Numeric | Category
 #: largest standardized value; beyond it the file is corrupt, and fp32 near its limit

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.lm_pretrain.data import divide, keys_read, read_texts, text_content
 from experiments.lm_pretrain.settings import DataSettings, PretrainingSettings
 from experiments.lm_pretrain.tokenizer import (
@@ -20,7 +21,6 @@ from experiments.lm_pretrain.tokenizer import (
     encode_chunk,
     make_tokenizer,
 )
-from raypipe.datasets.corpus import CorpusError
 from raypipe.errors import ConfigError
 
 KINDS: tuple[Kind, ...] = ("bpe", "characters", "bytes")

@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.common.corpora.load import load_corpus
 from experiments.pabbo_lda.experiment import EXPERIMENT
 from experiments.pabbo_lda.objective.fit_options import LdaFit
 from experiments.pabbo_lda.objective.topic_model import lda_perplexity
 from experiments.pabbo_lda.optimizers import Point
 from experiments.pabbo_lda.study.evaluations import lda_seeds
-from raypipe.datasets import load_corpus
 from raypipe.launch.cluster import RayLauncher
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory

@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.summarization import data as pairs
 from experiments.summarization.data import Data, load
 from experiments.summarization.settings import DataSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import DocstringRecord
 
 ROWS = [{"document": f"text {i} of some words.", "summary": f"text {i}"} for i in range(60)]
 

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.annotations import read_annotations
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
-from raypipe.datasets.corpus import CorpusError
 
 TAXONOMY = make_taxonomy([Row("", id_, id_) for id_ in ("a", "b", "7")], [], source="test")
 

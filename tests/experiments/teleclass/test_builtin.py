@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import docstring_records
+from experiments.common.corpora.text import WORD_PATTERN
 from experiments.teleclass.data import builtin
 from experiments.teleclass.data.builtin import builtin_documents
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import docstring_records
-from raypipe.datasets.text import WORD_PATTERN
 
 
 @pytest.fixture(scope="module")

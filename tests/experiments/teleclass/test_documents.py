@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data import blocks, documents
 from experiments.teleclass.data.documents import Documents, read_documents
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy, read_taxonomy
-from raypipe.datasets.corpus import CorpusError
 
 TAXONOMY = make_taxonomy(
     [Row("", id_, f"name {id_}") for id_ in ("0", "10", "11", "12")],

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from experiments.common.bpe import token_lists
 from experiments.common.tokenizer import tokenizer_path
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import make_taxonomy
@@ -20,7 +21,6 @@ from experiments.teleclass.phases import infer
 from experiments.teleclass.phases.infer import Predictor, choose
 from experiments.teleclass.settings import ClassifierSettings, InferSettings
 from experiments.teleclass.tokenize_stage import make_tokenizer
-from raypipe.datasets.bpe import token_lists
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import write_weights
 from tests.experiments.teleclass.sections import tokens_of

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.teleclass.data.line_files import Row
 from experiments.teleclass.data.taxonomy import Taxonomy, make_taxonomy, read_taxonomy
-from raypipe.datasets.corpus import CorpusError
 
 LABELS = "s\tscience\np\tphysics_lab\nc\tchemistry\nq\tquantum_chemistry\n"
 EDGES = "s\tp\ns\tc\np\tq\nc\tq\n"

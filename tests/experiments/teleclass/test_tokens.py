@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from experiments.common.bpe import token_lists
 from experiments.common.tokenizer import tokenizer_path
 from experiments.teleclass import tokenize_stage
 from experiments.teleclass.encoders import LsaEncoder
@@ -22,7 +23,6 @@ from experiments.teleclass.tokenize_stage import (
     read_tokens,
     run_tokenize,
 )
-from raypipe.datasets.bpe import token_lists
 from raypipe.errors import ConfigError
 from tests.experiments.teleclass.sections import tokens_of, train_with, with_sections
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer.data import sequences
 from experiments.transformer.data.load import load
 from experiments.transformer.data.splits import Category, Data, Numeric, make_target
 from experiments.transformer.data.tables import encode_rows
 from experiments.transformer.settings import DataSettings, ModelSettings
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
 from tests.experiments.transformer.samples import ROWS, frame, lines, write
 

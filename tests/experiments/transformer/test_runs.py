@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from experiments.common.corpora.docstrings import DocstringRecord
 from experiments.transformer import evaluation, experiment
 from experiments.transformer.data import sequences
 from experiments.transformer.data.splits import Target
@@ -26,7 +27,6 @@ from raypipe.commands import configuration as config
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
 from raypipe.commands.sweep import sweep
-from raypipe.datasets.docstrings import DocstringRecord
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.launch.inline import InlineLauncher

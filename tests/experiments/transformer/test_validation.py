@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiments.common.corpora.corpus import CorpusError
 from experiments.transformer.data.load import load
 from experiments.transformer.dataset import StoredSamples
 from experiments.transformer.settings import DataSettings
 from raypipe.commands import cluster
 from raypipe.commands import run as commands
 from raypipe.commands.request import Request
-from raypipe.datasets.corpus import CorpusError
 from raypipe.launch.inline import InlineLauncher
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table

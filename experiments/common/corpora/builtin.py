@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from raypipe.datasets.corpus import Corpus, CorpusError
-from raypipe.datasets.docstrings import DocstringRecord, docstring_records
-from raypipe.datasets.text import Tokenization, vectorize
+from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.docstrings import DocstringRecord, docstring_records
+from experiments.common.corpora.text import Tokenization, vectorize
 
 NAME = "stdlib"
 

@@ -8,12 +8,12 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from experiments.common.corpora.bow import load_bow, load_uci
+from experiments.common.corpora.builtin import NAME, builtin_corpus
+from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.files import check_known
+from experiments.common.corpora.text import WORD_PATTERN, Tokenization, load_table, load_text
 from raypipe.config.settings import Settings
-from raypipe.datasets.bow import load_bow, load_uci
-from raypipe.datasets.builtin import NAME, builtin_corpus
-from raypipe.datasets.corpus import Corpus, CorpusError
-from raypipe.datasets.files import check_known
-from raypipe.datasets.text import WORD_PATTERN, Tokenization, load_table, load_text
 
 Source = Literal["builtin", "bow", "uci", "text", "jsonl", "csv", "parquet"]
 

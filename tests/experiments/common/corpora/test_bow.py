@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from raypipe.datasets import Corpus, CorpusError, load_corpus
-from raypipe.datasets.bow import load_bow, load_uci
+from experiments.common.corpora.bow import load_bow, load_uci
+from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.load import load_corpus
 
 COUNTS = sparse.random(
     12, 9, density=0.15, format="csr", random_state=0, data_rvs=lambda n: np.arange(1, n + 1)

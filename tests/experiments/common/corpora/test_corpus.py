@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import sparse
 
-from raypipe.datasets import CorpusError, make_corpus, validate_counts
+from experiments.common.corpora.corpus import CorpusError, make_corpus, validate_counts
 
 DENSE = np.array([[0, 2, 0, 1], [0, 0, 0, 0], [5, 0, 0, 3]])
 

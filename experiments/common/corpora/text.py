@@ -14,8 +14,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import CountVectorizer
 
-from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
-from raypipe.datasets.files import (
+from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
+from experiments.common.corpora.files import (
     check_known,
     check_name,
     find_file,

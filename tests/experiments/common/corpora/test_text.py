@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.feature_extraction.text import CountVectorizer
 
-from raypipe.datasets import Corpus, CorpusError, Tokenization, load_corpus
-from raypipe.datasets.text import WORD_PATTERN, vectorize
+from experiments.common.corpora.corpus import Corpus, CorpusError
+from experiments.common.corpora.load import load_corpus
+from experiments.common.corpora.text import WORD_PATTERN, Tokenization, vectorize
 
 TEXTS = [
     "Topic models find topics in documents",

@@ -9,15 +9,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from raypipe.datasets import (
-    CorpusError,
-    Tokenization,
-    builtin,
-    builtin_corpus,
-    docstring_records,
-    docstrings,
-)
-from raypipe.datasets.docstrings import SKIPPED, DocstringRecord
+from experiments.common.corpora import builtin, docstrings
+from experiments.common.corpora.builtin import builtin_corpus
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.docstrings import SKIPPED, DocstringRecord, docstring_records
+from experiments.common.corpora.text import Tokenization
 
 SMALL = Tokenization(max_features=200)
 

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
-from raypipe.datasets.corpus import CorpusError
+from experiments.common.corpora.corpus import CorpusError
 from raypipe.storage.run_directory import RunDirectory, cache_directory
 
 logger = logging.getLogger(__name__)

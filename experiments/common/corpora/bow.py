@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from raypipe.datasets.corpus import Corpus, CorpusError, make_corpus
-from raypipe.datasets.files import find_file, open_text, reading
+from experiments.common.corpora.corpus import Corpus, CorpusError, make_corpus
+from experiments.common.corpora.files import find_file, open_text, reading
 
 #: documents per entry of a docword file; more mean a damaged header, and would cost memory
 _MAX_SPARSITY = 1000

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
-from raypipe.datasets.corpus import CorpusError
+from experiments.common.corpora.corpus import CorpusError
 
 
 def find_file(directory: Path, name: str, forms: Sequence[tuple[str, str]]) -> Path:

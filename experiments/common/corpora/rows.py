@@ -13,8 +13,8 @@ import pyarrow.json
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from raypipe.datasets.corpus import CorpusError
-from raypipe.datasets.files import check_known, json_objects, reading
+from experiments.common.corpora.corpus import CorpusError
+from experiments.common.corpora.files import check_known, json_objects, reading
 from raypipe.storage import parquet
 
 #: bytes parsed at a time, which is also the maximum length of a row

@@ -1,0 +1,1 @@
+"""Corpora: the built-in one, bag-of-words files, text files and tables."""
