@@ -33,7 +33,7 @@ from rich.progress import track
 from scipy.interpolate import RegularGridInterpolator
 
 from benchmarks.tuning_problems import PROBLEMS, Axis, Problem
-from raypipe.integrations.optuna import PabboSampler
+from experiments.pabbo_lda.samplers.optuna import PabboSampler
 
 RESULTS = Path(__file__).parent / "results" / "tuning"
 START, EVALUATIONS, SEEDS = 4, 25, 10

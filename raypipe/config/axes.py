@@ -11,9 +11,6 @@ from raypipe.config.settings import Settings
 
 Value = bool | int | float | str | list[Any] | None
 
-#: most ranges that PABBO's surrogate takes
-MOST_RANGES = 3
-
 _KINDS = "must be a list of values, {choice: [...]}, or {low: ..., high: ...}"
 
 
@@ -60,27 +57,6 @@ class AxisSettings(Settings):
         elif self.log:
             raise ValueError("log is for a range of low and high")
         return self
-
-
-def check_ranges(axes: Mapping[str, AxisSettings], setting: str, other: str) -> None:
-    """Reject axes that PABBO does not take.
-
-    Args:
-        axes: the axes by key.
-        setting: the key that asks for PABBO.
-        other: the value of the key that takes all axes.
-
-    Raises:
-        ValueError: an axis is not a range, or there are too many.
-
-    """
-    lists = [key for key, axis in axes.items() if axis.low is None]
-    if lists or len(axes) > MOST_RANGES:
-        found = f"{lists[0]} is a list of values" if lists else f"there are {len(axes)} axes"
-        raise ValueError(
-            f"{setting} = pabbo: {found}; it takes up to {MOST_RANGES} ranges (low and high); "
-            f"take {setting} = {other}"
-        )
 
 
 def dotted_axes(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

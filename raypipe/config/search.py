@@ -7,13 +7,13 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
+from raypipe.config.axes import AxisSettings, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
 from raypipe.config.validation import did_you_mean
 
 Mode = Literal["min", "max"]
-#: samplers of Optuna that need no package beyond those of raypipe, and raypipe's own
-Sampler = Literal["tpe", "gp", "pabbo", "random", "qmc", "nsgaii", "nsgaiii"]
+#: samplers of Optuna that need no package beyond those of raypipe
+Sampler = Literal["tpe", "gp", "random", "qmc", "nsgaii", "nsgaiii"]
 #: samplers of populations, which compare points by all metrics
 POPULATIONS = ("nsgaii", "nsgaiii")
 
@@ -129,10 +129,6 @@ class SearchSettings(Settings):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise ValueError(f"metrics: {name[0]} is given twice")
-        if self.sampler == "pabbo":
-            check_ranges(self.axes, "sampler", "tpe")
-            if len(self.metrics) > 1:
-                raise ValueError("sampler = pabbo: optimizes one metric; take nsgaii or tpe")
         if self.asha is None:
             return self
         if self.asha.key in self.axes:

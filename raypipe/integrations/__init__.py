@@ -1,1 +1,1 @@
-"""Integrations with other tools: trackers, and PABBO for Optuna and Ray Tune."""
+"""Trackers: TensorBoard, MLflow and Weights & Biases."""

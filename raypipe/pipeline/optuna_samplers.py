@@ -67,11 +67,6 @@ def sampler_for(name: Sampler, seed: int, number: int, trials: int) -> BaseSampl
                 return optuna.samplers.TPESampler(seed=own, constant_liar=True)
             case "gp":
                 return optuna.samplers.GPSampler(seed=own)
-            case "pabbo":  # one sequence at first, then proposals that differ by their numbers
-                from raypipe.integrations.optuna import PabboSampler
-
-                first = optuna.samplers.TPESampler(seed=own, constant_liar=True)
-                return PabboSampler(seed=seed, independent_sampler=first)
             case "random":
                 return optuna.samplers.RandomSampler(seed=own)
             case "qmc":  # one sequence, whose elements are the proposals

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
 
-from raypipe.config.search import Sampler
 from raypipe.pipeline.optuna_samplers import distribution, sampler_for, study_of
 from raypipe.storage.ledger import Row
 from raypipe.sweep.objective import Objective
@@ -46,7 +45,7 @@ class Search(Protocol):
 
 
 class OptunaSearch:
-    """Points proposed by Optuna's tree-structured Parzen estimator, or by PABBO.
+    """Points proposed by Optuna's tree-structured Parzen estimator.
 
     A proposal depends on the seed, its number and the values reported so far. A continued search
     therefore proposes the same points as an uninterrupted one if trials end in the same order.
@@ -61,7 +60,6 @@ class OptunaSearch:
         self._distributions = {
             maker.key(key): distribution(axis) for key, axis in maker.sweep.axes.items()
         }
-        self._sampler: Sampler = "pabbo" if maker.sweep.search == "pabbo" else "tpe"
         self._study = study_of(["minimize"], self._sampler_of(0))
         self._numbers: dict[str, int] = {}
         for row in sorted(rows, key=lambda row: (row["number"], row["trial_id"])):
@@ -110,7 +108,7 @@ class OptunaSearch:
         return trial
 
     def _sampler_of(self, number: int) -> BaseSampler:
-        return sampler_for(self._sampler, self._maker.sweep.seed, number, self.total)
+        return sampler_for("tpe", self._maker.sweep.seed, number, self.total)
 
     def tell(self, trial: Trial, row: Row | None) -> None:
         """Record the outcome of a trial."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
+from raypipe.config.axes import AxisSettings, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
 
 Scheduler = Literal["asha", "median", "pbt"]
@@ -82,10 +82,10 @@ class SweepSettings(Settings):
     samples: PositiveInt = Field(
         16, description="Number of draws if an axis is not a grid; size of a population."
     )
-    search: Literal["random", "optuna", "pabbo"] = Field(
+    search: Literal["random", "optuna"] = Field(
         "random",
         description="How points are drawn if an axis is not a grid: at random, or from the results "
-        "so far, by Optuna's TPE or by PABBO's surrogate (up to three ranges).",
+        "so far, by Optuna's TPE.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
     scheduler: Scheduler | None = Field(
@@ -159,8 +159,6 @@ class SweepSettings(Settings):
                     f"metric = {self.metric}: a trial of kind = systems is not evaluated; "
                     "take kind = quality"
                 )
-        if self.search == "pabbo":
-            check_ranges(self.axes, "search", "optuna")
         if self.search != "random" and self.scheduler == "pbt":
             raise ValueError(
                 f"search = {self.search}: a population (scheduler = pbt) draws at random"

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from raypipe.config.search import SearchSettings
 from raypipe.pipeline import runner
@@ -492,19 +491,10 @@ def test_a_search_from_stored_rows_equals_an_uninterrupted_one(kind, cut, concur
     assert all(again[key]["status"] == "failed" for key in failed)
 
 
-@pytest.mark.parametrize("sampler", ["gp", "pabbo"])
-def test_samplers_with_a_surrogate_continue_too(sampler):
-    whole = drive(made(sampler=sampler, trials=14, concurrent=1))
-    half = drive(made(sampler=sampler, trials=14, concurrent=1), steps=12)
-    assert drive(made(half, sampler=sampler, trials=14, concurrent=1)) == whole
-
-
-def test_pabbo_takes_one_metric_and_up_to_three_ranges():
-    metrics = [{"metric": "measures.loss"}, {"metric": "measures.size"}]
-    with pytest.raises(ValidationError, match="sampler = pabbo: optimizes one metric"):
-        made(sampler="pabbo", metrics=metrics)
-    with pytest.raises(ValidationError, match="sampler = pabbo: a is a list of values"):
-        made(sampler="pabbo", axes={"a": {"choice": [1, 2]}})
+def test_a_sampler_with_a_surrogate_continues_too():
+    whole = drive(made(sampler="gp", trials=14, concurrent=1))
+    half = drive(made(sampler="gp", trials=14, concurrent=1), steps=12)
+    assert drive(made(half, sampler="gp", trials=14, concurrent=1)) == whole
 
 
 @pytest.mark.parametrize("sampler", ["nsgaii", "nsgaiii"])

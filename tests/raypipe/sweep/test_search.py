@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from raypipe.sweep.search import OptunaSearch
 from raypipe.sweep.settings import SweepSettings
 
@@ -13,8 +11,8 @@ AXES = {"rate": {"low": 1e-4, "high": 1.0, "log": True}, "size": {"low": 1, "hig
 OBJECTIVE = SimpleNamespace(cost=lambda row: row["loss"])
 
 
-def made(method: str, samples: int, rows: list[dict]) -> OptunaSearch:
-    sweep = SweepSettings(stage="train", axes=AXES, search=method, samples=samples)
+def made(samples: int, rows: list[dict]) -> OptunaSearch:
+    sweep = SweepSettings(stage="train", axes=AXES, search="optuna", samples=samples)
     maker = SimpleNamespace(
         sweep=sweep,
         key=lambda name: name,
@@ -35,16 +33,14 @@ def drive(search: OptunaSearch, rows: list[dict]) -> list[dict]:
     return rows
 
 
-@pytest.mark.parametrize("method", ["optuna", "pabbo"])
-def test_a_continued_search_proposes_the_points_of_an_uninterrupted_one(method):
-    whole = drive(made(method, 12, []), [])
-    part = drive(made(method, 8, []), [])
-    assert drive(made(method, 12, part), part) == whole
+def test_a_continued_search_proposes_the_points_of_an_uninterrupted_one():
+    whole = drive(made(12, []), [])
+    part = drive(made(8, []), [])
+    assert drive(made(12, part), part) == whole
     assert len({row["trial_id"] for row in whole}) == 12
 
 
-@pytest.mark.parametrize("method", ["optuna", "pabbo"])
-def test_concurrent_points_differ(method):
-    search = made(method, 8, [])
+def test_concurrent_points_differ():
+    search = made(8, [])
     asked = [search.ask() for _ in range(8)]
     assert len({trial.unit.key for trial in asked if trial is not None}) == 8

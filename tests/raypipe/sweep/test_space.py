@@ -99,16 +99,8 @@ def test_axes_may_be_nested_or_dotted():
         ({"metric": "eval_loss"}, "kind = quality"),
         ({"kind": "quality", "scheduler": "pbt"}, "is a grid"),
         ({"kind": "quality", "scheduler": "pbt", "search": "optuna"}, "at random"),
-        ({"search": "pabbo"}, "search = pabbo: a is a list of values.*take search = optuna"),
     ],
 )
 def test_settings_that_contradict_each_other(given, message):
     with pytest.raises(ValidationError, match=message):
         SweepSettings(stage="train", axes={"a": {"grid": [1]}}, **given)
-
-
-def test_pabbo_takes_up_to_three_ranges():
-    ranges = {name: {"low": 0, "high": 9} for name in "abc"}
-    assert SweepSettings(stage="train", axes=ranges, search="pabbo").is_searched
-    with pytest.raises(ValidationError, match="there are 4 axes; it takes up to 3 ranges"):
-        SweepSettings(stage="train", axes=ranges | {"d": {"low": 0.0, "high": 1.0}}, search="pabbo")

@@ -19,10 +19,10 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.trial import TrialState, create_trial
 
-from raypipe.integrations.optuna import PabboSampler
-from raypipe.integrations.proposal import spread
-from raypipe.integrations.scale import Scale
-from tests.raypipe.integrations.surrogates import Nearest
+from experiments.pabbo_lda.samplers.optuna import PabboSampler
+from experiments.pabbo_lda.samplers.proposal import spread
+from experiments.pabbo_lda.samplers.scale import Scale
+from tests.experiments.pabbo_lda.surrogates import Nearest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 

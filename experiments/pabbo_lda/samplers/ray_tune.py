@@ -15,7 +15,7 @@ from typing import Any, Literal
 from optuna.distributions import BaseDistribution
 from ray.tune.search.optuna import OptunaSearch
 
-from raypipe.integrations.optuna import PabboSampler
+from experiments.pabbo_lda.samplers.optuna import PabboSampler
 from raypipe.surrogate.posterior import Surrogate
 
 

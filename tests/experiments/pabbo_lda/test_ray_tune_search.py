@@ -8,8 +8,8 @@ import pytest
 from optuna.distributions import FloatDistribution, IntDistribution
 from ray import tune
 
-from raypipe.integrations.ray_tune import PabboSearch
-from tests.raypipe.integrations.surrogates import Nearest
+from experiments.pabbo_lda.samplers.ray_tune import PabboSearch
+from tests.experiments.pabbo_lda.surrogates import Nearest
 
 SPACE = {"rate": tune.loguniform(1e-4, 1.0), "model": {"depth": tune.randint(1, 9)}, "name": "x"}
 

@@ -22,13 +22,14 @@ from optuna.search_space import intersection_search_space
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from raypipe.config.axes import MOST_RANGES
-from raypipe.integrations.proposal import best_point, spread
-from raypipe.integrations.scale import Positions, Scale
+from experiments.pabbo_lda.samplers.proposal import best_point, spread
+from experiments.pabbo_lda.samplers.scale import Positions, Scale
 from raypipe.surrogate.posterior import Surrogate, load
 
 _OBSERVED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 Number = IntDistribution | FloatDistribution
+#: most numeric parameters that the surrogate takes
+_MOST_NUMBERS = 3
 
 
 class PabboSampler(BaseSampler):
@@ -106,8 +107,8 @@ class PabboSampler(BaseSampler):
         numbers = {
             name: values for name, values in search_space.items() if isinstance(values, Number)
         }
-        if len(numbers) > MOST_RANGES:
-            self._warn(f"has {len(numbers)} numeric parameters, and takes {MOST_RANGES}")
+        if len(numbers) > _MOST_NUMBERS:
+            self._warn(f"has {len(numbers)} numeric parameters, and takes {_MOST_NUMBERS}")
             numbers = {}
         elif len(numbers) < len(search_space):
             self._warn(f"does not take the parameter {min(search_space.keys() - numbers.keys())}")

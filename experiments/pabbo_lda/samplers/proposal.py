@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from raypipe.integrations.scale import Positions, Scale
+from experiments.pabbo_lda.samplers.scale import Positions, Scale
 from raypipe.surrogate.posterior import Surrogate
 
 #: candidates spread over the whole space; a space with fewer points is listed instead
