@@ -26,7 +26,6 @@ ORDER = (
     ("scripts",),
     ("pipeline",),
     ("integrations",),
-    ("surrogate",),
     ("report", "prediction", "training"),
     ("config",),
     ("storage",),

@@ -29,9 +29,9 @@ from experiments.pabbo_lda.pabbo.model import restore_model
 from experiments.pabbo_lda.pabbo.shipped import shipped_weights
 from experiments.pabbo_lda.settings import START
 from experiments.pabbo_lda.study.study import Study
+from experiments.pabbo_lda.surrogate.model import restore_surrogate
+from experiments.pabbo_lda.surrogate.posterior import Surrogate
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.surrogate.model import restore_surrogate
-from raypipe.surrogate.posterior import Surrogate
 from raypipe.training.weights import read_verified
 
 DATA = Path(os.environ.get("RAYPIPE_DATA", "../shared/data"))

@@ -18,8 +18,8 @@ from experiments.pabbo_lda.optimizers.random_search import RandomSearch, RandomT
 from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
+from experiments.pabbo_lda.surrogate.posterior import weights_sha256
 from raypipe.provenance import release
-from raypipe.surrogate.posterior import weights_sha256
 
 OptimizerName = Literal[
     "ga",
@@ -138,7 +138,7 @@ def deciding_libraries(name: OptimizerName) -> dict[str, str]:
     From the same seed, Optuna 4 and 5 propose different points.
     """
     if name == "pfn_ei":
-        return {"raypipe.surrogate": weights_sha256()}
+        return {"surrogate": weights_sha256()}
     libraries = {
         "tpe": ("optuna",),
         "gp_ei": ("scikit-learn", "scipy"),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from experiments.pabbo_lda.optimizers.gaussian_process import ExpectedImprovement, stabilized
 from experiments.pabbo_lda.optimizers.space import FloatArray, Space
-from raypipe.surrogate import posterior
+from experiments.pabbo_lda.surrogate import posterior
 
 
 class SurrogateImprovement(ExpectedImprovement):
-    """Bayesian optimization with a prior-fitted network (:mod:`raypipe.surrogate`).
+    """Bayesian optimization with a prior-fitted network (:mod:`experiments.pabbo_lda.surrogate`).
 
     The network stands in for the Gaussian process; candidates and stabilized values are the same.
     It needs no training and no fit. ``surrogate`` is another network than the one that ships.

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from experiments.pabbo_lda.samplers.proposal import best_point, spread
 from experiments.pabbo_lda.samplers.scale import Positions, Scale
-from raypipe.surrogate.posterior import Surrogate, load
+from experiments.pabbo_lda.surrogate.posterior import Surrogate, load
 
 _OBSERVED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
 Number = IntDistribution | FloatDistribution

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.pabbo_lda.samplers.scale import Positions, Scale
-from raypipe.surrogate.posterior import Surrogate
+from experiments.pabbo_lda.surrogate.posterior import Surrogate
 
 #: candidates spread over the whole space; a space with fewer points is listed instead
 _SPREAD = 1024

@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution
 from ray.tune.search.optuna import OptunaSearch
 
 from experiments.pabbo_lda.samplers.optuna import PabboSampler
-from raypipe.surrogate.posterior import Surrogate
+from experiments.pabbo_lda.surrogate.posterior import Surrogate
 
 
 class PabboSearch(OptunaSearch):

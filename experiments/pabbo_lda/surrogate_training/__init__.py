@@ -1,1 +1,1 @@
-"""Training of the surrogate (:mod:`raypipe.surrogate`) on synthetic functions."""
+"""Training of the surrogate (:mod:`experiments.pabbo_lda.surrogate`) on synthetic functions."""

@@ -1,4 +1,4 @@
-"""Train the surrogate that ships with raypipe (:mod:`raypipe.surrogate`)."""
+"""Train the surrogate that ships with raypipe (:mod:`experiments.pabbo_lda.surrogate`)."""
 
 from __future__ import annotations
 

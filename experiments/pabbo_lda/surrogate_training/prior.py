@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raypipe.surrogate.model import DIMENSIONS
+from experiments.pabbo_lda.surrogate.model import DIMENSIONS
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, apart from those of PABBO

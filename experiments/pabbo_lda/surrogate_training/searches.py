@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from experiments.pabbo_lda.surrogate.model import DIMENSIONS, ValueScale
 from experiments.pabbo_lda.surrogate_training.prior import STREAM_NOISE, Functions, sample_functions
-from raypipe.surrogate.model import DIMENSIONS, ValueScale
 from raypipe.training import keyed_random
 
 #: streams of the keyed draws, apart from those of the functions

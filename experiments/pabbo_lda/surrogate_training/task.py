@@ -9,13 +9,13 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from experiments.pabbo_lda.surrogate.model import Mixture, SurrogateModel, SurrogateSettings
 from experiments.pabbo_lda.surrogate_training.searches import (
     STREAM_SIZE,
     Searches,
     sample_searches,
 )
 from raypipe.config.settings import Operational, Settings
-from raypipe.surrogate.model import Mixture, SurrogateModel, SurrogateSettings
 from raypipe.training import keyed_random
 from raypipe.training.task import Loss, SampleIds, StepContext, TrainTask
 
@@ -65,7 +65,7 @@ class PriorFittingTask(TrainTask):
         return model.layers
 
     def metadata(self) -> Mapping[str, str]:
-        """Return the size of the network, which ``raypipe.surrogate.model`` reads."""
+        """Return the size of the network, which ``experiments.pabbo_lda.surrogate.model`` reads."""
         return {"surrogate": self.settings.model.model_dump_json()}
 
     def loss(self, model: SurrogateModel, batch: Tensor, context: StepContext) -> Loss:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from experiments.pabbo_lda.surrogate.model import SurrogateSettings, ValueScale, restore_surrogate
 from experiments.pabbo_lda.surrogate_training.prior import sample_functions
 from experiments.pabbo_lda.surrogate_training.searches import sample_searches
 from experiments.pabbo_lda.surrogate_training.task import PriorFittingSettings, PriorFittingTask
-from raypipe.surrogate.model import SurrogateSettings, ValueScale, restore_surrogate
 from raypipe.training.task import Phase, StepContext
 
 TINY = SurrogateSettings(d_model=16, heads=2, layers=2, feed_forward=16, distance=4, components=2)

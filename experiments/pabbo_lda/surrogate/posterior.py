@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:  # torch takes seconds to import
-    from raypipe.surrogate.model import Mixture, SurrogateModel, ValueScale
+    from experiments.pabbo_lda.surrogate.model import Mixture, SurrogateModel, ValueScale
 
 FloatArray = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Surrogate:
         """
         import torch
 
-        from raypipe.surrogate.model import LARGEST
+        from experiments.pabbo_lda.surrogate.model import LARGEST
 
         posterior, scale = self._posterior(known, values, candidates)
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
@@ -88,7 +88,7 @@ class Surrogate:
         points, losses, queries = _checked(known, values, candidates)
         import torch
 
-        from raypipe.surrogate.model import DIMENSIONS, ValueScale
+        from experiments.pabbo_lda.surrogate.model import DIMENSIONS, ValueScale
 
         d = points.shape[1]
         used = torch.zeros(2, DIMENSIONS)
@@ -115,7 +115,7 @@ def load() -> Surrogate:
         ValueError: the file of the weights is damaged.
 
     """
-    from raypipe.surrogate.model import restore_surrogate
+    from experiments.pabbo_lda.surrogate.model import restore_surrogate
 
     return Surrogate(restore_surrogate(_weights()))
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF
 
-from raypipe.surrogate import posterior
-from raypipe.surrogate.posterior import Surrogate
+from experiments.pabbo_lda.surrogate import posterior
+from experiments.pabbo_lda.surrogate.posterior import Surrogate
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def drawn(n: int, d: int, m: int = 7, seed: int = 0):
 
 
 def test_the_weights_ship_and_are_small():
-    file = resources.files("raypipe.surrogate").joinpath(posterior.WEIGHTS)
+    file = resources.files("experiments.pabbo_lda.surrogate").joinpath(posterior.WEIGHTS)
     assert len(file.read_bytes()) <= 2_000_000
     assert len(posterior.weights_sha256()) == 64
 
@@ -124,5 +124,7 @@ def test_the_improvement_is_largest_near_the_minimum(surrogate: Surrogate):
 
 
 def test_the_package_loads_without_torch():
-    code = "import raypipe.surrogate.posterior, sys; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, experiments.pabbo_lda.surrogate.posterior\nassert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
