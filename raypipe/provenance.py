@@ -50,12 +50,6 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def release(name: str) -> str | None:
-    """Return the first two parts of a package's version, ``5.0`` of 5.0.1; None if missing."""
-    found = package_version(name)
-    return None if found is None else ".".join(found.split(".")[:2])
-
-
 def git_commit() -> str | None:
     """Return the commit of the current directory, followed by ``+`` if files differ from it.
 

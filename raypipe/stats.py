@@ -1,4 +1,4 @@
-"""Statistics for comparisons: summary, paired tests, Friedman's test, Pareto front.
+"""Statistics for comparisons: paired tests, Friedman's test, Pareto front.
 
 A table of values has one row per run and one column per algorithm; the values of a row share their
 start and seed. Infinite values are allowed and rank last (or first). A missing value excludes its
@@ -8,7 +8,6 @@ run from the comparisons it belongs to, and is counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import combinations
 from numbers import Real
 from typing import TypedDict
@@ -38,33 +37,6 @@ class Friedman(TypedDict):
     conclusion: str
 
 
-def summary(values: pd.DataFrame) -> pd.DataFrame:
-    """Return location and spread of each algorithm over its runs.
-
-    Args:
-        values: runs x algorithms; missing values are excluded.
-
-    Returns:
-        One row per algorithm: ``n``, ``mean``, ``std`` (ddof 1, missing for a single run), ``min``,
-        ``max``, ``median``.
-
-    Raises:
-        ValueError: a column is not numeric, or two have the same name.
-
-    """
-    table = _checked(values)
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite values: inf or missing results
-        columns = {
-            "n": table.count(),
-            "mean": table.mean(),
-            "std": table.std(ddof=1),
-            "min": table.min(),
-            "max": table.max(),
-            "median": table.median(),
-        }
-    return pd.DataFrame(columns).rename_axis("algorithm")
-
-
 def half_width(deviation: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
     """Return half the width of Student's 95 % confidence interval of means.
 
@@ -81,30 +53,6 @@ def half_width(deviation: ArrayLike, count: ArrayLike) -> NDArray[np.float64]:
     quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, known - 1)
     half: NDArray[np.float64] = quantile * np.asarray(deviation, dtype=np.float64) / np.sqrt(known)
     return half
-
-
-def quantiles(values: pd.DataFrame, probabilities: Sequence[float]) -> pd.DataFrame:
-    """Return quantiles of each algorithm over its runs, with linear interpolation.
-
-    An infinite value ranks last, and a quantile that depends on one is infinite: the median of
-    partly censored times is infinite where it cannot be known.
-
-    Args:
-        values: runs x algorithms; missing values are excluded.
-        probabilities: in [0, 1].
-
-    Returns:
-        One row per probability and one column per algorithm; missing for one without values.
-
-    Raises:
-        ValueError: a column is not numeric, or two have the same name.
-
-    """
-    table = _checked(values)
-    highest = table.where(np.isfinite(table)).max().fillna(-np.inf)
-    # inf - inf is NaN, so infinite values are ranked as the largest float
-    found = table.replace(np.inf, np.finfo(np.float64).max).quantile(list(probabilities))
-    return found.mask(found > highest, np.inf)
 
 
 def ranked(
@@ -217,30 +165,6 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     factors = np.arange(p.size, 0, -1)
     corrected[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
     return corrected
-
-
-class McNemar(TypedDict):
-    """Outcome of :func:`mcnemar`: rows that only one of the two has right, and the p-value."""
-
-    only_first: int
-    only_second: int
-    p_value: float
-
-
-def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
-    """Test whether two classifiers are right equally often on the same rows.
-
-    The exact test of McNemar 1947, two-sided: of the rows that only one has right, each has half.
-
-    Args:
-        first: whether the first is right, ``[n]``.
-        second: whether the second is right, ``[n]``.
-
-    """
-    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
-    differing = only_first + only_second
-    p_value = float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0
-    return McNemar(only_first=only_first, only_second=only_second, p_value=p_value)
 
 
 def friedman(values: pd.DataFrame) -> Friedman:

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.pabbo_lda.figures.report_sections import sections
 from experiments.pabbo_lda.objective.objectives import Objective, load_objectives
-from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer
+from experiments.pabbo_lda.optimizers import OptimizerName, Scorer, model_scorer, release
 from experiments.pabbo_lda.pabbo.curve_training_task import CurvePolicyTask
 from experiments.pabbo_lda.pabbo.evaluation import regret_rows
 from experiments.pabbo_lda.pabbo.held_out_functions import EvaluationSettings
@@ -38,7 +38,6 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.stages import hardware_stage, train_stage
-from raypipe.provenance import release
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
 

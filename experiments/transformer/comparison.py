@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
+import scipy  # loads scipy.stats on first use: it takes half a second
 from numpy.typing import ArrayLike, NDArray
 
 from experiments.transformer.data.splits import Data
 from experiments.transformer.tables import BRANCHES, TRANSFORMER
 from raypipe.pipeline.context import StageContext
-from raypipe.stats import holm, mcnemar
+from raypipe.stats import holm
 from raypipe.storage.artifacts import read_parquet, write_parquet
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
@@ -74,3 +76,27 @@ def comparisons(
         }
         for (name, test), p_holm in zip(tests.items(), corrected, strict=True)
     }
+
+
+class McNemar(TypedDict):
+    """Outcome of :func:`mcnemar`: rows that only one of the two has right, and the p-value."""
+
+    only_first: int
+    only_second: int
+    p_value: float
+
+
+def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> McNemar:
+    """Test whether two classifiers are right equally often on the same rows.
+
+    The exact test of McNemar 1947, two-sided: of the rows that only one has right, each has half.
+
+    Args:
+        first: whether the first is right, ``[n]``.
+        second: whether the second is right, ``[n]``.
+
+    """
+    only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
+    differing = only_first + only_second
+    p_value = float(scipy.stats.binomtest(only_first, differing).pvalue) if differing else 1.0
+    return McNemar(only_first=only_first, only_second=only_second, p_value=p_value)

@@ -14,12 +14,9 @@ from scipy import stats
 from raypipe.stats import (
     friedman,
     holm,
-    mcnemar,
     paired_comparisons,
-    quantiles,
     ranked,
     runs_needed,
-    summary,
 )
 
 quick = settings(max_examples=60, deadline=None)
@@ -40,23 +37,6 @@ def tables(algorithms=(2, 4), runs=(1, 7), elements=WHOLE):
 def pair_of(values: pd.DataFrame) -> pd.Series:
     (pair,) = (row for _, row in paired_comparisons(values).iterrows())
     return pair
-
-
-def test_summary_by_hand():
-    values = pd.DataFrame({"a": [1.0, 2.0, 6.0, np.nan], "b": [1e44, 3e44, np.nan, np.nan]})
-    table = summary(values)
-    assert table.columns.tolist() == ["n", "mean", "std", "min", "max", "median"]
-    assert table.loc["a"].tolist() == pytest.approx([3, 3, math.sqrt(7), 1, 6, 2])
-    assert table.loc["b"].tolist() == pytest.approx(
-        [2, 2e44, math.sqrt(2) * 1e44, 1e44, 3e44, 2e44]
-    )
-
-
-def test_summary_of_single_runs_and_infinite_values():
-    table = summary(pd.DataFrame({"one": [5.0, np.nan], "inf": [1.0, np.inf]}))
-    assert table.loc["one", ["n", "mean", "median"]].tolist() == [1, 5, 5]
-    assert math.isnan(table.loc["one", "std"])
-    assert table.loc["inf", ["mean", "min", "max"]].tolist() == [math.inf, 1, math.inf]
 
 
 def test_holm_by_hand():
@@ -151,7 +131,6 @@ def test_any_values_give_finite_statistics(values):
     assert result["n"] + result["dropped"] == len(values)
     if result["n"] and values.shape[1] >= 3:
         assert -1e-9 <= result["kendalls_w"] <= 1 + 1e-9
-    assert len(summary(values)) == values.shape[1]
 
 
 def test_infinite_values_rank_last_and_missing_ones_are_counted():
@@ -264,7 +243,7 @@ def test_friedman_says_when_it_cannot_tell():
     assert friedman(frame(np.full((2, 3), np.nan)))["conclusion"].startswith("cannot tell")
 
 
-@pytest.mark.parametrize("function", [summary, paired_comparisons, friedman])
+@pytest.mark.parametrize("function", [paired_comparisons, friedman])
 def test_tables_that_are_no_numbers_are_refused(function):
     with pytest.raises(ValueError, match="values of algorithm 'b' are"):
         function(pd.DataFrame({"a": [1.0], "b": ["x"]}))
@@ -275,32 +254,6 @@ def test_tables_that_are_no_numbers_are_refused(function):
 def test_nullable_columns_count_as_missing():
     values = pd.DataFrame({"a": pd.array([1.0, None, 3.0], dtype="Float64"), "b": [1, 2, 4]})
     assert pair_of(values)["dropped"] == 1
-
-
-def test_quantiles_rank_infinite_values_last():
-    inf = math.inf
-    values = pd.DataFrame(
-        {
-            "known": [3.0, 1.0, 2.0, 4.0],
-            "late": [1.0, 2.0, inf, inf],
-            "never": [inf] * 4,
-            "missing": [np.nan] * 4,
-            "huge": [1e44, 2e44, np.nan, 3e44],
-        }
-    )
-    found = quantiles(values, [0.25, 0.5, 0.75])
-    assert found["known"].tolist() == [1.75, 2.5, 3.25]
-    assert found["late"].tolist() == [1.75, inf, inf]
-    assert found["never"].tolist() == [inf] * 3
-    assert found["missing"].isna().all()
-    assert found["huge"].tolist() == pytest.approx([1.5e44, 2e44, 2.5e44])
-
-
-@quick
-@given(tables(algorithms=(1, 3)), st.floats(0, 1))
-def test_quantiles_of_finite_values_are_those_of_numpy(values, probability):
-    found = quantiles(values, [probability]).to_numpy()[0]
-    np.testing.assert_allclose(found, np.quantile(values, probability, axis=0))
 
 
 def best_of(values: pd.DataFrame, better: str = "lower") -> list[int]:
@@ -340,12 +293,3 @@ def test_the_best_is_not_beaten_by_one_with_more_runs(values, better):
         assert table[best].mean() == pytest.approx(table[found[0]].mean())
     if table.notna().all(axis=None):
         assert table[found[0]].mean() == table.mean().min()
-
-
-def test_mcnemar_counts_the_rows_that_only_one_has_right() -> None:
-    first, second = np.ones(30, bool), np.ones(30, bool)
-    assert mcnemar(first, second) == {"only_first": 0, "only_second": 0, "p_value": 1.0}
-    first[:2], second[4:12] = False, False
-    # the tail of ten throws of a coin: (1 + 10 + 45) / 2^10, on both sides
-    expected = {"only_first": 8, "only_second": 2, "p_value": pytest.approx(2 * 56 / 1024)}
-    assert mcnemar(first, second) == expected

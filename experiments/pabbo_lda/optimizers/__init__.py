@@ -19,7 +19,7 @@ from experiments.pabbo_lda.optimizers.sabbo import SABBO
 from experiments.pabbo_lda.optimizers.space import IntegerRange, Point, Space
 from experiments.pabbo_lda.optimizers.tpe import TPE
 from experiments.pabbo_lda.surrogate.posterior import weights_sha256
-from raypipe.provenance import release
+from raypipe.provenance import package_version
 
 OptimizerName = Literal[
     "ga",
@@ -145,3 +145,9 @@ def deciding_libraries(name: OptimizerName) -> dict[str, str]:
         "cma_es": ("cmaes",),
     }.get(name, ())
     return {library: str(release(library)) for library in libraries}
+
+
+def release(name: str) -> str | None:
+    """Return the first two parts of a package's version, ``5.0`` of 5.0.1; None if missing."""
+    found = package_version(name)
+    return None if found is None else ".".join(found.split(".")[:2])

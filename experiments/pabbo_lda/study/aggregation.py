@@ -152,8 +152,8 @@ def _summary(reached: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for dataset, corpus in reached.groupby("dataset"):
         groups = corpus.groupby("optimizer")
-        final = stats.summary(_blocks(corpus, "final_value")).rename(columns={"n": "runs"})
-        confirmed = stats.summary(_blocks(corpus, "confirmed_value"))
+        final = location_and_spread(_blocks(corpus, "final_value"))
+        confirmed = location_and_spread(_blocks(corpus, "confirmed_value"))
         part = final.rename_axis("optimizer").assign(
             confirmed_mean=confirmed["mean"],
             confirmed_std=confirmed["std"],
@@ -169,6 +169,20 @@ def _summary(reached: pd.DataFrame) -> pd.DataFrame:
             part = part.join(spread.replace(np.inf, np.nan))  # censored
         parts.append(part.reset_index().assign(dataset=dataset))
     return pd.concat(parts, ignore_index=True)
+
+
+def location_and_spread(values: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per column of ``values``; missing values are excluded."""
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite values: inf or missing results
+        columns = {
+            "runs": values.count(),
+            "mean": values.mean(),
+            "std": values.std(ddof=1),
+            "min": values.min(),
+            "max": values.max(),
+            "median": values.median(),
+        }
+    return pd.DataFrame(columns)
 
 
 def _by_key(table: pd.DataFrame, keys: list[str]) -> dict[str, Row]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raypipe import stats
 from raypipe.storage.ledger import Row
 
 STUDY = ["dataset", "optimizer", "run"]
@@ -135,6 +134,14 @@ def anytime(studies: pd.DataFrame) -> pd.DataFrame:
 
 
 def quartiles(values: pd.DataFrame) -> pd.DataFrame:
-    """Return ``median``, ``q25`` and ``q75`` (stats.quantiles), a row per column of ``values``."""
-    found = stats.quantiles(values, [0.5, 0.25, 0.75])
-    return found.set_axis(["median", "q25", "q75"]).T
+    """Return ``median``, ``q25`` and ``q75``, a row per column of ``values``.
+
+    They are interpolated linearly, without missing values. An infinite value ranks last, and a
+    quartile that depends on one is infinite: the median of partly censored times is infinite where
+    it cannot be known.
+    """
+    table = values.astype(np.float64)
+    highest = table.where(np.isfinite(table)).max().fillna(-np.inf)
+    # inf - inf is NaN, so infinite values are ranked as the largest float
+    found = table.replace(np.inf, np.finfo(np.float64).max).quantile([0.5, 0.25, 0.75])
+    return found.mask(found > highest, np.inf).set_axis(["median", "q25", "q75"]).T

@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
-from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate
-from experiments.pabbo_lda.study.convergence import anytime, convergence, progress
+from experiments.pabbo_lda.study.aggregation import MEASURES, aggregate, location_and_spread
+from experiments.pabbo_lda.study.convergence import anytime, convergence, progress, quartiles
 from raypipe.storage.ledger import Row
 
 Values = dict[str, list[list[float]]]  # of each optimizer, a list a run
@@ -294,3 +295,52 @@ def test_targets_and_curves_are_consistent(values: Values) -> None:
         for column in ("best_value_q25", "best_value_median", "best_value_q75", "ratio_median"):
             steps = curve[column].dropna().to_numpy()
             assert (steps[1:] <= steps[:-1] * (1 + 1e-12)).all()
+
+
+def test_location_and_spread_by_hand():
+    values = pd.DataFrame({"a": [1.0, 2.0, 6.0, np.nan], "b": [1e44, 3e44, np.nan, np.nan]})
+    found = location_and_spread(values)
+    assert found.columns.tolist() == ["runs", "mean", "std", "min", "max", "median"]
+    assert found.loc["a"].tolist() == pytest.approx([3, 3, math.sqrt(7), 1, 6, 2])
+    assert found.loc["b"].tolist() == pytest.approx(
+        [2, 2e44, math.sqrt(2) * 1e44, 1e44, 3e44, 2e44]
+    )
+
+
+def test_location_and_spread_of_single_runs_and_infinite_values():
+    values = pd.DataFrame({"one": [5.0, np.nan], "inf": [1.0, np.inf]})
+    found = location_and_spread(values)
+    assert found.loc["one", ["runs", "mean", "median"]].tolist() == [1, 5, 5]
+    assert math.isnan(found.loc["one", "std"])
+    assert found.loc["inf", ["mean", "min", "max"]].tolist() == [math.inf, 1, math.inf]
+
+
+def test_quartiles_rank_infinite_values_last():
+    inf = math.inf
+    values = pd.DataFrame(
+        {
+            "known": [3.0, 1.0, 2.0, 4.0],
+            "late": [1.0, 2.0, inf, inf],
+            "never": [inf] * 4,
+            "missing": [np.nan] * 4,
+            "huge": [1e44, 2e44, np.nan, 3e44],
+        }
+    )
+    found = quartiles(values)[["q25", "median", "q75"]]
+    assert found.loc["known"].tolist() == [1.75, 2.5, 3.25]
+    assert found.loc["late"].tolist() == [1.75, inf, inf]
+    assert found.loc["never"].tolist() == [inf] * 3
+    assert found.loc["missing"].isna().all()
+    assert found.loc["huge"].tolist() == pytest.approx([1.5e44, 2e44, 2.5e44])
+
+
+@given(
+    hnp.arrays(
+        float,
+        st.tuples(st.integers(1, 7), st.integers(1, 3)),
+        elements=st.integers(-20, 20).map(float),
+    )
+)
+def test_quartiles_of_finite_values_are_those_of_numpy(values):
+    found = quartiles(pd.DataFrame(values))[["q25", "median", "q75"]].to_numpy()
+    np.testing.assert_allclose(found, np.quantile(values, [0.25, 0.5, 0.75], axis=0).T)
