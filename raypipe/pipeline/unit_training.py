@@ -37,7 +37,6 @@ def train(
         UnitError: the last attempt failed; the trial and its failures are recorded.
 
     """
-    from raypipe.prediction.restart import RestartChoice
     from raypipe.training.checkpoint import CheckpointStore
     from raypipe.training.recovery import check_state, train_to_the_end
     from raypipe.training.task import ExternalTask
@@ -82,18 +81,16 @@ def train(
         expected = math.inf if job.measured else context.seconds
         return context.session.launcher.train(job, report, context.rank, started, expected)
 
-    gpus = [gpu for node in context.session.nodes for gpu in node.gpus]
-    choose = RestartChoice(gpus, context.say)
     if trial:
         asked = replace(job, measured=True, until=trial)
-        tried, outcome = train_to_the_end(asked, launch, on_failure, choose)
+        tried, outcome = train_to_the_end(asked, launch, on_failure)
         peak = outcome.get("gpu_peak_bytes") or outcome["host_peak_bytes"]
         context.say(
             f"{trial} steps on the longest samples fit: micro-batch {tried.plan.micro_batch} x "
             f"accumulation {tried.plan.accumulation}, {bytes_text(peak)} at most"
         )
         job = replace(tried, measured=False, until=None)
-    job, outcome = train_to_the_end(job, launch, on_failure, choose)
+    job, outcome = train_to_the_end(job, launch, on_failure)
     context.leased = outcome.pop("leased", None)
     context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
     context.record_trial(job, "succeeded", outcome)

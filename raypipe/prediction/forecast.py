@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
@@ -66,8 +65,6 @@ class Forecasts:
         say: Callable[[str], None],
     ) -> None:
         self.key = key
-        #: value of ``time.monotonic`` after which recording raises ConfigError
-        self.deadline = math.inf
         self._task, self._say = task, say
         self._effective_batch = effective_batch
         self._workers = settings.scaling.most_workers
@@ -159,30 +156,15 @@ class Forecasts:
         slope = (peaks[most] - peaks[least]) / (most - least)
         return peaks[least] - slope * least, slope
 
-    def reserved(
-        self, card: Card, settings: TrainStageSettings, size: int, at: int | None = None
-    ) -> int:
+    def reserved(self, card: Card, settings: TrainStageSettings, size: int) -> int:
         """Return the bytes that torch reserves at a micro-batch, uncalibrated.
-
-        Args:
-            card: the card of each worker.
-            settings: of the training.
-            size: the micro-batch.
-            at: samples of a pass that failed; of phases with such passes the smallest need counts.
 
         Raises:
             ConfigError: the task cannot be recorded.
 
         """
-        needs: list[int] = []
-        failed: list[int] = []
-        for number, phase in enumerate(self._phases):
-            needs.append(self._memory(card, settings, number, size).reserved)
-            _, runs = self._cut(number, size)
-            largest = -(-phase.samples // (self._workers * runs))
-            if at in (largest, largest - 1):  # passes of a step differ by one at most
-                failed.append(needs[-1])
-        return min(failed, default=max(needs))
+        numbers = range(len(self._phases))
+        return max(self._memory(card, settings, number, size).reserved for number in numbers)
 
     def _speed(
         self, card: Card, settings: TrainStageSettings, size: int, found: Calibration
@@ -346,7 +328,7 @@ class Forecasts:
             self._say(f"{phase.name}, {kind}: recording a step at micro-batch {size}")
             settings = settings.model_copy(update={"training": training})
             case = StepCase(settings, phase, step, size, accumulation, self._workers, flash)
-            self._recordings[key] = record(self._task, case, self.deadline)
+            self._recordings[key] = record(self._task, case)
         if sharded or runs > 1:
             return self._recordings[key]
         if (*key, "alone") not in self._recordings:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from raypipe.errors import ConfigError
 from raypipe.prediction.allocator import Peak
 
 #: kernels that read of their first tensor only the values that they return
@@ -131,12 +127,11 @@ class Recorder(TorchDispatchMode):
     """Mode that records storages and kernels; inside of ``FakeTensorMode``.
 
     ``part`` and ``section`` are those of what comes next; ``backward`` is whether it belongs to a
-    backward pass. After ``deadline``, a value of ``time.monotonic``, operators raise ConfigError.
+    backward pass.
     """
 
-    def __init__(self, deadline: float = math.inf) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._deadline = deadline
         self.recording = Recording()
         self.part, self.section = "temporaries", "first"
         self.backward = False
@@ -169,8 +164,6 @@ class Recorder(TorchDispatchMode):
         """Call an operator and record it; of sharded tensors, what it calls on the local parts."""
         if DTensor in types:
             return NotImplemented
-        if time.monotonic() > self._deadline:
-            raise ConfigError("recording a step takes too long")
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
         if name == "_local_scalar_dense":
@@ -288,13 +281,9 @@ def recorded_resizes(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a function of a module or class in the body; other threads call it as it was."""
-    before, own = getattr(owner, name), threading.get_ident()
-
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        return (value if threading.get_ident() == own else before)(*args, **kwargs)
-
-    setattr(owner, name, chosen)
+    """Replace a function of a module or class in the body."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,9 +31,6 @@ from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 from raypipe.training.update import Update
 
 _DEVICE = torch.device("cpu")
-#: held while functions of torch are replaced, and a process group is pretended; a thread may hold
-#: it for several recordings
-RECORDING = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -55,23 +50,19 @@ class StepCase:
     compute_capability: float | None
 
 
-def record(task: TrainTask, case: StepCase, deadline: float = math.inf) -> Recording:
+def record(task: TrainTask, case: StepCase) -> Recording:
     """Return the recording of an optimizer step, after a first one.
-
-    Other threads of the process go on as usual; only one records at a time.
 
     Args:
         task: the training.
         case: the step.
-        deadline: value of ``time.monotonic`` after which the recording is given up.
 
     Raises:
-        ConfigError: the task does something that needs the values of tensors, or a real device, or
-            the recording takes too long.
+        ConfigError: the task does something that needs the values of tensors, or a real device.
 
     """
-    with RECORDING, _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
-        return _record(task, case, _batch(task, case.micro_batch), mesh, deadline)
+    with _without_values(task), _pretended_mesh(_sharding_workers(case)) as mesh:
+        return _record(task, case, _batch(task, case.micro_batch), mesh)
 
 
 def has_blocks(task: TrainTask) -> bool:
@@ -101,12 +92,11 @@ def _record(
     case: StepCase,
     batch: Any,
     mesh: Callable[..., DeviceMesh],
-    deadline: float,
 ) -> Recording:
     uncompiled = case.settings.training.model_copy(update={"compile": False})
     settings = case.settings.model_copy(update={"training": uncompiled})
     worker = Worker(0, _DEVICE, _sharding_workers(case))
-    recorder = Recorder(deadline)
+    recorder = Recorder()
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _rules(case.compute_capability):
         fake = over_leaves(batch, lambda leaf: mode.from_tensor(leaf) if _is(leaf) else leaf)
         model = task.build_model()

@@ -17,24 +17,19 @@ from raypipe.training.settings import OomStep
 Launch = Callable[[TrainingJob], dict[str, Any]]
 #: receives each failed attempt: the job, the error, and the next action as text
 OnFailure = Callable[[TrainingJob, UnitError, str], None]
-#: chooses the job after an out-of-memory error in training, with a description; None if it cannot
-Choose = Callable[[TrainingJob, UnitError], tuple[TrainingJob, str] | None]
 
 
 def train_to_the_end(
-    job: TrainingJob,
-    launch: Launch,
-    on_failure: OnFailure,
-    choose: Choose | None = None,
+    job: TrainingJob, launch: Launch, on_failure: OnFailure
 ) -> tuple[TrainingJob, dict[str, Any]]:
     """Run a job to completion; each attempt starts from the newest checkpoint.
 
-    If the GPU runs out of memory, ``choose`` may say what follows. Else halve the micro-batch and
-    raise the accumulation: the effective batch, and therefore the loss curve, stay the same. At
-    micro-batch 1 apply the steps of ``on_oom``, one per attempt, each as long as it lowers the
-    need. If an evaluation runs out of memory, halve only its batch. If compiling fails, train
-    without. After a lost worker or node, or out of host memory, restart up to ``max_restarts``
-    times; announced losses of nodes do not count.
+    If the GPU runs out of memory, halve the micro-batch and raise the accumulation: the effective
+    batch, and therefore the loss curve, stay the same. At micro-batch 1 apply the steps of
+    ``on_oom``, one per attempt, each as long as it lowers the need. If an evaluation runs out of
+    memory, halve only its batch. If compiling fails, train without. After a lost worker or node, or
+    out of host memory, restart up to ``max_restarts`` times; announced losses of nodes do not
+    count.
 
     Returns:
         The job of the attempt that succeeded and its outcome.
@@ -52,7 +47,7 @@ def train_to_the_end(
             if isinstance(error, PreemptionError):  # nothing is lost
                 change = job, "again on other nodes"
             elif error.kind == "out_of_memory":
-                change = _smaller(job, error, choose)
+                change = _smaller(job, error)
             elif error.kind == "compile_error":
                 change = _uncompiled(job)
             elif error.kind in TRANSIENT and deaths < job.settings.max_restarts:
@@ -82,7 +77,7 @@ def lost_state(job: TrainingJob) -> str:
     )
 
 
-def with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
+def _with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | None:
     """Return the job after a step of ``on_oom`` and a description; None without effect."""
     if step == "shorten":
         shorter = job.task.shortened()
@@ -100,9 +95,7 @@ def with_oom_step(job: TrainingJob, step: OomStep) -> tuple[TrainingJob, str] | 
     return replace(job, settings=settings), f"again with {step}"
 
 
-def _smaller(
-    job: TrainingJob, error: UnitError, choose: Choose | None
-) -> tuple[TrainingJob, str] | None:
+def _smaller(job: TrainingJob, error: UnitError) -> tuple[TrainingJob, str] | None:
     """Return the job with the next lower memory need and a description; None if there is none."""
     limit = error.limit
     if limit is not None and limit.where == "evaluation":
@@ -110,8 +103,6 @@ def _smaller(
             return None
         size = limit.size // 2
         return replace(job, eval_batch=size), f"again with evaluation batch {size}"
-    if choose is not None and (chosen := choose(job, error)) is not None:
-        return chosen
     plan: BatchPlan | None = job.plan.halved()
     # a phase with fewer samples has smaller micro-batches: halve until these shrink, too
     while plan is not None and limit is not None and plan.micro_batch >= limit.size > 1:
@@ -120,7 +111,7 @@ def _smaller(
         what = f"again with micro-batch {plan.micro_batch} x accumulation {plan.accumulation}"
         return replace(job, plan=plan), what
     steps = [step for step in job.settings.on_oom if step != "bf16" or _bf16_helps(error)]
-    return next(filter(None, (with_oom_step(job, step) for step in steps)), None)
+    return next(filter(None, (_with_oom_step(job, step) for step in steps)), None)
 
 
 def _uncompiled(job: TrainingJob) -> tuple[TrainingJob, str] | None:

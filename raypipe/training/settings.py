@@ -264,9 +264,7 @@ class TrainStageSettings(Settings):
     on_oom: Operational[tuple[OomStep, ...]] = Field(
         (),
         description="Changes that are allowed after an out-of-memory error, beyond a smaller "
-        "micro-batch. The fastest combination that is predicted to fit is taken, with bf16 and "
-        "shorten only if nothing fits without; where memory cannot be predicted, they follow in "
-        "this order at micro-batch 1.",
+        "micro-batch. They follow in this order at micro-batch 1, one per attempt.",
     )
     memory_trial: Operational[int] = Field(
         0,

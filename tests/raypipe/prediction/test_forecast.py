@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 
-from raypipe.errors import ConfigError
 from raypipe.prediction.calibration import Calibration
 from raypipe.prediction.cards import cards
 from raypipe.prediction.forecast import Forecasts
 from raypipe.prediction.memory import memory
-from raypipe.prediction.recorder import replaced
 from raypipe.prediction.step import StepCase, record
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext
@@ -47,41 +43,6 @@ def test_the_utilization_needs_no_recordings_of_its_own() -> None:
     row = forecasts.row(CARD, sharded, Calibration(), size=forecasts.most)
     assert row["mfu"] > 0
     assert said == recorded
-
-
-class Phases(Squares):
-    """A long phase of small steps, and one of large steps."""
-
-    def phases(self, training: TrainingSettings, effective_batch: int) -> list[Phase]:
-        return [Phase("small", 2, 8, 1e-3), Phase("large", 2, effective_batch, 1e-3)]
-
-
-def test_the_need_is_that_of_the_phase_that_failed() -> None:
-    plain = settings(effective_batch=4096)
-    forecasts = Forecasts(Phases(), plain, 4096, "", lambda _: None)
-    need = forecasts.reserved(CARD, plain, 4096)
-    assert forecasts.reserved(CARD, plain, 4096, at=4096) == need
-    small = forecasts.reserved(CARD, plain, 4096, at=8)
-    assert small == forecasts.reserved(CARD, plain, 8, at=7) < need
-    assert forecasts.reserved(CARD, plain, 4096, at=99) == need  # unknown
-
-
-def test_a_recording_ends_with_its_time() -> None:
-    forecasts = Forecasts(Squares(), settings(), 64, "", lambda _: None)
-    forecasts.deadline = 0.0
-    with pytest.raises(ConfigError, match="recording a step takes too long"):
-        forecasts.reserved(CARD, settings(), 64)
-
-
-def test_other_threads_do_not_see_what_a_recording_replaces() -> None:
-    found = []
-    with replaced(math, "sqrt", lambda _: "replaced"):
-        thread = Thread(target=lambda: found.append(math.sqrt(4)))
-        thread.start()
-        thread.join()
-        found.append(math.sqrt(4))
-    assert found == [2.0, "replaced"]
-    assert math.sqrt(4) == 2.0
 
 
 class Chunks(Squares):
