@@ -47,7 +47,7 @@ from benchmarks.loops.measure import (
 )
 from raypipe.hardware import detect
 from raypipe.provenance import git_commit, package_version
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 
 REFERENCE = "by_hand"
 CONTENDERS = (REFERENCE, "raypipe_loop", "hf_trainer", "hf_accelerate", "lightning_trainer")

@@ -18,12 +18,12 @@ from docs.duel_tables import ablation_lines, search_lines, start_lines
 from docs.prediction_tables import profile_lines, published_lines
 from docs.tuning_tables import tuning_lines
 from raypipe.commands.configuration import CommonSettings
+from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.config.keys import Key, keys_of
 from raypipe.functions.experiment import FunctionSettings, function_experiment
 from raypipe.pipeline.configuration import load_experiment
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
-from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.tables import COMMAND_ID, RUN_ID, VARIANT, Column, Table
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES
 from raypipe.training.settings import TrainStageSettings

@@ -37,9 +37,9 @@ from benchmarks.gpu_parts.page import page
 from benchmarks.gpu_parts.parts import PARTS, Part
 from benchmarks.loops.cases import LOG_EVERY, Case, make
 from benchmarks.loops.measure import Alternation, Logged
+from raypipe.cards import calibration
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, Hardware
-from raypipe.prediction import calibration
 
 H100 = Machine("NVIDIA H100", 1, "GPU-1", 85 * 10**9, "9.0", "580.65", "2.13.0", "abc", False)
 CPU = replace(H100, device="cpu", gpus=0, driver=None, capability=None, rehearsal=True)

@@ -26,7 +26,8 @@ ORDER = (
     ("scripts",),
     ("pipeline",),
     ("integrations",),
-    ("report", "prediction", "training"),
+    ("cards",),
+    ("report", "training"),
     ("config",),
     ("storage",),
     ("faults", "provenance", "stats"),
@@ -81,6 +82,13 @@ def test_raypipe_has_few_entries() -> None:
 def test_raypipe_knows_no_experiment() -> None:
     assert len(MODULES) > 30
     assert [str(file) for file in MODULES if "experiments" in packages(file)] == []
+
+
+def test_only_its_command_imports_the_prediction_of_cards() -> None:
+    files = [file for file in MODULES if "cards" in {room(name) for name in imports(file)}]
+    users = {file.relative_to(PROJECT / "raypipe").as_posix() for file in files}
+    outside = {name for name in users if not name.startswith("cards/")}
+    assert outside == {"commands/prediction.py", "sweep/prior.py"}
 
 
 def test_no_phase_imports_another_phase() -> None:

@@ -16,8 +16,8 @@ import yaml
 
 import raypipe as rp
 from raypipe.hardware import Precision, detect, missing_package, supported_precisions
-from raypipe.prediction import cards
 from raypipe.provenance import git_commit, package_version
+from raypipe.training import data_sheets
 
 Row = dict[str, Any]
 
@@ -257,7 +257,7 @@ class Bench:
         """The name of the card in raypipe's table; None if it is not listed."""
         if self.machine.rehearsal:
             return REHEARSAL_CARD
-        found = cards.of_device(self.machine.device, self.machine.memory_bytes)
+        found = data_sheets.of_device(self.machine.device, self.machine.memory_bytes)
         return None if found is None else found.name
 
     def overrides(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Bench:
 
         """
         if self.card is None:
-            raise rp.ConfigError(f"{self.machine.device}: is not listed in raypipe's cards.yaml")
+            raise rp.ConfigError(f"{self.machine.device}: is not in data_sheets.yaml")
         file = self.folder / "cards.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         about = _REHEARSAL_VALUES

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu_parts.bench import Bench, Row, message
 from benchmarks.loops.cases import LOG_EVERY, Case, make
 from benchmarks.loops.measure import Alternation, Burst, Contender, largest_difference
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 
 _BY_HAND, _RAYPIPE = "by_hand", "raypipe_loop"
 

@@ -10,9 +10,9 @@ from statistics import median
 import torch
 
 from benchmarks.gpu_parts.bench import Bench, Row
+from raypipe.cards import memory
 from raypipe.hardware import Precision
-from raypipe.prediction import memory
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 
 _DTYPES: Mapping[Precision, torch.dtype] = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn,

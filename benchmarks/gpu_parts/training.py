@@ -20,7 +20,7 @@ from benchmarks.loops.raypipe_loop import measured
 from experiments.lm_pretrain.dataset import RandomTokens
 from experiments.lm_pretrain.model import medium, tiny
 from experiments.lm_pretrain.training import LanguageModelTask
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 from raypipe.training.settings import TrainingSettings
 
 #: goals of the medium language model at 32 x 2, bf16, compiled: MFU on an H100, reserved memory

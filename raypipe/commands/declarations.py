@@ -6,9 +6,9 @@ import inspect
 import sys
 from typing import TYPE_CHECKING
 
+from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.pipeline.experiment import Experiment
 from raypipe.pipeline.tables import CORE, GROWTH
-from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage import tables
 from raypipe.storage.tables import Table, by_name
 from raypipe.sweep.tables import TABLES as SWEEP_TABLES

@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from raypipe import hardware
+from raypipe.cards import calibration
+from raypipe.cards.calibration import Calibration, Measured
 from raypipe.commands.configuration import read, resolve
+from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.commands.report import report
 from raypipe.commands.request import Request
 from raypipe.config.document import Document
@@ -19,20 +22,17 @@ from raypipe.hardware import Arithmetic, Gpu, Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Training
 from raypipe.pipeline.identity import fingerprint
-from raypipe.prediction import calibration
-from raypipe.prediction import cards as known_cards
-from raypipe.prediction.calibration import Calibration, Measured
-from raypipe.prediction.cards import Card
-from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.ledger import Ledger, Row
 from raypipe.storage.lock import writing
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import write_table
 from raypipe.sweep.trials import trainings
+from raypipe.training import data_sheets
 from raypipe.training.batching import KEYS
+from raypipe.training.data_sheets import Card
 
 if TYPE_CHECKING:
-    from raypipe.prediction.forecast import Forecasts
+    from raypipe.cards.forecast import Forecasts
     from raypipe.training.settings import TrainStageSettings
 
 #: keys of a training that recordings of its steps do not depend on
@@ -72,9 +72,9 @@ def predict(request: Request, wanted: Wanted) -> list[Row]:
             support, or a stage that cannot be predicted.
 
     """
-    known = known_cards.cards(wanted.file)
+    known = data_sheets.cards(wanted.file)
     every = wanted.card.strip().lower() == "all"
-    chosen = list(known.values()) if every else [known_cards.resolve(wanted.card, known)]
+    chosen = list(known.values()) if every else [data_sheets.resolve(wanted.card, known)]
     _check_precisions(wanted, chosen)
     if every and request.profile == "auto":
         request = _with_one_profile(request, wanted, chosen)
@@ -130,7 +130,7 @@ class Predictor:
         configuration = self.resolved(card)
         for name, training in trainings(configuration, wanted.stage):
             settings = self._settings(configuration, name, training)
-            if not known_cards.is_predicted(settings.training.precision):
+            if not data_sheets.is_predicted(settings.training.precision):
                 say(
                     f"{name}.training.precision = {settings.training.precision}: is not predicted; "
                     "measure it on the card (`raypipe fit` without --card)"
@@ -169,7 +169,7 @@ class Predictor:
         settings: TrainStageSettings,
     ) -> Forecasts:
         """Return the forecasts of a stage; those of another card if the training is the same."""
-        from raypipe.prediction.forecast import Forecasts
+        from raypipe.cards.forecast import Forecasts
         from raypipe.training.task import TrainTask
 
         values = configuration.settings.model_dump(mode="json")
@@ -210,7 +210,7 @@ class Predictor:
         fastest: dict[str, Row] = {}
         for row in sorted(rows, key=lambda row: row.get("samples_per_s") or 0.0):
             sized = row.get("samples_per_s") and row.get("micro_batch")
-            if sized and known_cards.is_predicted(row.get("precision")):
+            if sized and data_sheets.is_predicted(row.get("precision")):
                 fastest[row["stage"]] = row
         found, known = [], dict(trainings(configuration, None))
         for stage, row in fastest.items():
@@ -250,8 +250,8 @@ def calibrate(request: Request, rows: Sequence[Row], nodes: Sequence[Hardware]) 
     """
     gpus = [gpu for node in nodes for gpu in node.gpus]
     try:
-        known = known_cards.cards().values()
-        found = [known_cards.of_device(gpu.name, gpu.memory_bytes, known) for gpu in gpus]
+        known = data_sheets.cards().values()
+        found = [data_sheets.of_device(gpu.name, gpu.memory_bytes, known) for gpu in gpus]
         card = found[0] if found and all(each == found[0] for each in found) else None
         if card is not None:
             calibration.save(card.name, Predictor(request, None).compared(card, rows))
@@ -330,9 +330,9 @@ def _trials(ledger: Ledger, stage: str, card: Card, known: Sequence[Card]) -> li
         if stage in (row.get("stage"), row.get("trained_stage"))
         and row.get("status") == "succeeded"
         and row.get("samples_per_s")
-        and known_cards.of_device(str(row.get("device")), None, known) == card
+        and data_sheets.of_device(str(row.get("device")), None, known) == card
         and same.issuperset(row.get("point") or ())
-        and known_cards.is_predicted(row.get("precision"))
+        and data_sheets.is_predicted(row.get("precision"))
     ]
 
 

@@ -17,8 +17,6 @@ from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError
 from raypipe.hardware import MEMORY_MARGIN
 from raypipe.pipeline.configuration import Configuration
-from raypipe.prediction import cards as known_cards
-from raypipe.prediction.cards import Card
 from raypipe.storage.ledger import Row
 from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import with_metric
@@ -27,6 +25,8 @@ from raypipe.sweep.recommendation import recommend
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.stage import NAME as SWEEP
 from raypipe.sweep.trials import Trial, TrialMaker, shown, training_stage
+from raypipe.training import data_sheets
+from raypipe.training.data_sheets import Card
 
 #: columns of ``trials`` that are predicted, by what they are called there
 _PREDICTED = ("samples_per_s", "step_time_s", "mfu", "energy_j_per_sample", "gpu_peak_bytes")
@@ -50,7 +50,7 @@ def predict_sweep(request: Request, wanted: Wanted) -> list[Row]:
         raise ConfigError(
             "--card all: a sweep is planned for one card; `raypipe fit --card all` compares them"
         )
-    card = known_cards.resolve(wanted.card, known_cards.cards(wanted.file))
+    card = data_sheets.resolve(wanted.card, data_sheets.cards(wanted.file))
     if request.run_dir is not None:
         existing(request.run_dir)
     maker = _maker(request, card, wanted.cards_per_node)

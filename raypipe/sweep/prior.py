@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from raypipe.cards import calibration
 from raypipe.errors import ConfigError
 from raypipe.pipeline.identity import fingerprint
-from raypipe.prediction import calibration, cards
-from raypipe.prediction.cards import Card
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.memory_model import MemoryFit
 from raypipe.sweep.trials import Trial
+from raypipe.training import data_sheets as cards
+from raypipe.training.data_sheets import Card
 
 if TYPE_CHECKING:
-    from raypipe.prediction.forecast import Forecasts
+    from raypipe.cards.forecast import Forecasts
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _forecasts(
     say: Callable[[str], None],
 ) -> Forecasts:
     """Return the forecasts of a trial's training; those of another one with the same phases."""
-    from raypipe.prediction.forecast import Forecasts
+    from raypipe.cards.forecast import Forecasts
     from raypipe.training.task import TrainTask
 
     settings = trial.training.settings

@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from raypipe.hardware import Precision
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 
 _Mark = float | torch.cuda.Event
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from raypipe.cards.memory import memory
+from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import Gpu, detect
-from raypipe.prediction.cards import cards
-from raypipe.prediction.memory import memory
-from raypipe.prediction.step import StepCase, record
 from raypipe.sweep.trials import training_stage
+from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 from tests.gpu.conftest import Rig

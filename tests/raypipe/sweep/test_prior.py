@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from raypipe import hardware
+from raypipe.cards import forecast
 from raypipe.commands.configuration import read, resolve
 from raypipe.config.axes import AxisSettings
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, Hardware, detect
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.launcher import Trials
-from raypipe.prediction import forecast
-from raypipe.prediction.cards import cards
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
 from raypipe.sweep import stage
@@ -24,6 +23,7 @@ from raypipe.sweep.memory_model import MemoryFit, MemoryModel
 from raypipe.sweep.prior import Prior, on_card, predicted
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import Trial, TrialMaker
+from raypipe.training.data_sheets import cards
 from raypipe.training.settings import TrainStageSettings
 from tests.raypipe.examples import sweeping
 

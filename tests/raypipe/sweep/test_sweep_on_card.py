@@ -14,11 +14,11 @@ from raypipe import hardware
 from raypipe.cli import app
 from raypipe.commands import prediction
 from raypipe.commands.prediction import Wanted
+from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.commands.prediction_view import conclusion_of_points, shown_points
 from raypipe.commands.request import Request
 from raypipe.commands.sweep_prediction import predict_sweep
 from raypipe.errors import ConfigError
-from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from raypipe.hardware import Precision
-from raypipe.training.peak_flops import peak_flops
+from raypipe.training.data_sheets import peak_flops
 
 #: name as NVML and torch give it: SMs, boost clock in MHz, and what an SM adds and multiplies a
 #: clock (fused multiply-adds) in fp32, tf32 and 16 bits, from the white papers

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from raypipe.cards import calibration
 from raypipe.cli import app
 from raypipe.commands import prediction
 from raypipe.commands.prediction import Wanted, predict
+from raypipe.commands.prediction_table import PREDICTIONS
 from raypipe.commands.prediction_view import conclusion, shown
 from raypipe.commands.request import Request
 from raypipe.errors import ConfigError
 from raypipe.hardware import Gpu, detect
-from raypipe.prediction import calibration
-from raypipe.prediction.tables import PREDICTIONS
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory, cache_directory
 from raypipe.storage.tables import read_table

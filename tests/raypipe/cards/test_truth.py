@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 
+from raypipe.cards.recorder import Recording
+from raypipe.cards.step import StepCase, record
 from raypipe.commands.configuration import read, resolve
 from raypipe.hardware import detect
-from raypipe.prediction.recorder import Recording
-from raypipe.prediction.step import StepCase, record
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.sweep.trials import training_stage
 from raypipe.training.batching import BatchPlan

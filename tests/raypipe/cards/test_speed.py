@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from raypipe.cards.recorder import Kernel, Recording
+from raypipe.cards.speed import Factors, StepTime, fused, step_time, watts
 from raypipe.hardware import Precision
-from raypipe.prediction.cards import Card
-from raypipe.prediction.recorder import Kernel, Recording
-from raypipe.prediction.speed import Factors, StepTime, fused, step_time, watts
+from raypipe.training.data_sheets import Card
 
 CARD = Card(
     "Card", "card", 2**34, 1e12, {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp16": 4e13},

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from raypipe.cards.memory import between
+from raypipe.cards.recorder import Recording, living
+from raypipe.cards.step import StepCase, has_blocks, record
 from raypipe.errors import ConfigError
-from raypipe.prediction.memory import between
-from raypipe.prediction.recorder import Recording, living
-from raypipe.prediction.step import StepCase, has_blocks, record
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext, TrainTask
 

@@ -6,7 +6,7 @@ import pytest
 
 from raypipe.errors import ConfigError
 from raypipe.hardware import supported_precisions
-from raypipe.prediction.cards import cards, of_device, resolve
+from raypipe.training.data_sheets import cards, of_device, resolve
 
 KNOWN = cards()
 

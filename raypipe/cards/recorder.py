@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from raypipe.prediction.allocator import Peak
+from raypipe.cards.allocator import Peak
 
 #: kernels that read of their first tensor only the values that they return
 _LOOKUPS = frozenset(("embedding", "index", "index_select", "gather", "take_along_dim"))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from raypipe.prediction.calibration import Calibration
-from raypipe.prediction.cards import cards
-from raypipe.prediction.forecast import Forecasts
-from raypipe.prediction.memory import memory
-from raypipe.prediction.step import StepCase, record
+from raypipe.cards.calibration import Calibration
+from raypipe.cards.forecast import Forecasts
+from raypipe.cards.memory import memory
+from raypipe.cards.step import StepCase, record
+from raypipe.training.data_sheets import cards
 from raypipe.training.settings import ScalingSettings, TrainingSettings, TrainStageSettings
 from raypipe.training.task import Loss, Phase, StepContext
-from tests.raypipe.prediction.test_step import Squares
+from tests.raypipe.cards.test_step import Squares
 
 CARD = cards()["A100 SXM 80GB"]
 

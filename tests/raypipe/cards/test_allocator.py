@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raypipe.prediction.allocator import replay
+from raypipe.cards.allocator import replay
 
 MIB = 2**20
 #: four blocks, of which two that are not neighbors end before a larger one begins

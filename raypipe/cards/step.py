@@ -20,9 +20,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset, default_collate
 
+from raypipe.cards.cuda_rules import CudaRules
+from raypipe.cards.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.errors import ConfigError, message_of
-from raypipe.prediction.cuda_rules import CudaRules
-from raypipe.prediction.recorder import Recorder, Recording, recorded_resizes, replaced
 from raypipe.training import evaluation, muon, order, parallel, precision
 from raypipe.training.job import Worker
 from raypipe.training.loader import over_leaves

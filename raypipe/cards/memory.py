@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from raypipe.cards.allocator import replay
+from raypipe.cards.recorder import Kernel, Recording
 from raypipe.hardware import MEMORY_MARGIN
-from raypipe.prediction.allocator import replay
-from raypipe.prediction.cards import Card
-from raypipe.prediction.recorder import Kernel, Recording
+from raypipe.training.data_sheets import Card
 
 #: memory that the CUDA context takes with lazily loaded kernels, and NCCL's buffers with its own
 CONTEXT_BYTES, NCCL_BYTES = 520 * 2**20, 400 * 2**20

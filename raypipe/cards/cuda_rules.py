@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
 
-from raypipe.prediction.recorder import replaced
+from raypipe.cards.recorder import replaced
 
 aten = torch.ops.aten
 

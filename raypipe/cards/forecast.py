@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from raypipe.prediction import memory as memories
-from raypipe.prediction.calibration import Calibration
-from raypipe.prediction.cards import Card
-from raypipe.prediction.memory import Memory
-from raypipe.prediction.recorder import Recording
-from raypipe.prediction.speed import EXPECTED, FASTEST, SLOWEST, StepTime, step_time, watts
-from raypipe.prediction.step import StepCase, has_blocks, record
+from raypipe.cards import memory as memories
+from raypipe.cards.calibration import Calibration
+from raypipe.cards.memory import Memory
+from raypipe.cards.recorder import Recording
+from raypipe.cards.speed import EXPECTED, FASTEST, SLOWEST, StepTime, step_time, watts
+from raypipe.cards.step import StepCase, has_blocks, record
+from raypipe.training.data_sheets import Card
 from raypipe.training.settings import TrainStageSettings
 from raypipe.training.task import TrainTask
 

@@ -1,4 +1,4 @@
-"""Cards: memory, bandwidth, peak FLOP/s, link and power, from NVIDIA's data sheets (cards.yaml)."""
+"""Data sheets of NVIDIA's cards: memory, bandwidth, peak FLOP/s, link and power."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raypipe.hardware import Arithmetic, Precision, supported_precisions
 
 #: environment variable with a file of further cards and prices
 CARDS = "RAYPIPE_CARDS"
-_SHIPPED = Path(__file__).with_name("cards.yaml")
+_SHIPPED = Path(__file__).with_name("data_sheets.yaml")
 _BRANDS = frozenset(("nvidia", "tesla", "geforce"))
 #: name parts that do not change the peak: memory size and type, connector, generation
 _NO_MATTER = re.compile(r"\d+gb?|sxm\d?|pcie|hbm\d\w?|generation")
@@ -148,6 +148,16 @@ def of_device(
             size = memory_bytes or _bytes_in(words[length:]) or found[0].memory_bytes
             return min(connected, key=lambda card: abs(card.memory_bytes - size))
     return None
+
+
+def peak_flops(device_name: str, precision: Precision) -> float | None:
+    """Return the dense peak of a GPU in FLOP/s, the denominator of model FLOPs utilization (MFU).
+
+    None for an unlisted card, a variant with a different peak (laptop, a slice by MIG or vGPU), a
+    precision that the card does not support, and the CPU.
+    """
+    card = of_device(device_name)
+    return None if card is None else card.peaks.get(precision)
 
 
 @cache

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from raypipe.prediction import calibration
-from raypipe.prediction.calibration import Calibration, Measured
+from raypipe.cards import calibration
+from raypipe.cards.calibration import Calibration, Measured
 from raypipe.storage.run_directory import cache_directory
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from raypipe.cards.recorder import Kernel, Recording
 from raypipe.hardware import Precision
-from raypipe.prediction.cards import Card
-from raypipe.prediction.recorder import Kernel, Recording
+from raypipe.training.data_sheets import Card
 
 #: time of the shortest kernel on a card
 _SHORTEST_S = 2e-6
