@@ -105,7 +105,7 @@ def _finite(sweep: SweepSettings, origin: str) -> SweepSettings:
     """
     if not sweep.is_searched:
         return sweep
-    kind = "scheduler = pbt" if sweep.scheduler == "pbt" else f"search = {sweep.search}"
+    kind = f"search = {sweep.search}"
     axes = {}
     for name, axis in sweep.axes.items():
         values = axis.grid or axis.choice

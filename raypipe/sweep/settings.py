@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
 
-Scheduler = Literal["asha", "median", "pbt"]
+Scheduler = Literal["asha", "median"]
 
 #: columns of `trials` that another measurement of the same trial changes; all are above 0
 REPEATED = (
@@ -79,9 +79,7 @@ class SweepSettings(Settings):
         description="Whether the metric is minimized or maximized; by default what is declared, "
         "the mode of the monitor, or what its name tells.",
     )
-    samples: PositiveInt = Field(
-        16, description="Number of draws if an axis is not a grid; size of a population."
-    )
+    samples: PositiveInt = Field(16, description="Number of draws if an axis is not a grid.")
     search: Literal["random", "optuna", "pabbo"] = Field(
         "random",
         description="How points are drawn if an axis is not a grid: at random, or from the results "
@@ -90,12 +88,11 @@ class SweepSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
     scheduler: Scheduler | None = Field(
         None,
-        description="Scheduler that stops bad trials early (asha, median) or evolves a population "
-        "(pbt), for kind=quality.",
+        description="Scheduler that stops bad trials early (asha, median), for kind=quality.",
     )
     grace_steps: PositiveInt | None = Field(
         None,
-        description="Steps before a trial may be stopped or changed; by default a tenth of them.",
+        description="Steps before a trial may be stopped; by default a tenth of them.",
     )
     reduction_factor: float = Field(
         3, gt=1, description="ASHA continues one of this number of trials."
@@ -136,7 +133,7 @@ class SweepSettings(Settings):
     @property
     def is_searched(self) -> bool:
         """Whether later trials depend on the outcomes of earlier ones."""
-        return self.search != "random" or self.scheduler == "pbt"
+        return self.search != "random"
 
     _present = field_validator("axes", mode="before")(without_dropped)
 
@@ -161,13 +158,4 @@ class SweepSettings(Settings):
                 )
         if self.search == "pabbo":
             check_ranges(self.axes, "search", "optuna")
-        if self.search != "random" and self.scheduler == "pbt":
-            raise ValueError(
-                f"search = {self.search}: a population (scheduler = pbt) draws at random"
-            )
-        grids = [name for name, axis in self.axes.items() if axis.is_grid]
-        if self.scheduler == "pbt" and grids:
-            raise ValueError(
-                f"scheduler = pbt: the axis {grids[0]} is a grid; give choice, or low and high"
-            )
         return self

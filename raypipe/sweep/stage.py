@@ -19,11 +19,10 @@ from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
-from raypipe.sweep.population import Population, check_changeable, lineage
 from raypipe.sweep.prior import predicted
 from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.rounds import adjusted_columns, measured
-from raypipe.sweep.search import OptunaSearch, Search
+from raypipe.sweep.search import Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
     Trial,
@@ -66,8 +65,6 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         where = f"{configuration.origin}: {sweep.stage}.command"
         check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
     maker = TrialMaker(configuration, sweep, nodes)
-    if sweep.scheduler == "pbt":
-        check_changeable(maker, swept)
     given = [] if sweep.is_searched else maker.trials()
     units = [trial.unit for trial in given]
     last = _last_unit(maker, units)
@@ -79,11 +76,9 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
-        if sweep.scheduler == "pbt":
-            search = Population(maker, objective, last.key, grace, steps)
-        elif sweep.is_searched:
+        if sweep.is_searched:
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
-            search = OptunaSearch(maker, objective, last.key, rows)
+            search = Search(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
         under_way = Sweep(context, sweep, trials, memory, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
@@ -227,11 +222,9 @@ def _summarize(
         },
     )
     memory.keep(trials, maker.configuration.experiment.name, settings.stage)
-    # of a population, only fully trained members count
-    end = max((trial.until or 0 for trial in trials), default=0)
-    whole = [t for t in trials if (t.until or 0) == end and t.unit.key in rows]
+    ended = [trial for trial in trials if trial.unit.key in rows]
     found = recommend(
-        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in whole],
+        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in ended],
         objective.column,
         objective.mode,
         settings.parity_tolerance,
@@ -243,8 +236,6 @@ def _summarize(
         why = nothing(rows.values(), objective.column, settings.parity_tolerance)
         context.say(f"nothing is recommended: {why}")
         return
-    if remark := lineage(rows[found.trial_id], rows):
-        found = replace(found, reason=f"{found.reason} {remark}.")
     edges = dict(edge_remarks(maker, memory, found.best))
     if remarks := "; ".join(edges.values()):
         found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")

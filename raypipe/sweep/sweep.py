@@ -280,8 +280,6 @@ class Sweep:
             attempt=self._attempts.get(trial.unit.key, 1),
             measured=self._settings.kind == "systems",
             repeated=trial.unit.key in self._repeating,
-            parent=trial.parent,
-            until=trial.until,
             initial=trial.training.initial,
         )
         self._running[trial.unit.key] = job
@@ -333,12 +331,10 @@ class Sweep:
     def _tell(self, trial: Trial, row: Row | None) -> None:
         """Report an outcome to the search, and delete checkpoints that are no longer needed."""
         done = is_done(self._context.ledger, trial.unit)
-        spent = [trial.unit.key] if done else []
         if self._search is not None:
             self._search.tell(trial, row if done else None)
-            spent = self._search.spent(trial)
-        for trial_id in spent:
-            self._context.run_dir.delete(self._context.run_dir.checkpoints(trial_id))
+        if done:
+            self._context.run_dir.delete(self._context.run_dir.checkpoints(trial.unit.key))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
         """Update the memory model and the objective with a recorded trial."""

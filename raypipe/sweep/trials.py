@@ -41,8 +41,7 @@ class Trial:
     during the next forward pass. ``parity`` identifies trials that must have the same losses (equal
     but for precision and micro-batches); ``cut`` tells those apart. ``lacks`` says why this
     hardware cannot run the trial. A ``reference`` is not a point of the sweep: it gives the losses
-    in fp32. A member of a population trains from the last checkpoint of the trial ``parent`` to
-    step ``until``.
+    in fp32.
     """
 
     unit: Unit
@@ -53,8 +52,6 @@ class Trial:
     parity: str
     lacks: str | None = None
     reference: bool = False
-    parent: str | None = None
-    until: int | None = None
 
     @property
     def identity(self) -> Identity:

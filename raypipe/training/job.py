@@ -51,7 +51,6 @@ class TrainingJob:
     eval_batch: int | None = None
     measured: bool = False
     repeated: bool = False
-    parent: str | None = None
     until: int | None = None
     identity: str = ""
     continues: bool = False

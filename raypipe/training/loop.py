@@ -267,11 +267,10 @@ class _Loop:
     def _monitor(self) -> MonitorSettings | None:
         """Return how the best model is chosen; None if it is that of the last step.
 
-        By default only held-out data chooses it. The generations of a population go on from the
-        last step.
+        By default only held-out data chooses it. A measured run does not evaluate.
         """
         monitor = self.training.monitor
-        if monitor is None or self.job.until is not None:
+        if monitor is None or self.job.measured:
             return None
         return monitor if self.held_out is not None or monitor.metric is not None else None
 
@@ -396,7 +395,7 @@ class _Loop:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         kept, chosen = last, dict[str, Any]()
-        if not self.job.measured and (best := self._best()) is not None:
+        if (best := self._best()) is not None:
             kept = next(row for row in self.history.rows if row["step"] == best.step)
             stopped = not early and step < self.job.steps
             chosen = {"best_step": best.step, "stopped_early": stopped}

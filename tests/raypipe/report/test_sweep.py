@@ -133,30 +133,6 @@ def test_learning_curves_show_every_trial_and_where_it_ended() -> None:
     assert figures["curves"].caption == f"{caption} Recommended: learning rate 0.1."
 
 
-def test_the_curve_of_a_populations_member_begins_with_those_it_went_on_from() -> None:
-    tables = quality_tables(trials=3)
-    trials, steps = tables["trials"], tables["steps"]
-    first, second, third = trials["trial_id"]
-    # the first two train to step 100; the third goes on from the first, to step 200
-    tables["trials"] = trials.assign(
-        status="succeeded", parent=[None, None, first], until=[100, 100, 200]
-    )
-    before = steps["trial_id"].isin([first, second]) & (steps["step"] <= 100)
-    after = (steps["trial_id"] == first) & steps["step"].between(110, 200)
-    tables["steps"] = pd.concat([steps[before], steps[after].assign(trial_id=third)])
-    tables["recommendations"] = tables["recommendations"].assign(trial_id=third)
-    figure = plots_by_kind(tables)["curves"]
-    [axes] = figure.figure.axes
-    ends = {
-        line.get_linewidth() > 1: line.get_xdata()
-        for line in axes.lines
-        if len(line.get_xdata()) > 1
-    }
-    assert list(ends[True]) == list(range(10, 201, 10))
-    assert list(ends[False]) == list(range(10, 101, 10))
-    assert figure.caption.startswith("2 trials, running median of the logged loss. 1 ended early")
-
-
 def test_the_curves_are_of_the_metric_where_it_is_logged() -> None:
     tables = quality_tables()
     tables["recommendations"]["metric"] = "eval_loss"

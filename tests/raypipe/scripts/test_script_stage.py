@@ -533,14 +533,6 @@ def test_a_plan_starts_nothing(raypipe: Run, folder: Path) -> None:
     assert not (folder / "run").exists()
 
 
-def test_a_population_is_refused(raypipe: Run, folder: Path) -> None:
-    axes = {"training.learning_rate": {"low": 0.01, "high": 0.1}}
-    sweep = {"stage": "train", "kind": "quality", "scheduler": "pbt", "axes": axes, "samples": 2}
-    ended = raypipe("sweep", sweep=sweep)
-    assert ended.status == 2
-    assert "train is a script, which cannot continue" in ended.output
-
-
 def test_a_matrix_has_parameters_as_axes(raypipe: Run, folder: Path) -> None:
     matrix = {"parameters.wait": [1, 2], "train.training.seed": [0, 1]}
     ended = raypipe(
