@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe.report.formatting import cell
+from raypipe.report.measures import REPEATED
 from raypipe.report.plots import Stroke, rows, strokes
 from raypipe.report.sections import cells
 
@@ -41,9 +42,9 @@ class Sweep:
     references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
     settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
     ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
-    recommended for the ``metric``, or empty, and ``value`` the mean of the metric, NaN if unknown.
-    ``mode`` is whether the metric is minimized or maximized. ``decided`` is false if measurements
-    could not tell which point is the best; ``longer`` are the overrides with which they go on then.
+    recommended for the ``metric``, or empty, and ``value`` that of its point, NaN if unknown.
+    ``mode`` is whether the metric is minimized or maximized. Trials that were measured again occur
+    once, with the medians.
     """
 
     stage: str
@@ -56,8 +57,6 @@ class Sweep:
     metric: str
     value: float
     mode: str
-    decided: bool
-    longer: str
     on_gpu: bool
 
     @property
@@ -110,7 +109,7 @@ def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.Da
 
 
 def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> Sweep:
-    trials = _clean(table).assign(point=cells(points_of(table, tables)))
+    trials = _medians(_clean(table).assign(point=cells(points_of(table, tables))))
     on_gpu = bool(np.isfinite(trials["gpu_peak_bytes"]).any())
     measured = trials["status"].isin(["succeeded", "interrupted"])
     trials["samples_per_s"] = trials["samples_per_s"].where(measured)
@@ -128,8 +127,6 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         metric=_first(recommendation, "metric"),
         value=_value(recommendation, trials),
         mode=_first(recommendation, "mode") or "min",
-        decided=_first(recommendation, "decided") != "False",
-        longer=_first(recommendation, "longer"),
         on_gpu=on_gpu,
     )
 
@@ -163,6 +160,17 @@ def _clean(table: pd.DataFrame) -> pd.DataFrame:
     columns |= {name: table.get(name, unknown).fillna("").astype(str) for name in _TEXTS}
     columns["workers"] = columns["workers"].fillna(1.0)
     return table.assign(**columns)
+
+
+def _medians(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials without repeated measurements, with the medians over these."""
+    if "repeats" not in trials.columns:
+        return trials
+    names = [name for name in REPEATED if name in trials.columns]
+    numbers = trials[names].apply(pd.to_numeric, errors="coerce")
+    first = trials["repeats"].fillna(trials["trial_id"])
+    medians = numbers.groupby(first).transform("median")
+    return trials.assign(**{name: medians[name] for name in names})[trials["repeats"].isna()]
 
 
 def _first(table: pd.DataFrame, column: str) -> str:

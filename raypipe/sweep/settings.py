@@ -9,14 +9,9 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from raypipe.config.axes import AxisSettings, check_ranges, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
+from raypipe.report.measures import REPEATED
 
 Scheduler = Literal["asha", "median"]
-
-#: columns of `trials` that another measurement of the same trial changes; all are above 0
-REPEATED = (
-    *("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu"),
-    *("energy_j", "energy_j_per_sample"),
-)
 
 
 class ConstraintSettings(Settings):
@@ -26,30 +21,6 @@ class ConstraintSettings(Settings):
         None,
         description="Samples per optimizer step at every point; the accumulation follows from the "
         "micro-batch.",
-    )
-
-
-class RoundsSettings(Settings):
-    """Repeated measurements of a sweep of kind=systems, until the best point is known."""
-
-    most: PositiveInt = Field(
-        16, description="Most measurements of a point; with 1 no two points can be distinguished."
-    )
-    seconds: float | None = Field(
-        None,
-        ge=0,
-        description="Most seconds of all rounds after the first; by default as many as the first "
-        "one takes, but at least 60.",
-    )
-    negligible: float = Field(
-        0.03,
-        gt=0,
-        lt=1,
-        description="Relative difference that does not matter: the rounds end once no point can be "
-        "better than the best one by more.",
-    )
-    alpha: float = Field(
-        0.05, gt=0, lt=0.5, description="Probability of a wrong decision of all rounds together."
     )
 
 
@@ -97,14 +68,13 @@ class SweepSettings(Settings):
     reduction_factor: float = Field(
         3, gt=1, description="ASHA continues one of this number of trials."
     )
-    steps: PositiveInt = Field(
-        10, description="Measured steps of a trial of kind=systems, in each round."
-    )
+    steps: PositiveInt = Field(10, description="Measured steps of a trial of kind=systems.")
     warmup_steps: PositiveInt = Field(
         5, description="Steps before the measured ones, which are not counted."
     )
-    rounds: RoundsSettings = Field(
-        RoundsSettings(), description="Repeated measurements of the trials of kind=systems."
+    repeats: PositiveInt = Field(
+        3,
+        description="Measurements of each point of kind=systems: all points once, then all again.",
     )
     parity_tolerance: float = Field(
         0.02, gt=0, description="Largest relative difference of the loss to fp32's."
@@ -126,9 +96,10 @@ class SweepSettings(Settings):
         return self.mode
 
     @property
-    def has_rounds(self) -> bool:
-        """Whether trials are measured again: their metric is another one each time."""
-        return self.kind == "systems" and self.metric_name in REPEATED and self.rounds.most > 1
+    def measurements(self) -> int:
+        """How often each point is measured: more than once only if its metric then differs."""
+        differs = self.kind == "systems" and self.metric_name in REPEATED
+        return self.repeats if differs else 1
 
     @property
     def is_searched(self) -> bool:

@@ -19,9 +19,9 @@ from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
+from raypipe.sweep.point_results import medians
 from raypipe.sweep.prior import predicted
 from raypipe.sweep.recommendation import nothing, recommend, snippet
-from raypipe.sweep.rounds import adjusted_columns, measured
 from raypipe.sweep.search import Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
@@ -94,7 +94,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
     number = sweep.samples if sweep.is_searched else len(given)
-    workload = f"{number} trials" + (f" of {steps} steps" if steps else "")
+    workload = f"{number * sweep.measurements} trials" + (f" of {steps} steps" if steps else "")
     units = [*units, last]
     measures = sweep.kind == "systems" and maker.device[0] == "cpu"
     stage = Stage(
@@ -135,15 +135,12 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
     sweep = maker.sweep
     if not sweep.is_searched:
-        decisive = {"metric", "mode", "parity_tolerance"} | (
-            {"rounds"} if sweep.has_rounds else set()
-        )
+        decisive = {"metric", "mode", "parity_tolerance", "repeats"}
         judged = sweep.model_dump(mode="json", include=decisive)
         identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
         key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
         return Unit(key, identity=identity)
-    rest = {"samples", "concurrent"} | (set() if sweep.has_rounds else {"rounds"})
-    literals = sweep.model_dump(mode="json", exclude=rest)
+    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
     stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
     literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
     if extents := stage.units[0].extents:
@@ -203,13 +200,9 @@ def _summarize(
     """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
     settings = maker.sweep
     rows = record_parity(context, trials)
-    if settings.has_rounds:
-        measures = adjusted_columns(context.ledger, rows)
-        rows |= {key: {**rows[key], **found} for key, found in measures.items()}
-        context.ledger.put("trials", {key: rows[key] for key in measures})
     context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     quality = objective.column if settings.kind == "quality" else None
-    best = front(list(rows.values()), quality, objective.mode)
+    best = front(medians(rows.values()), quality, objective.mode)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
@@ -229,7 +222,6 @@ def _summarize(
         objective.mode,
         settings.parity_tolerance,
         memory.capacity_bytes,
-        measured(context.ledger, rows.values(), settings) if settings.has_rounds else None,
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
@@ -245,15 +237,15 @@ def _summarize(
         "metric": objective.column,
         "mode": objective.mode,
         "value": found.value,
+        "value_low": found.low,
+        "value_high": found.high,
         "reason": found.reason,
-        **found.columns,
         "edges": ", ".join(edges) or None,
         "settings": found.settings,
         "snippet": snippet(found.settings),
     }
     context.ledger.put("recommendations", {settings.stage: row})
-    doubt = f"{found.undecided}; " if found.undecided else ""
-    context.say(f"{doubt}recommended: {shown(found.settings)}")
+    context.say(f"recommended: {shown(found.settings)}")
 
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:

@@ -41,7 +41,7 @@ class Trial:
     during the next forward pass. ``parity`` identifies trials that must have the same losses (equal
     but for precision and micro-batches); ``cut`` tells those apart. ``lacks`` says why this
     hardware cannot run the trial. A ``reference`` is not a point of the sweep: it gives the losses
-    in fp32.
+    in fp32. ``repeats`` is the key of the trial that it measures again.
     """
 
     unit: Unit
@@ -52,6 +52,12 @@ class Trial:
     parity: str
     lacks: str | None = None
     reference: bool = False
+    repeats: str | None = None
+
+    def again(self, number: int) -> Trial:
+        """Return the trial that measures this one again, as the given number."""
+        unit = Unit(f"{self.unit.key}-{number}", identity=self.unit.identity)
+        return replace(self, unit=unit, repeats=self.unit.key)
 
     @property
     def identity(self) -> Identity:

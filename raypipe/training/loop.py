@@ -9,7 +9,6 @@ them.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -67,8 +66,7 @@ def train(
     checkpoints, ``steps``, the model. If its ``ending`` is wanted, all save a checkpoint and end.
 
     Returns:
-        The columns of ``trials`` that it determines; ``ended_at``, the step of an early end; and if
-        it is measured ``load``, that of the node per core at the start.
+        The columns of ``trials`` that it determines; and ``ended_at``, the step of an early end.
 
     Raises:
         ValueError: the device or the task does not support a setting.
@@ -80,7 +78,6 @@ def train(
         return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Telemetry(job.trial_id, worker.device, rank=worker.rank, attempt=job.attempt) as sampler:
         loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
@@ -90,8 +87,7 @@ def train(
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     columns = outcome | loop.speed() | telemetry.combine(summaries)
-    columns = telemetry.with_energy_per_sample(columns)
-    return {**columns, "load": load} if job.measured else columns
+    return telemetry.with_energy_per_sample(columns)
 
 
 class _Loop:
@@ -434,8 +430,6 @@ class _Loop:
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""
-        if self.job.repeated:
-            return
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

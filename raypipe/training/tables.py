@@ -70,6 +70,7 @@ TRIALS = Table(
         Column("trained_stage", "text", "The stage that a sweep's trial trains."),
         Column("kind", "text", "Kind of the sweep: systems or quality."),
         Column("reference", "boolean", "Whether it is the fp32 reference of a sweep."),
+        Column("repeats", "text", "The trial of a sweep that this one measures again."),
         Column("search", "text", "The search that proposed the trial."),
         Column("number", "integer", "Number of the trial within its search."),
         Column("predicted_peak_bytes", "integer", "Peak memory predicted for the trial.", "B"),

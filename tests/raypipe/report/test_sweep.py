@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from raypipe.report.plots import Plot
 from raypipe.report.sections import Heading
 from raypipe.report.sweep_section import sweep_section
+from raypipe.report.sweep_trials import sweeps
 from raypipe.report.training import training_plots
 from tests.raypipe.report.sweep_tables import (
     KINDS,
@@ -105,6 +106,16 @@ def test_a_failed_trial_has_no_speed_even_if_it_measured_one() -> None:
     assert _cell_texts(figures["speed"].figure.axes[0])["16", "fp32"] == "failed"
     assert "9999" not in figures["speed"].title
     assert figures["pareto"].figure.axes[0].get_ylim()[1] < 1000
+
+
+def test_repeated_measurements_are_one_point_with_the_median() -> None:
+    point = {"micro_batch": 4, "precision": "fp32"}
+    first = trial_row(0, point, samples_per_s=10.0)
+    again = [trial_row(n, point, samples_per_s=speed, repeats=first["trial_id"])
+             for n, speed in ((1, 30.0), (2, 14.0))]  # fmt: skip
+    [sweep] = sweeps({"trials": pd.DataFrame([first, *again])})
+    assert list(sweep.trials["trial_id"]) == [first["trial_id"]]
+    assert list(sweep.trials["samples_per_s"]) == [14.0]
 
 
 def test_many_micro_batches_share_rows_by_octave() -> None:

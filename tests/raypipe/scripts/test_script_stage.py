@@ -437,6 +437,7 @@ def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path)
             "stage": "train",
             "steps": 8,
             "warmup_steps": 2,
+            "repeats": 1,
             "axes": {"training.micro_batch": [2, 8], "parameters.fits": [4]},
         },
     )

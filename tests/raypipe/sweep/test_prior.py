@@ -119,7 +119,7 @@ experiment: example_sweep
 train: {training: {steps: 10, effective_batch: 16}}
 sweep:
   stage: train
-  rounds: {most: 1}
+  repeats: 1
   axes: {training.micro_batch: [1, 2, 4, 8, 16]}
 """
 
