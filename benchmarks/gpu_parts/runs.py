@@ -205,7 +205,7 @@ def _sweep(bench: Bench) -> Row | list[Row]:
     best = {row["trial_id"] for row in rows_of(run, "recommendations") if "trial_id" in row}
     names = (
         *("status", "micro_batch", "precision", "samples_per_s", "gpu_peak_bytes"),
-        *("predicted_peak_bytes", "energy_j_per_sample", "mfu", "parity", "reason"),
+        *("energy_j_per_sample", "mfu", "parity", "reason"),
     )
     return [
         {**{name: trial.get(name) for name in names}, "recommended": trial["trial_id"] in best}

@@ -24,10 +24,9 @@ GROUP = ("precision", "gradient_checkpointing", "compile", "strategy", "workers"
 
 _NUMBERS = (
     "micro_batch", "accumulation", "workers", "samples_per_s", "energy_j_per_sample",
-    "gpu_peak_bytes", "host_peak_bytes", "parity", "static_bytes", "bytes_per_sample",
-    "largest_error", "capacity_bytes",
+    "gpu_peak_bytes", "host_peak_bytes", "parity",
 )  # fmt: skip
-_FLAGS = ("gradient_checkpointing", "compile", "reference", "accumulates")
+_FLAGS = ("gradient_checkpointing", "compile", "reference")
 _TEXTS = ("trial_id", "precision", "strategy", "status", "kind")
 
 #: columns of ``sweep_points`` that are not axes
@@ -40,8 +39,8 @@ class Sweep:
 
     ``trials`` are the points of the sweep, ``all_trials`` also the fp32 trials that are only
     references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
-    settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
-    ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
+    settings by dotted key), and a speed unless the trial failed. ``front`` are the trials on the
+    Pareto fronts. ``chosen`` is the id of the trial
     recommended for the ``metric``, or empty, and ``value`` that of its point, NaN if unknown.
     ``mode`` is whether the metric is minimized or maximized. Trials that were measured again occur
     once, with the medians.
@@ -51,7 +50,6 @@ class Sweep:
     kind: str
     trials: pd.DataFrame
     all_trials: pd.DataFrame
-    fits: pd.DataFrame
     front: frozenset[str]
     chosen: str
     metric: str
@@ -121,7 +119,6 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         kind=next((kind for kind in trials["kind"] if kind), "systems"),
         trials=trials[~trials["reference"]].reset_index(drop=True),
         all_trials=trials.reset_index(drop=True),
-        fits=_clean(of_stage(tables, "memory_fits", stage)),
         front=frozenset() if pareto is None else frozenset(pareto["trial_id"]),
         chosen=_first(recommendation, "trial_id"),
         metric=_first(recommendation, "metric"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,10 @@ from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
 from raypipe.storage.ledger import Row
 from raypipe.sweep.edges import edge_remarks
-from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
 from raypipe.sweep.point_results import medians
-from raypipe.sweep.prior import predicted
 from raypipe.sweep.recommendation import nothing, recommend, snippet
 from raypipe.sweep.search import Search
 from raypipe.sweep.sweep import Sweep
@@ -70,9 +68,7 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
     last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        prior = predicted(given, maker.device, context.run_dir, context.say)
-        memory, trials = Memory(*maker.device, prior.fits), prior.ordered(given)
-        objective = Objective(sweep, declared_columns(configuration))
+        trials, objective = given, Objective(sweep, declared_columns(configuration))
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
@@ -80,14 +76,14 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
             search = Search(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
-        under_way = Sweep(context, sweep, trials, memory, objective, search)
+        under_way = Sweep(context, sweep, trials, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
         if remark := differing_batches(trials):
             context.say(remark)
         context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
         if under_way.mistake is not None:
             raise under_way.mistake
-        _summarize(context, maker, under_way.trials, memory, objective)
+        _summarize(context, maker, under_way.trials, objective)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last.key)
@@ -194,13 +190,11 @@ def _summarize(
     context: StageContext,
     maker: TrialMaker,
     trials: Sequence[Trial],
-    memory: Memory,
     objective: Objective,
 ) -> None:
-    """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
+    """Write the sweep's results: parity, Pareto front and recommendation."""
     settings = maker.sweep
     rows = record_parity(context, trials)
-    context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     quality = objective.column if settings.kind == "quality" else None
     best = front(medians(rows.values()), quality, objective.mode)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
@@ -214,21 +208,20 @@ def _summarize(
             for row in best
         },
     )
-    memory.keep(trials, maker.configuration.experiment.name, settings.stage)
     ended = [trial for trial in trials if trial.unit.key in rows]
     found = recommend(
         [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in ended],
         objective.column,
         objective.mode,
         settings.parity_tolerance,
-        memory.capacity_bytes,
+        maker.device[1],
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
         why = nothing(rows.values(), objective.column, settings.parity_tolerance)
         context.say(f"nothing is recommended: {why}")
         return
-    edges = dict(edge_remarks(maker, memory, found.best))
+    edges = dict(edge_remarks(maker, found.best))
     if remarks := "; ".join(edges.values()):
         found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")
     row = {
@@ -255,30 +248,3 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
     plan = plan.for_workers(trial.training.settings.scaling.most_workers)
     return {**row, **{name: getattr(plan, name) for name in KEYS}}
-
-
-def _fits(
-    trials: Sequence[Trial], rows: Mapping[str, Row], memory: Memory, stage: str
-) -> dict[str, Row]:
-    """Return the fitted memory models, by group."""
-    fits: dict[str, Row] = {}
-    for trial in trials:
-        model, row = memory.model(trial.group), rows.get(trial.unit.key)
-        fit = model.fit()
-        if fit is None or row is None or not fit.trials:
-            continue
-        same = ("device", "precision", "gradient_checkpointing", "compile", "strategy", "workers")
-        fits[trial.group] = {
-            "group": trial.group[:12],
-            "trained_stage": stage,
-            **{name: row.get(name) for name in same},
-            "accumulates": trial.accumulation > 1,
-            "static_bytes": round(fit.static_bytes),
-            "bytes_per_sample": round(fit.bytes_per_sample),
-            "trials": fit.trials,
-            "largest_error": fit.largest_error,
-            "capacity_bytes": model.capacity_bytes,
-            "largest_micro_batch": model.largest_micro_batch(),
-            "failed_micro_batch": model.failed_micro_batch,
-        }
-    return fits

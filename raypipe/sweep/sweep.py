@@ -13,9 +13,7 @@ from raypipe.pipeline.unit_logs import Failure, first_line
 from raypipe.stats import finite_or_none
 from raypipe.storage import tables as results
 from raypipe.storage.ledger import Row
-from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import Objective
-from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.search import Search
 from raypipe.sweep.settings import SweepSettings
 from raypipe.sweep.trials import Trial, shown
@@ -25,11 +23,10 @@ if TYPE_CHECKING:
 
 
 class Sweep:
-    """Trials of a sweep that are not done, in order, and the memory model that prunes them.
+    """Trials of a sweep that are not done, in order.
 
-    A trial that is predicted not to fit waits, because other trials may correct the prediction;
-    it is skipped if nothing else is running. Out of memory is a result. A trial whose worker died
-    is retried ``max_restarts`` times. A search adds its trials one at a time, when there is room.
+    Out of memory is a result, and rules out larger micro-batches. A trial whose worker died is
+    retried ``max_restarts`` times. A search adds its trials one at a time, when there is room.
     With a scheduler, ``history`` replays the logged steps of trials that ended earlier. A systems
     sweep measures all points once, then all again; each measurement is a trial. ``mistake`` is the
     error of an objective that trials do not have; no further trial is started then.
@@ -40,16 +37,15 @@ class Sweep:
         context: StageContext,
         settings: SweepSettings,
         trials: Sequence[Trial],
-        memory: Memory,
         objective: Objective,
         search: Search | None = None,
     ) -> None:
         self._context, self._settings = context, settings
         self._all = {trial.unit.key: trial for trial in trials}
-        self._memory, self._objective, self._search = memory, objective, search
+        self._objective, self._search = objective, search
         self.mistake: UnitError | None = None
-        # new trials may correct an earlier prediction
-        self._waiting = [t for t in trials if self._is_new(t) or self._was_predicted(t)]
+        self._waiting = [trial for trial in trials if self._is_new(trial)]
+        self._out_of_memory: list[Trial] = []
         self._running: dict[str, TrainingJob] = {}
         self._rows: dict[str, dict[int, Row]] = {}
         self._attempts: dict[str, int] = {}
@@ -66,7 +62,7 @@ class Sweep:
         return list(self._all.values())
 
     def next(self) -> TrainingJob | None:
-        """Return the next trial that may fit; None while it depends on running trials."""
+        """Return the next trial; None while it depends on running trials, and at the end."""
         if self.mistake is not None:
             return None
         trial = self._next()
@@ -76,21 +72,19 @@ class Sweep:
         return None if trial is None else self._start(trial)
 
     def _next(self) -> Trial | None:
-        for trial in list(self._waiting):
-            if trial.lacks is not None:
-                self._skip(trial, trial.lacks)
-                continue
-            verdict = self._memory.verdict(trial)
-            if verdict.outcome == "does_not_fit":
-                continue
-            self._waiting.remove(trial)
-            return trial
-        found = self._found()
-        if found is None and not self._running:
-            for trial in list(self._waiting):
-                self._skip(trial, self._memory.verdict(trial).reason)
-            found = self._found()
-        return found
+        while self._waiting:
+            trial = self._waiting.pop(0)
+            if not (reason := self._obstacle(trial)):
+                return trial
+            self._skip(trial, reason)
+        return self._found()
+
+    def _obstacle(self, trial: Trial) -> str:
+        """Return why a trial cannot run: the hardware, or less was too much; empty if it can."""
+        too_large = next((t for t in self._out_of_memory if trial.needs_more_than(t)), None)
+        if trial.lacks or too_large is None:
+            return trial.lacks or ""
+        return f"micro-batch {too_large.micro_batch} with the same settings ran out of memory"
 
     def _measure_again(self) -> None:
         """Add a measurement of every point, unless an earlier one of the point did not succeed."""
@@ -117,7 +111,7 @@ class Sweep:
         return searched and measured and not self._waiting and not self._running
 
     def _found(self) -> Trial | None:
-        """Return the next trial of the search that may fit; None while there is none."""
+        """Return the next trial of the search that can run; None while there is none."""
         while self._search is not None and (trial := self._search.ask()) is not None:
             self._all[trial.unit.key] = trial
             if not self._is_new(trial):  # done by an earlier command or another sweep
@@ -126,10 +120,8 @@ class Sweep:
                 if self.mistake is not None:
                     return None
                 self._tell(trial, recorded)
-            elif trial.lacks is not None:
-                self._skip(trial, trial.lacks)
-            elif (verdict := self._memory.verdict(trial)).outcome == "does_not_fit":
-                self._skip(trial, verdict.reason)
+            elif reason := self._obstacle(trial):
+                self._skip(trial, reason)
             else:
                 return trial
         return None
@@ -209,10 +201,6 @@ class Sweep:
     def _is_new(self, trial: Trial) -> bool:
         return not is_done(self._context.ledger, trial.unit)
 
-    def _was_predicted(self, trial: Trial) -> bool:
-        row = self._context.ledger.get("trials", trial.unit.key)
-        return row is not None and row["status"] == "skipped" and trial.lacks is None
-
     def _start(self, trial: Trial) -> TrainingJob:
         job = replace(
             self._job(trial),
@@ -228,8 +216,6 @@ class Sweep:
         return self._context.job(trial.unit, task, trial.training.settings)
 
     def _skip(self, trial: Trial, reason: str) -> None:
-        if trial in self._waiting:
-            self._waiting.remove(trial)
         job = replace(self._job(trial), attempt=0)
         self._record(trial, job, "skipped", {"reason": reason})
         self._say(trial, f"skipped: {reason}")
@@ -243,7 +229,6 @@ class Sweep:
         *,
         finished: bool = True,
     ) -> None:
-        predicted = self._memory.model(trial.group).predict(trial.micro_batch)
         row = {
             "reason": None,
             **outcome,
@@ -253,7 +238,6 @@ class Sweep:
             "point": trial.point,
             "reference": trial.reference,
             "repeats": trial.repeats,
-            "predicted_peak_bytes": None if predicted is None else round(predicted),
         }
         self._context.record_trial(job, status, row)
         about = {name: row[name] for name in ("trained_stage", "kind", "reference")}
@@ -275,15 +259,14 @@ class Sweep:
             self._context.run_dir.delete(self._context.run_dir.checkpoints(trial.unit.key))
 
     def _remember(self, trial: Trial, row: Row | None) -> None:
-        """Update the memory model and the objective with a recorded trial."""
+        """Update the objective, and what runs out of memory, with a recorded trial."""
         if row is not None and row["status"] == "succeeded":
             try:
                 self._objective.settle(row)
             except UnitError as error:
                 self.mistake = self.mistake or error
-            self._memory.observe(trial, peak_bytes(row))
-        elif row is not None and row["status"] == "out_of_memory":
-            self._memory.ran_out(trial)
+        elif row is not None and row["status"] == "out_of_memory" and trial.repeats is None:
+            self._out_of_memory.append(trial)
 
     def _say(self, trial: Trial, text: str) -> None:
         done = len(self._all) - len(self._waiting) - len(self._running)

@@ -1,4 +1,4 @@
-"""Tables of a sweep: its points, memory models, Pareto front and recommendation."""
+"""Tables of a sweep: its points, Pareto front and recommendation."""
 
 from __future__ import annotations
 
@@ -13,30 +13,6 @@ SWEEP_POINTS = Table(
         Column("trained_stage", "text", "The stage that it trains."),
         Column("kind", "text", "Kind of the sweep: systems or quality."),
         Column("reference", "boolean", "Whether it is the fp32 reference."),
-    ),
-    optional=True,
-)
-
-MEMORY_FITS = Table(
-    "memory_fits",
-    "a memory model: peak bytes = static_bytes + bytes_per_sample x micro-batch",
-    (
-        Column("group", "text", "The trials that share all settings but the micro-batch."),
-        Column("trained_stage", "text", "The stage that they train."),
-        Column("device", "text", "Name of the GPU."),
-        Column("precision", "text", "Arithmetic."),
-        Column("gradient_checkpointing", "boolean", "Whether activations were recomputed."),
-        Column("compile", "boolean", "Whether the model was compiled."),
-        Column("strategy", "text", "Data parallelism."),
-        Column("workers", "integer", "Workers."),
-        Column("accumulates", "boolean", "Whether gradients are accumulated."),
-        Column("static_bytes", "integer", "Memory without any sample.", "B"),
-        Column("bytes_per_sample", "integer", "Memory per sample of the micro-batch.", "B"),
-        Column("trials", "integer", "Trials that the model is fitted to."),
-        Column("largest_error", "real", "Largest relative error at one of them."),
-        Column("capacity_bytes", "integer", "Memory of the GPU.", "B"),
-        Column("largest_micro_batch", "integer", "Largest micro-batch that is predicted to fit."),
-        Column("failed_micro_batch", "integer", "Smallest micro-batch that ran out of memory."),
     ),
     optional=True,
 )
@@ -75,4 +51,4 @@ RECOMMENDATIONS = Table(
     optional=True,
 )
 
-TABLES = (SWEEP_POINTS, MEMORY_FITS, PARETO, RECOMMENDATIONS)
+TABLES = (SWEEP_POINTS, PARETO, RECOMMENDATIONS)

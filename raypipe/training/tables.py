@@ -73,7 +73,6 @@ TRIALS = Table(
         Column("repeats", "text", "The trial of a sweep that this one measures again."),
         Column("search", "text", "The search that proposed the trial."),
         Column("number", "integer", "Number of the trial within its search."),
-        Column("predicted_peak_bytes", "integer", "Peak memory predicted for the trial.", "B"),
         Column("parity", "real", "Relative difference of its losses to the fp32 reference."),
         Column("reason", "text", "Why it was skipped, stopped or failed."),
     ),

@@ -45,13 +45,13 @@ def test_without_a_sweep_there_are_no_figures() -> None:
     assert plots_of({"trials": own, "steps": tables["steps"]}) == []
 
 
-def test_a_sweep_of_systems_has_four_figures() -> None:
+def test_a_sweep_of_systems_has_three_figures() -> None:
     figures = plots_by_kind(systems_tables())
     assert tuple(figures) == KINDS
     section = sweep_section(systems_tables())
     names = [part.name if isinstance(part, Plot) else part for part in section.parts]
     assert names[0] == Heading(STAGE)
-    assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:7]
+    assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:6]
 
 
 def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() -> None:
@@ -230,7 +230,6 @@ def test_a_reference_is_no_point_of_the_sweep() -> None:
     columns = [label.get_text() for label in figures["speed"].figure.axes[0].get_xticklabels()]
     assert columns == ["bf16"]
     assert "4 trials" in figures["pareto"].caption
-    assert {"fp32", "bf16"} < set(texts(figures["memory"].figure.axes[0]))
 
 
 MEASURES = ["samples_per_s", "gpu_peak_bytes", "host_peak_bytes", "energy_j_per_sample", "parity"]
@@ -258,7 +257,6 @@ def test_degenerate_sweeps_lose_figures_and_raise_nothing() -> None:
     infinite = trials.assign(samples_per_s=np.inf, gpu_peak_bytes=-np.inf)
     assert "speed" in _kinds({**whole, "trials": infinite})
     assert _kinds({**whole, "steps": steps.assign(loss=np.nan)}) == everything
-    assert _kinds({**whole, "memory_fits": whole["memory_fits"].iloc[:0]}) == everything
 
 
 @pytest.mark.parametrize("lost", MEASURES)
