@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from raypipe.commands.results import existing
 from raypipe.config.plain_values import plain
@@ -195,28 +195,6 @@ def run(
     return _executed(_request("run", config, given, **where, **more))
 
 
-@overload
-def sweep(
-    config: Config,
-    overrides: Mapping[str, Any] | None = ...,
-    *,
-    run_dir: str | os.PathLike[str] | None = ...,
-    profile: str = ...,
-    address: str | None = ...,
-    time_budget: str | None = ...,
-    card: None = ...,
-) -> Run: ...
-@overload
-def sweep(
-    config: Config,
-    overrides: Mapping[str, Any] | None = ...,
-    *,
-    run_dir: str | os.PathLike[str] | None = ...,
-    profile: str = ...,
-    card: str,
-    cards_per_node: int | None = ...,
-    cards: str | os.PathLike[str] | None = ...,
-) -> pd.DataFrame: ...
 def sweep(
     config: Config,
     overrides: Mapping[str, Any] | None = None,
@@ -225,31 +203,12 @@ def sweep(
     profile: str = "auto",
     address: str | None = None,
     time_budget: str | None = None,
-    card: str | None = None,
-    cards_per_node: int | None = None,
-    cards: str | os.PathLike[str] | None = None,
-) -> Run | pd.DataFrame:
+) -> Run:
     """Measure the points of the section ``sweep``: ``raypipe sweep``.
 
     ``run.table("recommendations")`` has the recommended settings. Arguments and errors are those of
-    :func:`run`, and ``card``, ``cards_per_node``, ``cards`` and then ``run_dir`` those of
-    :func:`fit`. With ``card`` nothing is trained: a row for each point is returned, in the order in
-    which they would begin, then those that would be skipped.
+    :func:`run`.
     """
-    if card is not None:
-        import pandas as pd
-
-        from raypipe.commands.prediction import Wanted
-        from raypipe.commands.sweep_prediction import predict_sweep
-
-        if address is not None or time_budget is not None:
-            raise ConfigError("sweep: address and time_budget are not for card; drop them")
-        request = _request("sweep", config, overrides, profile=profile, run_dir=run_dir)
-        with _messages_alone():
-            rows = predict_sweep(request, Wanted(card, cards_per_node, cards))
-        return pd.DataFrame(rows).convert_dtypes()
-    if cards_per_node is not None or cards is not None:
-        raise ConfigError("sweep: cards_per_node and cards need card")
     where = {"run_dir": run_dir, "profile": profile, "address": address}
     more = {"only": ["sweep"], "time_budget": time_budget}
     return _executed(_request("sweep", config, overrides, **where, **more))

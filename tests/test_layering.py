@@ -88,7 +88,7 @@ def test_only_its_command_imports_the_prediction_of_cards() -> None:
     files = [file for file in MODULES if "cards" in {room(name) for name in imports(file)}]
     users = {file.relative_to(PROJECT / "raypipe").as_posix() for file in files}
     outside = {name for name in users if not name.startswith("cards/")}
-    assert outside == {"commands/prediction.py", "sweep/prior.py"}
+    assert outside == {"commands/prediction.py"}
 
 
 def test_no_phase_imports_another_phase() -> None:

@@ -180,8 +180,8 @@ PARTS = (
         75,
         35,
         (
-            *("micro_batch", "precision", "status", "samples_per_s", "predicted_peak_bytes"),
-            *("gpu_peak_bytes", "energy_j_per_sample", "parity", "recommended"),
+            *("micro_batch", "precision", "status", "samples_per_s", "gpu_peak_bytes"),
+            *("energy_j_per_sample", "parity", "recommended"),
         ),
     ),
     Part(

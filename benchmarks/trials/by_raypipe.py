@@ -37,7 +37,7 @@ sweep:
   concurrent: 1
   warmup_steps: {warmup}
   steps: {measured}
-  rounds: {{most: 1}}
+  repeats: 1
   axes: {{training.seed: {seeds}}}
 """
 

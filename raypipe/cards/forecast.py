@@ -138,24 +138,6 @@ class Forecasts:
         columns["accumulation"] = -(-share // min(size, share))
         return columns | self._speed(card, settings, size, found) | {"note": found.text}
 
-    def line(
-        self, card: Card, settings: TrainStageSettings, accumulation: int
-    ) -> tuple[float, float]:
-        """Return the bytes that torch reserves at micro-batch 0, and per sample.
-
-        Raises:
-            ConfigError: the task cannot be recorded.
-
-        """
-        share = -(-self._effective_batch // self._workers)
-        sizes = [max(1, share // part) for part in _FRACTIONS] if accumulation > 1 else [share]
-        peaks = {size: self.reserved(card, settings, size) for size in sizes}
-        least, most = min(peaks), max(peaks)
-        if least == most:
-            return 0.0, peaks[most] / most
-        slope = (peaks[most] - peaks[least]) / (most - least)
-        return peaks[least] - slope * least, slope
-
     def reserved(self, card: Card, settings: TrainStageSettings, size: int) -> int:
         """Return the bytes that torch reserves at a micro-batch, uncalibrated.
 

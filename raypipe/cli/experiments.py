@@ -44,7 +44,6 @@ Examples:
   raypipe sweep configs/quickstart.yaml
   raypipe sweep configs/pabbo_lda.yaml 'sweep.axes.training.micro_batch=[4,8,16]' \\
     --run-dir runs/mine --write configs/mine.yaml
-  raypipe sweep sweeps/lm_pretrain --card "RTX A6000"
 """
 
 _FIT_EXAMPLES = """\b
@@ -168,45 +167,12 @@ def sweep(
         str | None,
         typer.Option(metavar="FILE", help="Write the configuration with the best point there."),
     ] = None,
-    card: Annotated[
-        str | None,
-        typer.Option(
-            help='Predict the sweep on this card instead, e.g. "RTX A6000", h100-80; needs no GPU. '
-            "RUN_DIR may then be a run whose table `card_predictions` receives the points."
-        ),
-    ] = None,
-    cards_per_node: CardsPerNode = None,
-    cards: Cards = None,
-    as_json: Annotated[bool, typer.Option("--json", help="With --card: print JSON.")] = False,
 ) -> None:
-    """Measure the points of the section `sweep` and recommend one for this machine.
-
-    With --card nothing is trained: the points are printed in the order in which they would begin,
-    with predicted memory and speed, then those that would be skipped.
-    """
+    """Measure the points of the section `sweep` and recommend one for this machine."""
     show_start()
     from raypipe.commands import sweep as command
     from raypipe.commands.request import Request
 
-    need_card(card, {"cards-per-node": cards_per_node, "cards": cards, "json": as_json or None})
-    if card is not None:
-        for name, value in (("write", write), ("address", address), ("time-budget", time_budget)):
-            if value is not None:
-                raise ConfigError(f"--{name}: is not for --card, which measures nothing; drop it")
-        import pandas as pd
-
-        from raypipe.commands import prediction_view
-        from raypipe.commands.prediction import Wanted
-        from raypipe.commands.sweep_prediction import predict_sweep
-
-        request = Request("sweep", config, overrides or [], run_dir, profile)
-        rows = predict_sweep(request, Wanted(card, cards_per_node, cards))
-        if as_json:
-            typer.echo(json.dumps(rows, indent=1))
-        else:
-            print_frame(pd.DataFrame(prediction_view.shown_points(rows)).fillna("-"))
-            typer.echo(prediction_view.conclusion_of_points(rows))
-        raise typer.Exit
     given = overrides or [], run_dir, profile, (), address, write
     raise typer.Exit(command.sweep(Request("sweep", config, *given, time_budget=time_budget)))
 

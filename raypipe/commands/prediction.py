@@ -43,7 +43,7 @@ _FASTEST_FIRST: tuple[Arithmetic, ...] = ("bf16", "fp16", "tf32", "fp32")
 #: columns that tell predictions apart
 _IDENTITY = (
     *("stage", "card", "precision", "strategy", "workers"),
-    *("gradient_checkpointing", "compile", "optimizer", "point"),
+    *("gradient_checkpointing", "compile", "optimizer"),
 )
 
 

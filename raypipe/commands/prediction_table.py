@@ -7,7 +7,7 @@ from raypipe.storage.tables import Column, Table
 PREDICTIONS = Table(
     "card_predictions",
     "a prediction of `raypipe fit --card`: a training on a card, with the largest micro-batch that "
-    "fits; or a point of `raypipe sweep --card`",
+    "fits",
     (
         Column("stage", "text", "The training stage."),
         Column("profile", "text", "The profile of the configuration."),
@@ -18,13 +18,7 @@ PREDICTIONS = Table(
         Column("gradient_checkpointing", "boolean", "Whether activations are recomputed."),
         Column("compile", "boolean", "Whether the model is compiled."),
         Column("optimizer", "text", "Optimizer."),
-        Column("point", "text", "The values of a sweep's point."),
-        Column("skipped", "boolean", "Whether the sweep would skip the point, for the `note`."),
-        Column(
-            "micro_batch",
-            "integer",
-            "Largest micro-batch that fits, none if 1 does not; or that of the point.",
-        ),
+        Column("micro_batch", "integer", "Largest micro-batch that fits; none if 1 does not."),
         Column("accumulation", "integer", "Accumulation steps that keep the effective batch."),
         Column("effective_batch", "integer", "Samples per optimizer step, over all workers."),
         Column("peak_bytes", "integer", "Peak memory that torch reserves.", "B"),
@@ -42,12 +36,7 @@ PREDICTIONS = Table(
         Column("samples_per_s_low", "real", "Lower end of its interval.", "1/s"),
         Column("samples_per_s_high", "real", "Upper end of its interval.", "1/s"),
         Column("mfu", "real", "Model FLOPs utilization: fraction of the cards' peak."),
-        Column(
-            "hours",
-            "real",
-            "Time of all optimizer steps of the training; none for a point of a few steps.",
-            "h",
-        ),
+        Column("hours", "real", "Time of all optimizer steps of the training.", "h"),
         Column("hours_low", "real", "Lower end of its interval.", "h"),
         Column("hours_high", "real", "Upper end of its interval.", "h"),
         Column("energy_kwh", "real", "Energy of the cards.", "kWh", "lower"),

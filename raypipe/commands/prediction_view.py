@@ -39,44 +39,6 @@ def conclusion(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def shown_points(rows: Sequence[Row]) -> list[Row]:
-    """Return the predictions of a sweep's points as they are printed, in their order."""
-    return [_shown_point(row, number) for number, row in enumerate(rows, start=1)]
-
-
-def conclusion_of_points(rows: Sequence[Row]) -> str:
-    """Return a sentence on a sweep's points: the recommended one, those skipped, and the time."""
-    left = [row for row in rows if not row["skipped"]]
-    lines = [f"{len(left)} of {len(rows)} points would run, {len(rows) - len(left)} are skipped"]
-    hours = [row["hours"] for row in left if row.get("hours") is not None]
-    if hours:
-        lines[0] += f"; their trainings take {duration(3600 * sum(hours))}"
-    best = next((row for row in left if row["recommended"]), None)
-    if best is not None:
-        lines.append(
-            f"predicted to be recommended: {best['point']}, {_rounded(best['samples_per_s'])} "
-            f"samples/s; {best['note']}"
-        )
-    elif left:
-        lines.append("no point is recommended: what the sweep compares has to be measured")
-    if any(not row.get("measurements") for row in left):
-        lines.append(_TIMES)
-    return "\n".join(lines)
-
-
-def _shown_point(row: Row, number: int) -> Row:
-    runs = not row["skipped"]
-    found: Row = {"order": str(number) if runs else "skipped", "point": row["point"]}
-    found["batch"] = f"{row['micro_batch']} x {row['accumulation']}"
-    known = row.get("peak_bytes") is not None
-    found["peak"] = bytes_text(row["peak_bytes"] + row["context_bytes"]) if known else "-"
-    found["of"] = bytes_text(row["capacity_bytes"])
-    found["samples/s"] = _speed(row) if runs and known else "-"
-    if row.get("hours") is not None:
-        found["time"] = duration(3600 * row["hours"]) if runs else "-"
-    return found | {"note": row["note"]}
-
-
 def _speed(row: Row) -> str:
     speeds = (_rounded(row[f"samples_per_s{end}"]) for end in ("", "_low", "_high"))
     return "{} [{}, {}]".format(*speeds)

@@ -15,6 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.pipeline.configuration import Configuration
 from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Ledger, Row
+from raypipe.sweep.point_results import medians
 from raypipe.sweep.recommendation import snippet
 from raypipe.sweep.stage import NAME as SWEEP
 
@@ -23,7 +24,7 @@ _MOST_ROWS = 12
 
 
 def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
-    """Return a table of the trials of a sweep for the terminal, the best first."""
+    """Return a table of the points of a sweep for the terminal, the best first."""
     sign = -1 if mode == "max" else 1
 
     def cost(row: Row) -> float:
@@ -33,7 +34,7 @@ def points_table(rows: Iterable[Row], metric: str, mode: str) -> str:
     def point(row: Row) -> Mapping[str, Any]:
         return row.get("point") or {}
 
-    swept = sorted((row for row in rows if not row.get("reference")), key=cost)
+    swept = sorted((row for row in medians(rows) if not row.get("reference")), key=cost)
     keys = list(dict.fromkeys(key for row in swept for key in point(row)))
     lasts = [key.rpartition(".")[2] for key in keys]
     names = {

@@ -180,7 +180,7 @@ def left_out_locally(configuration: Configuration, graph: Graph) -> list[str]:
             if (processes := section.loader.workers) not in (None, 0, "auto"):
                 found[f"{name}.loader.workers"] = f"{processes}: 0"
     sweep = configuration.settings.sweep
-    if sweep is not None and sweep.scheduler not in (None, "pbt"):
+    if sweep is not None and sweep.scheduler is not None:
         found["sweep.scheduler"] = f"{sweep.scheduler}: no trial is ended early"
     return [f"{key} = {text}" for key, text in found.items()]
 

@@ -28,11 +28,6 @@ class AxisSettings(Settings):
     log: bool = Field(False, description="Whether a range is drawn evenly in the logarithm.")
 
     @property
-    def is_grid(self) -> bool:
-        """Whether every value is tried."""
-        return self.grid is not None
-
-    @property
     def is_integer(self) -> bool:
         """Whether a range is of integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)

@@ -69,11 +69,8 @@ class MatrixSettings(Settings):
 
     @property
     def searched(self) -> list[str]:
-        """The keys that a search varies, in alphabetical order; then the key of its rungs."""
-        if self.search is None:
-            return []
-        rungs = [] if self.search.asha is None else [self.search.asha.key]
-        return [*sorted(self.search.axes), *rungs]
+        """The keys that a search varies, in alphabetical order."""
+        return [] if self.search is None else sorted(self.search.axes)
 
     @property
     def count(self) -> int:

@@ -14,8 +14,6 @@ from raypipe.config.validation import did_you_mean
 Mode = Literal["min", "max"]
 #: samplers of Optuna that need no package beyond those of raypipe
 Sampler = Literal["tpe", "gp", "random", "qmc", "nsgaii", "nsgaiii"]
-#: samplers of populations, which compare points by all metrics
-POPULATIONS = ("nsgaii", "nsgaiii")
 
 _METRIC = "Column of a table, such as `measures.macro_f1`."
 _WHERE = "Values of other columns that the metric's rows have; a list allows several values."
@@ -56,28 +54,6 @@ class BoundSettings(Settings):
         return self
 
 
-class AshaSettings(Settings):
-    """Rungs over a key: the best points of a rung run again with its next value."""
-
-    key: str = Field(description="Dotted key, such as `train.training.steps`.")
-    values: tuple[Any, ...] = Field(
-        min_length=2, description="Values of the key by rung, of which each is larger."
-    )
-    reduction_factor: float = Field(
-        3, ge=2, description="One of this number of points goes on to the next rung."
-    )
-
-    @field_validator("values")
-    @classmethod
-    def _increasing(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{value!r} is not a number")  # noqa: TRY004 - pydantic's
-        if list(values) != sorted(set(values)):
-            raise ValueError("must increase from rung to rung")
-        return values
-
-
 class SearchSettings(Settings):
     """Points proposed by Optuna, each from the metrics of those before it."""
 
@@ -100,9 +76,6 @@ class SearchSettings(Settings):
         "the machines have GPUs, or CPUs without any, and at most a quarter of `trials`.",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the sampler.")
-    asha: AshaSettings | None = Field(
-        None, description="Asynchronous successive halving: bad points end at a small value."
-    )
 
     @classmethod
     def spelled_out(cls, given: Any) -> Any:
@@ -129,26 +102,6 @@ class SearchSettings(Settings):
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise ValueError(f"metrics: {name[0]} is given twice")
-        if self.asha is None:
-            return self
-        if self.asha.key in self.axes:
-            raise ValueError(
-                f"asha.key: {self.asha.key} is also an axis; give it in one of the two"
-            )
-        if len(self.metrics) > 1:
-            raise ValueError("asha: ranks points by one metric, and there are several")
-        if self.sampler in POPULATIONS:
-            raise ValueError(
-                f"sampler = {self.sampler}: a population cannot be halved; leave out asha, or "
-                "take tpe"
-            )
-        least = self.asha.reduction_factor ** (len(self.asha.values) - 1)
-        if self.trials < least:
-            raise ValueError(
-                f"trials = {self.trials}: no point would reach the last rung; {least:.0f} are "
-                f"needed for {len(self.asha.values)} rungs with reduction_factor = "
-                f"{self.asha.reduction_factor:g}"
-            )
         return self
 
 

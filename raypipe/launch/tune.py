@@ -262,9 +262,11 @@ class _Outcomes(Callback):
         """Record that a trial finished, or that the scheduler stopped it."""
         del iteration, trials, info
         ended = _END in trial.last_result
-        job = self._order.over(trial.trial_id, ended=ended)  # before its checkpoints are deleted
-        if ended:
-            self._trials.ended(job.trial_id, trial.last_result[_END][0])
+        outcome = trial.last_result[_END][0] if ended else None
+        # before its checkpoints are deleted; the workers of a failed trial are ending
+        job = self._order.over(trial.trial_id, ended=isinstance(outcome, dict))
+        if outcome is not None:
+            self._trials.ended(job.trial_id, outcome)
         else:
             self._trials.stopped(job.trial_id)
 

@@ -13,7 +13,6 @@ from raypipe.config.search import SearchSettings
 from raypipe.config.validation import dig
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
-from raypipe.pipeline.asha import most_per_rung
 from raypipe.pipeline.comparison import comparison_stage
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.experiment import Stage
@@ -134,12 +133,7 @@ class GrowingMatrix:
         if search is None:
             return ""
         each = f", each at {fixed} points of the matrix" if fixed > 1 else ""
-        rungs = ""
-        if search.asha is not None:
-            count = len(search.asha.values)
-            most = most_per_rung(search.trials, count, search.asha.reduction_factor)
-            rungs = f" ({' + '.join(map(str, most))} over {count} rungs)"
-        return f"search: at most {search.trials} points by {search.sampler}{rungs}{each}"
+        return f"search: at most {search.trials} points by {search.sampler}{each}"
 
 
 def growing_matrix(
@@ -272,8 +266,6 @@ def _probes(
     for draw in draws[:2]:
         for key in values:
             values[key] = [*values[key], draw[key]]
-    if settings.asha is not None:
-        values[settings.asha.key] = list(settings.asha.values)
     for key, of_axis in values.items():
         for value in of_axis:
             points = [{**fixed, key: value}, *({**fixed, **draw, key: value} for draw in draws)]
@@ -319,13 +311,7 @@ def _expected_points(settings: SearchSettings, ledger: Ledger | None) -> Iterato
         else list(Search(settings, (), (), 1, dict(ledger.items(TABLE))).proposals.values())
     )
     yield from (each.values for each in stored if each.status != "excluded")
-    rungs = [None] if settings.asha is None else list(settings.asha.values)
-    factor = 1.0 if settings.asha is None else settings.asha.reduction_factor
-    draws = list(_draws(settings, settings.trials, settings.seed))
-    for rung, most in enumerate(most_per_rung(settings.trials, len(rungs), factor)):
-        known = sum(each.rung == rung for each in stored)
-        for draw in draws[known:most]:
-            yield draw if settings.asha is None else {**draw, settings.asha.key: rungs[rung]}
+    yield from list(_draws(settings, settings.trials, settings.seed))[len(stored) :]
 
 
 def _compare(stages: Sequence[Stage]) -> Sequence[Stage]:

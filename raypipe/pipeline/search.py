@@ -16,7 +16,6 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from raypipe.config.matrix import Point, point_text
 from raypipe.config.search import Mode, SearchSettings
-from raypipe.pipeline.asha import promotable
 from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Metric
 from raypipe.pipeline.optuna_samplers import Direction, distribution, sampler_for, study_of
@@ -59,13 +58,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A proposed point, in a rung if there are several; ``status`` as in the table.
+    """A proposed point; ``status`` as in the table.
 
     ``order`` counts the points that ended before; ``attributes`` are those of Optuna's trial.
     """
 
     number: int
-    rung: int
     values: Point
     status: str = "running"
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -79,7 +77,7 @@ class Proposal:
     @property
     def key(self) -> str:
         """The key of its row, in the order of the proposals."""
-        return f"{self.number:06}/{self.rung}"
+        return f"{self.number:06}"
 
     @property
     def is_feasible(self) -> bool:
@@ -114,15 +112,13 @@ class Search:
         self._distributions = {
             key: distribution(axis) for key, axis in sorted(settings.axes.items())
         }
-        self._rungs = (None,) if settings.asha is None else settings.asha.values
         #: by key, in the order in which they were asked
         self.proposals = {key: _proposal(row) for key, row in rows.items()}
 
     @property
     def varied(self) -> list[str]:
         """The keys in which its points differ."""
-        asha = self._settings.asha
-        return [*self._distributions, *([] if asha is None else [asha.key])]
+        return list(self._distributions)
 
     @property
     def metrics(self) -> list[Metric]:
@@ -133,7 +129,7 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether all points were proposed and have ended."""
-        return not self._running and self._count >= self._settings.trials and not self._next()
+        return not self._running and len(self.proposals) >= self._settings.trials
 
     def stored(self) -> list[Proposal]:
         """Return the proposals of earlier commands; those that failed are tried again."""
@@ -173,7 +169,7 @@ class Search:
                 ended, status="succeeded", metrics=numbers, violations=broken, message=None
             )
         self._put(ended)
-        self._put(replace(ended, best=self._best(ended.rung)))
+        self._put(replace(ended, best=self._best()))
         self._mark_front()
         return self._text(self.proposals[ended.key])
 
@@ -189,42 +185,18 @@ class Search:
         return [each for each in self.proposals.values() if each.status == "running"]
 
     @property
-    def _count(self) -> int:
-        return sum(each.rung == 0 for each in self.proposals.values())
-
-    @property
     def _ended(self) -> int:
         return sum(each.order is not None for each in self.proposals.values())
 
     def _put(self, proposal: Proposal) -> None:
         self.proposals[proposal.key] = proposal
 
-    def _next(self) -> tuple[int, int] | None:
-        """Return the number and rung of a point to promote; None if there is none."""
-        if self._settings.asha is None:
-            return None
-        sign = self._signs[0]
-        name = self._objectives[0].metric.name
-        rungs: list[dict[int, float]] = [{} for _ in self._rungs]
-        for each in self.proposals.values():
-            if each.is_feasible:
-                rungs[each.rung][each.number] = sign * each.metrics[name]
-        promoted = {(each.number, each.rung) for each in self.proposals.values()}
-        return promotable(rungs, promoted, self._settings.asha.reduction_factor)
-
     def _propose(self) -> Proposal | None:
-        asha = self._settings.asha
-        if asha is not None and (found := self._next()) is not None:
-            number, rung = found
-            below = self.proposals[f"{number:06}/{rung - 1}"]
-            return Proposal(number, rung, {**below.values, asha.key: asha.values[rung]})
-        if self._count >= self._settings.trials:
+        number = len(self.proposals)
+        if number >= self._settings.trials:
             return None
-        number = self._count
         values, attributes = self._sampled(number)
-        if asha is not None:
-            values |= {asha.key: asha.values[0]}
-        return Proposal(number, 0, values, attributes=attributes)
+        return Proposal(number, values, attributes=attributes)
 
     def _sampled(self, number: int) -> tuple[Point, dict[str, Any]]:
         """Return the values of a new point, and the attributes of its trial."""
@@ -235,7 +207,7 @@ class Search:
             for _ in range(number):
                 study.tell(study.ask(self._distributions), [0.0] * len(self._objectives))
         else:
-            study.add_trials([self._trial(of_number) for of_number in self._by_number()])
+            study.add_trials([self._trial(self.proposals[key]) for key in sorted(self.proposals)])
         asked = study.ask(self._distributions)
         attributes = study.get_trials(deepcopy=False)[-1].system_attrs
         kept = {key: value for key, value in attributes.items() if key.endswith(_GENERATION)}
@@ -250,32 +222,19 @@ class Search:
             return value
         return min(max(float(f"{value:.{_DIGITS}g}"), float(axis.low)), float(axis.high))
 
-    def _by_number(self) -> list[list[Proposal]]:
-        """Return the rungs of each point, the lowest first."""
-        found: dict[int, list[Proposal]] = {}
-        for each in self.proposals.values():
-            found.setdefault(each.number, []).append(each)
-        return [found[number] for number in sorted(found)]
-
-    def _trial(self, rungs: Sequence[Proposal]) -> FrozenTrial:
-        """Return a point as Optuna knows it: one that ended in a lower rung was pruned there."""
-        first = rungs[0]
-        measured = [each for each in rungs if each.status == "succeeded"]
+    def _trial(self, proposal: Proposal) -> FrozenTrial:
+        """Return a point as Optuna knows it."""
         about: dict[str, Any] = {
-            "params": {key: first.values[key] for key in self._distributions},
+            "params": {key: proposal.values[key] for key in self._distributions},
             "distributions": self._distributions,
-            "system_attrs": dict(first.attributes),
+            "system_attrs": dict(proposal.attributes),
         }
-        if not measured:
-            state = TrialState.RUNNING if first.status == "running" else TrialState.FAIL
+        if proposal.status != "succeeded":
+            state = TrialState.RUNNING if proposal.status == "running" else TrialState.FAIL
             return create_trial(state=state, **about)
-        last = measured[-1]
-        values = [last.metrics[each.metric.name] for each in self._objectives]
-        about["constraints"] = dict(last.violations) or None
-        if last.rung + 1 == len(self._rungs):
-            return create_trial(state=TrialState.COMPLETE, values=values, **about)
-        steps = {last.rung: values[0]}
-        return create_trial(state=TrialState.PRUNED, intermediate_values=steps, **about)
+        values = [proposal.metrics[each.metric.name] for each in self._objectives]
+        broken = dict(proposal.violations) or None
+        return create_trial(state=TrialState.COMPLETE, values=values, constraints=broken, **about)
 
     @property
     def _directions(self) -> list[Direction]:
@@ -292,18 +251,16 @@ class Search:
             for each in proposals
         ]
 
-    def _best(self, rung: int) -> float | None:
-        """Return the best value of a rung so far; None with several metrics or without any."""
-        known = [e for e in self.proposals.values() if e.is_feasible and e.rung == rung]
+    def _best(self) -> float | None:
+        """Return the best value so far; None with several metrics or without any."""
+        known = [each for each in self.proposals.values() if each.is_feasible]
         if len(self._objectives) > 1 or not known:
             return None
         return self._signs[0] * min(cost for (cost,) in self._costs(known))
 
     def _mark_front(self) -> None:
-        """Mark the points of the highest measured rung that no other one dominates."""
+        """Mark the measured points that no other one dominates."""
         known = [each for each in self.proposals.values() if each.is_feasible]
-        highest = max((each.rung for each in known), default=0)
-        known = [each for each in known if each.rung == highest]
         costs = self._costs(known)
         if len(self._objectives) == 1:
             places = range(len(known))
@@ -317,8 +274,6 @@ class Search:
 
     def _text(self, ended: Proposal) -> str:
         shown = f"search: point {ended.number + 1} of {self._settings.trials}"
-        if len(self._rungs) > 1:
-            shown += f", rung {ended.rung + 1} of {len(self._rungs)}"
         shown += f" ({point_text(ended.values)}): "
         if ended.status != "succeeded":
             return f"{shown}{ended.status} ({ended.message})"
@@ -335,7 +290,6 @@ def _row(proposal: Proposal) -> Row:
     """Return the row of a proposal: declared columns, a column per metric, and internal values."""
     return {
         "number": proposal.number,
-        "rung": proposal.rung,
         "point": json.dumps(proposal.values),
         "status": proposal.status,
         "feasible": proposal.is_feasible if proposal.status == "succeeded" else None,
@@ -353,7 +307,6 @@ def _row(proposal: Proposal) -> Row:
 def _proposal(row: Row) -> Proposal:
     return Proposal(
         row["number"],
-        row["rung"],
         json.loads(row["point"]),
         row["status"],
         row["metrics"],

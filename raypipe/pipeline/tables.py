@@ -134,11 +134,9 @@ BEST_VARIANTS = Table(
 
 SEARCH = Table(
     "search",
-    "a point that a search of the matrix proposed, in a rung if it has rungs; further columns are "
-    "the metrics by name",
+    "a point that a search of the matrix proposed; further columns are the metrics by name",
     (
         Column("number", "integer", "Number of the point, from 0, in the order of the proposals."),
-        Column("rung", "integer", "Rung of successive halving, from 0; 0 without rungs."),
         Column("point", "text", "Values of the searched keys, as JSON."),
         Column(
             "status",
@@ -146,8 +144,8 @@ SEARCH = Table(
             "running, succeeded, failed (a stage or a metric), or excluded (cannot be).",
         ),
         Column("feasible", "boolean", "Whether it meets every condition of the search."),
-        Column("on_front", "boolean", "Whether no other one of the last rung is better."),
-        Column("best", "real", "Best value of the rung when it ended; missing with two metrics."),
+        Column("on_front", "boolean", "Whether no other one is better."),
+        Column("best", "real", "Best value when it ended; missing with two metrics."),
         Column("ended", "integer", "Number of the points that ended before it."),
         Column("objectives", "text", "The optimized metrics, with min or max each, as JSON."),
         Column("message", "text", "Why it failed or cannot be."),

@@ -119,18 +119,8 @@ def overfitted(about: About) -> Iterator[Part]:
 
 
 def apply_sweep(about: About) -> Iterator[Part]:
-    """Yield how to train with what a sweep recommends, unless the run does.
-
-    A sweep that could not decide goes on first.
-    """
+    """Yield how to train with what a sweep recommends, unless the run does."""
     for sweep in about.sweeps:
-        if sweep.longer and about.command:
-            yield (
-                f"The measurements do not tell which settings of {sweep.stage} are the best. "
-                "Continue the sweep, best while nothing else runs:"
-            )
-            yield Code(with_values(about.command, *sweep.longer.split()))
-            return
         settings = recommended_settings(about.tables, sweep)
         words = words_of(elsewhere(about.command))
         if not settings or len(words) < 3 or about.setting(f"{sweep.stage}.from_sweep"):

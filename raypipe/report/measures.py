@@ -25,6 +25,11 @@ _RATE = re.compile(r"_per_s$")
 PREFIX = "eval_"
 #: stands for a training without evaluations
 LOSS = Column("loss_final", "real", "Training loss of the last logged step.", better="lower")
+#: columns of ``trials`` that another measurement of the same trial changes; all are above 0
+REPEATED = (
+    *("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu"),
+    *("energy_j", "energy_j_per_sample"),
+)
 
 
 def better_by_name(name: str) -> str:

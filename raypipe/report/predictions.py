@@ -10,8 +10,7 @@ from raypipe.report.plots import rows
 from raypipe.report.sections import Section, TableView, cells
 
 _COLUMNS = (
-    "stage", "card", "workers", "strategy", "precision", "gradient_checkpointing", "point",
-    "micro_batch",
+    "stage", "card", "workers", "strategy", "precision", "gradient_checkpointing", "micro_batch",
     "accumulation", "peak_bytes", "measured_peak_bytes", "capacity_bytes", "samples_per_s",
     "interval", "measured_samples_per_s", "hours", "energy_kwh", "cost", "note",
 )  # fmt: skip

@@ -38,7 +38,7 @@ class Searched:
     @classmethod
     def of(cls, tables: Tables) -> Searched | None:
         """Return the search of a run; None if it has none."""
-        points = rows(tables, "search", ["number", "rung", "point", "status", "objectives"])
+        points = rows(tables, "search", ["number", "point", "status", "objectives"])
         if points is None:
             return None
         return cls(points, json.loads(points["objectives"].iloc[0]))
@@ -60,18 +60,14 @@ class Searched:
 
 
 def search_headlines(tables: Tables) -> list[Headline]:
-    """Return the best point of a search by each of its metrics.
-
-    It is one of the points of the highest rung that meet all conditions.
-    """
+    """Return the best point of a search by each of its metrics; it meets all conditions."""
     search = Searched.of(tables)
     if search is None:
         return []
     points = search.measured[search.measured["feasible"].astype(bool)]
-    points = points[points["rung"] == points["rung"].max()]
     values = [json.loads(text) for text in points["point"]]
     axes = {key: cells(each.get(key) for each in values) for key in search.keys}
-    rows = plain(points.drop(columns=["number", "rung"]).assign(**axes))
+    rows = plain(points.drop(columns="number").assign(**axes))
     proposed = [json.loads(text) for text in search.points["point"]]
     first = proposed[0]
     varied = [key for key in axes if any(each.get(key) != first.get(key) for each in proposed)]
@@ -117,17 +113,12 @@ def progress_plot(search: Searched) -> Plot | None:
     if len(measured) < 2:
         return None
     figure, axes = plots.new_axes(height=0.74)
-    highest = int(measured["rung"].max())
-    look: dict[str, Any] = {"edgecolor": "none", "zorder": 2}
     broken = ~measured["feasible"].astype(bool)
-    colors = plots.strokes([str(rung) for rung in range(highest + 1)])
-    for rung, group in measured[~broken].groupby(measured["rung"].astype(str)):
-        color = colors[str(rung)].color
-        axes.scatter(group["ended"] + 1, group[name], s=18, color=color, **look)
+    top, color = measured[~broken], plots.strokes(["point"])["point"].color
+    axes.scatter(top["ended"] + 1, top[name], s=18, color=color, edgecolor="none", zorder=2)
     if broken.any():
         group = measured[broken]
         axes.scatter(group["ended"] + 1, group[name], s=16, marker="x", color=MUTED, linewidth=1)
-    top = measured[(measured["rung"] == highest) & ~broken]
     if len(top):
         best = top[name].cummin() if mode == "min" else top[name].cummax()
         end = float(measured["ended"].max()) + 1
@@ -140,21 +131,13 @@ def progress_plot(search: Searched) -> Plot | None:
     axes.set_title(f"{name}, {'lower' if mode == 'min' else 'higher'} is better")
     plots.frame_y(axes, measured[name], ratio=30)
     handles = [Line2D([], [], color=INK, linewidth=1.2, label="best so far")]
-    if highest:
-        handles += [
-            Line2D([], [], marker="o", linestyle="", color=stroke.color, markersize=4,
-                   label=f"rung {int(rung) + 1}")
-            for rung, stroke in colors.items()
-        ]  # fmt: skip
     if broken.any():
         handles.append(
             Line2D([], [], marker="x", linestyle="", color=MUTED, markersize=4,
                    label="breaks a condition")
         )  # fmt: skip
     plots.draw_legend(figure, handles)
-    caption = f"{len(measured)} measurements of {search.points['number'].nunique()} points."
-    if highest:
-        caption += " The line is the best of the last rung."
+    caption = f"{len(measured)} measurements of {len(search.points)} points."
     return Plot("search-progress", _title(search), caption, figure)
 
 
@@ -200,17 +183,13 @@ def front_plot(search: Searched) -> Plot | None:
 def _introduction(search: Searched) -> str:
     points = search.points
     counts = points["status"].value_counts()
-    text = f"{points['number'].nunique()} points were proposed"
+    text = f"{len(points)} points were proposed"
     unmeasured = [name for name in ("running", "failed", "excluded") if name in counts]
     ended = [f"{counts[name]} {name}" for name in unmeasured]
     broken = int((~search.measured["feasible"].astype(bool)).sum())
     if broken:
         ended.append(f"{broken} break a condition")
-    text += f" ({', '.join(ended)})." if ended else "."
-    rungs = points.groupby("rung").size()
-    if len(rungs) > 1:
-        text += f" Points by rung: {', '.join(str(count) for count in rungs)}."
-    return text
+    return text + (f" ({', '.join(ended)})." if ended else ".")
 
 
 def _ranking(search: Searched) -> TableView:
@@ -220,15 +199,16 @@ def _ranking(search: Searched) -> TableView:
     points = search.measured.assign(
         _order=lambda frame: sign * frame[name], _feasible=search.measured["feasible"].astype(bool)
     )
-    by = ["on_front", "_feasible", "rung", "_order"]
-    points = points.sort_values(by, ascending=[False, False, False, True], kind="stable")
+    by = ["on_front", "_feasible", "_order"]
+    points = points.sort_values(by, ascending=[False, False, True], kind="stable")
     points = points.head(max(_MOST_SHOWN, len(search.best)))
     values = [json.loads(text) for text in points["point"]]
     axes = {key: cells(_short(each.get(key)) for each in values) for key in search.keys}
     metrics = [column for column in points.columns if _is_metric(search, str(column))]
-    shown = points.assign(point=points["number"] + 1, rung=points["rung"] + 1, **axes)
-    columns = ["point", *(["rung"] if search.points["rung"].any() else []), *axes, *metrics]
-    return TableView(shown, columns, "Best points", list(points["on_front"].astype(bool)))
+    shown = points.assign(point=points["number"] + 1, **axes)
+    return TableView(
+        shown, ["point", *axes, *metrics], "Best points", list(points["on_front"].astype(bool))
+    )
 
 
 def _is_metric(search: Searched, column: str) -> bool:

@@ -44,9 +44,6 @@ def curves_plot(sweep: Sweep, tables: Mapping[str, pd.DataFrame]) -> Plot | None
 
 def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
     states = sweep.trials.set_index("trial_id")["status"]
-    population = "parent" in sweep.trials and sweep.trials["parent"].notna().any()
-    if population:
-        steps, states = _with_ancestors(steps, sweep.trials)
     column = sweep.metric if sweep.metric in steps.columns else "loss"
     measure = "training loss" if column == "loss" else column.replace("_", " ")
     curves = _curves(steps, column)
@@ -59,8 +56,6 @@ def _learning(sweep: Sweep, steps: pd.DataFrame) -> Plot | None:
     caption = f"{len(curves)} trials"
     caption += ", running median of the logged loss." if column == "loss" else "."
     caption += f" {stopped} ended early, where their marks are." if stopped else ""
-    if population:
-        caption += " Each curve begins with those of the trials whose weights it continued."
     settings = point_name(sweep)
     caption += f" Recommended: {settings}." if settings else ""
     title = f"{measure.capitalize()} of all trials"
@@ -95,26 +90,6 @@ def _draw_curves(
         _label_end(axes, curves[sweep.chosen])
     plots.draw_legend(figure, [handles[label] for label in _LEGEND if label in handles])
     return marks
-
-
-def _with_ancestors(
-    steps: pd.DataFrame, trials: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.Series[str]]:
-    """Return the steps of each last trial of a population, preceded by those of its ancestors.
-
-    Also return the status of each: a trial that was abandoned before the end was interrupted.
-    """
-    named = trials.set_index("trial_id")
-    parents = named["parent"].dropna().to_dict()
-    leaves = named.index.difference(pd.Index(list(parents.values())))
-    curves = []
-    for leaf in leaves:
-        line = [leaf]
-        while line[-1] in parents:
-            line.append(parents[line[-1]])
-        curves.append(steps[steps["trial_id"].isin(line)].assign(trial_id=leaf))
-    early = (named["status"] == "succeeded") & (named["until"] < named["until"].max())
-    return pd.concat(curves), named["status"].mask(early, "interrupted").loc[leaves]
 
 
 def _curves(steps: pd.DataFrame, column: str) -> Curves:

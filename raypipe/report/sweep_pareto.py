@@ -195,8 +195,6 @@ def _title(trials: pd.DataFrame, sweep: Sweep, panels: Sequence[Panel]) -> str:
         return f"The recommendation: {panels[0].label} {value} at {speed} samples/s, in {memory}"
     share = 100 * trial["samples_per_s"] / trials["samples_per_s"].max()
     speed = "is the fastest" if share > 99.95 else f"reaches {share:.0f} % of the highest speed"
-    if not sweep.decided:
-        speed = f"is {share:.0f} % as fast as the highest mean, which noise may explain"
     return f"The recommendation {speed}, in {memory}"
 
 

@@ -1,4 +1,4 @@
-"""The sweep section: recommendation and plots; Pareto front, memory fits and trials to open."""
+"""The sweep section: recommendation and plots; Pareto front and trials to open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from raypipe.report.sections import (
     cells,
 )
 from raypipe.report.sweep_curves import curves_plot
-from raypipe.report.sweep_memory import memory_plots
 from raypipe.report.sweep_pareto import pareto_plot
 from raypipe.report.sweep_speed import speed_plot
 from raypipe.report.sweep_trials import Sweep, of_stage, short, sweeps
@@ -28,9 +27,6 @@ from raypipe.report.sweep_trials import Sweep, of_stage, short, sweeps
 Tables = Mapping[str, pd.DataFrame]
 
 _MEASURES = ("samples_per_s", "step_time_s", "gpu_util_mean", "peak_bytes", "energy_per_sample_j")
-#: left out if a sweep has one value of them
-_SETTINGS = ("gradient_checkpointing", "accumulates", "compile", "strategy", "workers", "device")
-_FITS = ("static_bytes", "per_sample_bytes", "largest_micro_batch", "failed_micro_batch")
 
 
 def sweep_section(tables: Tables) -> Section:
@@ -42,20 +38,18 @@ def sweep_section(tables: Tables) -> Section:
             *_recommendation(tables, sweep.stage),
             *sweep_plots(sweep, tables),
             *_front(tables, sweep),
-            *_fits(tables, sweep),
             _trials(sweep),
         ]
     return Section("Sweep", parts)
 
 
 def sweep_plots(sweep: Sweep, tables: Tables) -> list[Plot]:
-    """Return the plots of speed, Pareto front, memory and learning curves.
+    """Return the plots of speed, Pareto front and learning curves.
 
     A plot with fewer than two things to compare is left out.
     """
     with style():
-        plots = [speed_plot(sweep), pareto_plot(sweep), *memory_plots(sweep)]
-        plots.append(curves_plot(sweep, tables))
+        plots = [speed_plot(sweep), pareto_plot(sweep), curves_plot(sweep, tables)]
     return [plot for plot in plots if plot is not None]
 
 
@@ -95,20 +89,6 @@ def _front(tables: Tables, sweep: Sweep) -> list[Part]:
     count = "1 trial that is" if len(table) == 1 else f"{len(table)} trials that are"
     title = f"Pareto front: {count} not beaten in {measures} at once"
     return [Fold(title, [TableView(table, columns, f"Pareto front of {sweep.stage}", chosen)])]
-
-
-def _fits(tables: Tables, sweep: Sweep) -> list[Part]:
-    table = of_stage(tables, "memory_fits", sweep.stage)
-    if table.empty:
-        return []
-    table = table.rename(columns={"bytes_per_sample": "per_sample_bytes"})
-    if "largest_error" in table.columns:
-        table = table.assign(largest_error=cells(_percents(table["largest_error"])))
-    same = {name for name in _SETTINGS if name in table.columns and table[name].nunique() < 2}
-    columns = ["precision", *(name for name in _SETTINGS if name not in same), *_FITS]
-    columns += ["largest_error", "trials", "capacity_bytes"]
-    title = f"Memory: {len(table)} fits of static + micro-batch x bytes per sample"
-    return [Fold(title, [TableView(table, columns, f"Memory fits of {sweep.stage}")])]
 
 
 def _trials(sweep: Sweep) -> Fold:

@@ -57,7 +57,7 @@ def speed_plot(sweep: Sweep) -> Plot | None:
                 if cell is not None:
                     words.add(_draw_cell(axes, x, y, cell, speeds, sweep.chosen))
     grid[0].set_ylabel("micro-batch")
-    return Plot(f"sweep-speed-{sweep.stage}", _title(trials, sweep), _caption(sweep, words), figure)
+    return Plot(f"sweep-speed-{sweep.stage}", _title(trials), _caption(sweep, words), figure)
 
 
 def _rows(sizes: pd.Series[float]) -> pd.Series[int]:
@@ -121,13 +121,8 @@ def _caption(sweep: Sweep, words: set[str]) -> str:
     return caption + (" Outlined: the recommended cell." if sweep.recommended is not None else "")
 
 
-def _title(trials: pd.DataFrame, sweep: Sweep) -> str:
+def _title(trials: pd.DataFrame) -> str:
     if not finite(trials["samples_per_s"]).size:
         return "No trial has measured a speed"
     fastest = trials.sort_values("samples_per_s", na_position="first").iloc[-1]
-    speed = number(float(fastest["samples_per_s"]))
-    if not sweep.decided:
-        return (
-            f"No point is certain to be the fastest; ahead: {describe(fastest)}, {speed} samples/s"
-        )
-    return f"Fastest: {describe(fastest)}, {speed} samples/s"
+    return f"Fastest: {describe(fastest)}, {number(float(fastest['samples_per_s']))} samples/s"

@@ -1,4 +1,4 @@
-"""Summarize a sweep: its points, the recommended one, and how certain the choice is."""
+"""Summarize a sweep: its points, and the recommended one."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def sweep_asked(swept: Sequence[Sweep]) -> Iterator[str]:
 
 
 def sweep_headlines(swept: Sequence[Sweep]) -> Iterator[Headline]:
-    """Yield the recommended point of each swept stage with the mean of its metric, if decided."""
+    """Yield the recommended point of each swept stage with the value of its metric."""
     for sweep in swept:
-        if sweep.decided and np.isfinite(sweep.value) and sweep.recommended is not None:
+        if np.isfinite(sweep.value) and sweep.recommended is not None:
             better: Any = "higher" if sweep.mode == "max" else "lower"
             column = Column(sweep.metric or _SPEED, "real", "", better=better)
             axes = {key: sweep.recommended["point"].get(key) for key in sweep.axes}
@@ -68,27 +68,22 @@ def sweep_tiles(swept: Sequence[Sweep]) -> list[Tile]:
         if len(known) > 1:
             word = "slowest" if metric == _SPEED else "worst"
             note += f"; {word} of {len(known)}: {number(worst)}"
-        tiles.append(Tile(label, number(sweep.value), note, "" if sweep.decided else "warn"))
+        tiles.append(Tile(label, number(sweep.value), note))
     return tiles
 
 
 def sweep_certainty(tables: Tables, swept: Sequence[Sweep]) -> Iterator[str]:
-    """Yield whether the measurements of each sweep decide; its section has the whole reason."""
+    """Yield how far the recommended point of each sweep varied; its section has the reason."""
     for sweep in swept:
         table = of_stage(tables, "recommendations", sweep.stage)
         if table.empty:
             continue
-        row = table.iloc[0]
-        if not sweep.decided:
-            yield f"{sweep.stage}: the measurements do not decide which point is the best."
-        elif pd.notna(low := row.get("ratio_low")) and pd.notna(high := row.get("ratio_high")):
-            yield (
-                f"{sweep.stage}: {number(float(row['ratio']))} times the second best, "
-                f"{row['runner_up']}; the interval is {number(float(low))} to "
-                f"{number(float(high))}."
-            )
-        elif pd.isna(row.get("rounds")):
-            yield f"{sweep.stage}: each point was measured once, so there is no interval."
+        low, high = table.iloc[0].get("value_low"), table.iloc[0].get("value_high")
+        if pd.notna(low) and pd.notna(high) and low < high:
+            text = f"{number(float(low))} to {number(float(high))}"
+            yield f"{sweep.stage}: the recommended point was measured at {text}."
+        else:
+            yield f"{sweep.stage}: each point was measured once, so there is no range."
 
 
 def recommended_settings(tables: Tables, sweep: Sweep) -> dict[str, Any]:

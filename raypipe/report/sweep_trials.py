@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raypipe.report.formatting import cell
+from raypipe.report.measures import REPEATED
 from raypipe.report.plots import Stroke, rows, strokes
 from raypipe.report.sections import cells
 
@@ -23,10 +24,9 @@ GROUP = ("precision", "gradient_checkpointing", "compile", "strategy", "workers"
 
 _NUMBERS = (
     "micro_batch", "accumulation", "workers", "samples_per_s", "energy_j_per_sample",
-    "gpu_peak_bytes", "host_peak_bytes", "parity", "static_bytes", "bytes_per_sample",
-    "largest_error", "capacity_bytes",
+    "gpu_peak_bytes", "host_peak_bytes", "parity",
 )  # fmt: skip
-_FLAGS = ("gradient_checkpointing", "compile", "reference", "accumulates")
+_FLAGS = ("gradient_checkpointing", "compile", "reference")
 _TEXTS = ("trial_id", "precision", "strategy", "status", "kind")
 
 #: columns of ``sweep_points`` that are not axes
@@ -39,25 +39,22 @@ class Sweep:
 
     ``trials`` are the points of the sweep, ``all_trials`` also the fp32 trials that are only
     references of the loss. Both have every column that a plot reads, ``peak_bytes``, ``point`` (the
-    settings by dotted key), and a speed unless the trial failed. ``fits`` are the stage's rows of
-    ``memory_fits``, ``front`` the trials on the Pareto fronts. ``chosen`` is the id of the trial
-    recommended for the ``metric``, or empty, and ``value`` the mean of the metric, NaN if unknown.
-    ``mode`` is whether the metric is minimized or maximized. ``decided`` is false if measurements
-    could not tell which point is the best; ``longer`` are the overrides with which they go on then.
+    settings by dotted key), and a speed unless the trial failed. ``front`` are the trials on the
+    Pareto fronts. ``chosen`` is the id of the trial
+    recommended for the ``metric``, or empty, and ``value`` that of its point, NaN if unknown.
+    ``mode`` is whether the metric is minimized or maximized. Trials that were measured again occur
+    once, with the medians.
     """
 
     stage: str
     kind: str
     trials: pd.DataFrame
     all_trials: pd.DataFrame
-    fits: pd.DataFrame
     front: frozenset[str]
     chosen: str
     metric: str
     value: float
     mode: str
-    decided: bool
-    longer: str
     on_gpu: bool
 
     @property
@@ -110,7 +107,7 @@ def of_stage(tables: Mapping[str, pd.DataFrame], name: str, stage: str) -> pd.Da
 
 
 def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> Sweep:
-    trials = _clean(table).assign(point=cells(points_of(table, tables)))
+    trials = _medians(_clean(table).assign(point=cells(points_of(table, tables))))
     on_gpu = bool(np.isfinite(trials["gpu_peak_bytes"]).any())
     measured = trials["status"].isin(["succeeded", "interrupted"])
     trials["samples_per_s"] = trials["samples_per_s"].where(measured)
@@ -122,14 +119,11 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
         kind=next((kind for kind in trials["kind"] if kind), "systems"),
         trials=trials[~trials["reference"]].reset_index(drop=True),
         all_trials=trials.reset_index(drop=True),
-        fits=_clean(of_stage(tables, "memory_fits", stage)),
         front=frozenset() if pareto is None else frozenset(pareto["trial_id"]),
         chosen=_first(recommendation, "trial_id"),
         metric=_first(recommendation, "metric"),
         value=_value(recommendation, trials),
         mode=_first(recommendation, "mode") or "min",
-        decided=_first(recommendation, "decided") != "False",
-        longer=_first(recommendation, "longer"),
         on_gpu=on_gpu,
     )
 
@@ -163,6 +157,17 @@ def _clean(table: pd.DataFrame) -> pd.DataFrame:
     columns |= {name: table.get(name, unknown).fillna("").astype(str) for name in _TEXTS}
     columns["workers"] = columns["workers"].fillna(1.0)
     return table.assign(**columns)
+
+
+def _medians(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the trials without repeated measurements, with the medians over these."""
+    if "repeats" not in trials.columns:
+        return trials
+    names = [name for name in REPEATED if name in trials.columns]
+    numbers = trials[names].apply(pd.to_numeric, errors="coerce")
+    first = trials["repeats"].fillna(trials["trial_id"])
+    medians = numbers.groupby(first).transform("median")
+    return trials.assign(**{name: medians[name] for name in names})[trials["repeats"].isna()]
 
 
 def _first(table: pd.DataFrame, column: str) -> str:

@@ -45,8 +45,6 @@ class ScriptTask(ExternalTask):
         """
         from raypipe.scripts.runner import ScriptRun
 
-        if job.parent is not None:
-            raise ValueError("a script cannot continue the training of another one")
         directory = Path(self.directory)
         if not directory.is_dir():
             directory = Path.cwd()

@@ -8,17 +8,13 @@ from typing import Any
 from raypipe.config.axes import Value
 from raypipe.config.edges import edge_of_axis, possible
 from raypipe.errors import ConfigError
-from raypipe.sweep.memory import Memory
 from raypipe.sweep.trials import TrialMaker
 
 
-def edge_remarks(
-    maker: TrialMaker, memory: Memory, best: Mapping[str, Value]
-) -> Iterator[tuple[str, str]]:
+def edge_remarks(maker: TrialMaker, best: Mapping[str, Value]) -> Iterator[tuple[str, str]]:
     """Yield each axis at whose end the best point lies, and what to try beyond it.
 
-    Values that the configuration or a constraint rejects, or that do not fit into the memory, are
-    not proposed.
+    Values that the configuration, a constraint or the hardware rejects are not proposed.
     """
     for name, axis in maker.sweep.axes.items():
         key = maker.key(name)
@@ -30,9 +26,7 @@ def edge_remarks(
                 trial = maker.trial({**best, key: value})
             except ConfigError:
                 return False
-            if trial is None or trial.lacks is not None:
-                return False
-            return memory.verdict(trial).outcome != "does_not_fit"
+            return trial is not None and trial.lacks is None
 
         if (edge := possible(edge_of_axis(axis, best[key]), allows)) is not None:
             short = key.removeprefix(f"{maker.sweep.stage}.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,7 +15,6 @@ from raypipe.pipeline.experiment import Stage, Training
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.unit_logs import first_line
 from raypipe.storage.ledger import Row
-from raypipe.sweep.memory import Memory
 from raypipe.sweep.pareto import peak_bytes
 from raypipe.sweep.settings import ConstraintSettings, SweepSettings
 from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training_stage, trainings
@@ -23,31 +22,28 @@ from raypipe.sweep.trials import Trial, TrialMaker, check_counts_steps, training
 if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
 
+# scatter of peaks: a few MiB (the allocator's granularity) plus about 1 %, so errors are
+# weighted by peak + this
+_GRANULARITY = 400 * 2**20
 #: relative difference between the largest fit and the smallest misfit that ends a search
 _RESOLUTION = 1 / 16
 _WARMUP_STEPS, _STEPS = 2, 4
 
 
-def next_micro_batch(
-    fitting: Collection[int], too_large: int | None, most: int, guess: int | None = None
-) -> int | None:
+def next_micro_batch(fitting: Collection[int], too_large: int | None, most: int) -> int | None:
     """Return the micro-batch to try next; None once the largest that fits is known.
 
     Args:
         fitting: the ones known to fit.
         too_large: the smallest one known not to fit.
         most: the largest one worth trying.
-        guess: the largest one by the memory model of earlier runs; tried first.
 
     """
     best = max(fitting, default=0)
     if best >= most or too_large == 1:
         return None
-    if not best:
-        start = min(guess or 1, most)
-        return start if too_large is None else min(start, too_large // 2)
     if too_large is None:
-        return min(2 * best, most)
+        return min(2 * best, most) or 1
     if too_large - best <= max(1, int(best * _RESOLUTION)):
         return None
     return (best + too_large) // 2
@@ -72,7 +68,6 @@ class Fit:
         self, context: StageContext, maker: TrialMaker, precisions: Sequence[str], most: int
     ) -> None:
         self._context, self._maker, self._most = context, maker, most
-        self.memory = Memory(*maker.device)
         self.searches = [_Search(precision) for precision in precisions]
         self._left = list(self.searches)
         self._running: TrainingJob | None = None
@@ -121,13 +116,11 @@ class Fit:
         size = trial.micro_batch
         if not isinstance(outcome, UnitError):
             search.found[size] = outcome
-            self.memory.observe(trial, peak_bytes(outcome))
             peak = peak_bytes(outcome)
             said = f"{outcome['samples_per_s']:.4g} samples/s"
             said += f", peak memory {bytes_text(peak)}" if peak else ""
         elif outcome.kind == "out_of_memory":
             search.too_large = size
-            self.memory.ran_out(trial)
             said = "out of memory"
         else:
             search.note = said = f"{outcome.kind}: {first_line(outcome.message)}"
@@ -159,20 +152,25 @@ class Fit:
         """
         if search.note:
             return None
-        guess = None
-        if not search.found and (trial := self._trial(search, 1)) is not None:
-            guess = self.memory.model(trial.group).largest_micro_batch()
-        size = next_micro_batch(search.found, search.too_large, self._most, guess)
+        size = next_micro_batch(search.found, search.too_large, self._most)
         if size is not None or not search.found:
             search.note = "" if size is not None else "micro-batch 1 does not fit"
             return size
         if self._chosen(search) is not None or search.trial is None:
             return None
-        fit, room = self.memory.model(search.trial.group).fit(), self._room(search)
-        slope = fit.bytes_per_sample if fit is not None else 0.0
-        if fit is None or room is None or not slope:
+        accumulates, room = search.trial.accumulation > 1, self._room(search)
+        peaks = {
+            size: peak
+            for size, outcome in search.found.items()
+            if ((outcome.get("accumulation") or 1) > 1) == accumulates
+            and (peak := peak_bytes(outcome))
+        }
+        if room is None or len(peaks) < 2:
             return None
-        smaller = max(1, min(int((room - fit.static_bytes) / slope), max(search.found) - 1))
+        static, slope = memory_line(peaks)
+        if not slope:
+            return None
+        smaller = max(1, min(int((room - static) / slope), max(search.found) - 1))
         return None if smaller in search.found else smaller
 
     def _chosen(self, search: _Search) -> int | None:
@@ -190,7 +188,7 @@ class Fit:
 
         These are the CUDA context, the buffers of NCCL, and other processes.
         """
-        capacity, others = self.memory.capacity_bytes, 0
+        capacity, others = self._maker.device[1], 0
         for outcome in search.found.values():
             used, own = outcome.get("gpu_memory_used_peak_bytes"), peak_bytes(outcome)
             others = max(others, (used or 0) - (own or 0))
@@ -199,6 +197,23 @@ class Fit:
     def _trial(self, search: _Search, size: int) -> Trial | None:
         own = f"{self._maker.sweep.stage}.training"
         return self._maker.trial({f"{own}.micro_batch": size, f"{own}.precision": search.precision})
+
+
+def memory_line(peaks: Mapping[int, int]) -> tuple[float, float]:
+    """Return the bytes at micro-batch 0 and per sample, of the line through two peaks or more.
+
+    It has the least squares of the relative errors, with coefficients of at least 0.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    sizes, measured = np.array(sorted(peaks.items()), dtype=np.float64).T
+    weights = 1 / (measured + _GRANULARITY)
+    design = np.stack([np.ones_like(sizes), sizes / sizes.max()], axis=1)
+    # scaled by the largest peak and micro-batch, for numbers near 1
+    weights, unit = weights / weights.max(), measured.max()
+    (static, slope), _ = nnls(weights[:, None] * design, weights * measured / unit)
+    return float(static * unit), float(slope * unit / sizes.max())
 
 
 def fitting(
@@ -240,8 +255,6 @@ def fit_stage(maker: TrialMaker, session: Session) -> list[Row]:
     context = StageContext(Stage(name, _nothing, []), session)
     fit = Fit(context, maker, _precisions(training), -(-effective // scaling.most_workers))
     session.launcher.trials(fit, maker.sweep, session.run_dir)
-    trials = [search.trial for search in fit.searches if search.trial is not None]
-    fit.memory.keep(trials, maker.configuration.experiment.name, name)
     return [{"stage": name, **row} for row in fit.rows()]
 
 

@@ -1,12 +1,14 @@
-"""Results of a sweep's points: the trials of a point differ in the seed only."""
+"""Results of a sweep's points: their trials repeat each other or differ in the seed only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
+from raypipe.report.measures import REPEATED
 from raypipe.stats import finite_or_none
 from raypipe.storage.ledger import Row
 from raypipe.sweep.pareto import peak_bytes
@@ -21,16 +23,19 @@ _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 class PointResult:
     """Results of the trials of a point; infinite if unknown.
 
-    ``trial`` is the one nearest to the mean ``value``; ``seeds`` includes those that did not
-    succeed.
+    ``value`` is the mean over the seeds of ``values``, each the median of its measurements, which
+    are from ``low`` to ``high``. ``trial`` is the one nearest to it. ``seeds`` includes those that
+    did not succeed, ``repeats`` is the number of measurements of a seed.
     """
 
-    key: str
     settings: dict[str, Any]
     trial: Row
     values: list[float]
     seeds: int
+    repeats: int
     value: float
+    low: float
+    high: float
     peak: float
     energy: float
     parity: float
@@ -61,19 +66,43 @@ class PointResult:
 
 
 def point_results(rows: Sequence[Row], metric: str) -> list[PointResult]:
-    """Return the points with a succeeded trial that has the metric."""
+    """Return the points with a trial that has the metric and whose measurements all succeeded."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(point_key(row.get("point") or {}), []).append(row)
-    found = (_result(key, group, metric) for key, group in groups.items())
+    found = (_result(group, metric) for group in groups.values())
     return [point for point in found if point is not None]
 
 
-def _result(key: str, rows: Sequence[Row], metric: str) -> PointResult | None:
+def medians(rows: Iterable[Row]) -> list[Row]:
+    """Return one row per trial that was measured again, with the medians of its measurements.
+
+    Its status is that of a measurement that did not succeed, if there is one.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.get("repeats") or row["trial_id"], []).append(row)
+    found = []
+    for group in groups.values():
+        first = next((row for row in group if not row.get("repeats")), group[0])
+        status = next((row["status"] for row in group if row["status"] != "succeeded"), "succeeded")
+        measured = {name: _finite(group, name) for name in REPEATED}
+        middle = {name: median(values) for name, values in measured.items() if values}
+        found.append({**first, **middle, "status": status})
+    return found
+
+
+def _finite(rows: Iterable[Row], column: str) -> list[float]:
+    values = (finite_or_none(row.get(column)) for row in rows)
+    return [value for value in values if value is not None]
+
+
+def _result(rows: Sequence[Row], metric: str) -> PointResult | None:
+    seeds = medians(rows)
     trials = sorted(
         (
             row
-            for row in rows
+            for row in seeds
             if row["status"] == "succeeded" and finite_or_none(row.get(metric)) is not None
         ),
         key=lambda row: str(row["trial_id"]),
@@ -81,16 +110,18 @@ def _result(key: str, rows: Sequence[Row], metric: str) -> PointResult | None:
     if not trials:
         return None
     values = [float(row[metric]) for row in trials]
+    measured = _finite((row for row in rows if row["status"] == "succeeded"), metric)
     mean = math.fsum(values) / len(values)
-    energies = [finite_or_none(row.get("energy_j_per_sample")) for row in trials]
-    known = [energy for energy in energies if energy is not None]
+    known = _finite(trials, "energy_j_per_sample")
     return PointResult(
-        key=key,
         settings=seedless(trials[0].get("point") or {}),
         trial=min(trials, key=lambda row: abs(row[metric] - mean)),
         values=values,
-        seeds=len(rows),
+        seeds=len(seeds),
+        repeats=len(rows) // len(seeds),
         value=mean,
+        low=min(measured),
+        high=max(measured),
         peak=max(peak_bytes(row) or math.inf for row in trials),
         energy=math.fsum(known) / len(known) if known else math.inf,
         parity=max(_parity(row) for row in trials),

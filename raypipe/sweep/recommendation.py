@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from raypipe.config.yaml_text import dump_yaml
 from raypipe.report.formatting import percent
 from raypipe.storage.ledger import Row
-from raypipe.sweep.point_results import PointResult, point_results
+from raypipe.sweep.point_results import PointResult, medians, point_results
 from raypipe.sweep.reasons import Words, memory_and_outcomes, uneven_split
-from raypipe.sweep.rounds import Measured
-from raypipe.sweep.standing import Comparison
 
 #: relative difference below which values count as equal
 _TIE = 0.02
@@ -23,20 +21,19 @@ _TIE = 0.02
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best point: its trial and value (the mean over seeds), its settings, and the reason.
+    """The best point: a trial of it, its value and the range of that, its settings, and the reason.
 
     ``best`` are the settings of the point with the best value, which may be another one that is
-    as good. ``columns`` are further columns of the table. ``undecided`` says that measurements do
-    not tell which point is the best; empty if they do.
+    as good.
     """
 
     trial_id: str
     value: float
+    low: float
+    high: float
     settings: dict[str, Any]
     reason: str
-    best: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)
-    undecided: str = ""
+    best: dict[str, Any]
 
 
 def recommend(
@@ -45,15 +42,14 @@ def recommend(
     mode: Literal["max", "min"],
     parity_tolerance: float,
     capacity_bytes: int | None = None,
-    found: Measured | None = None,
 ) -> Recommendation | None:
     """Return the best succeeded point; None if no point is within the tolerance.
 
-    Points that differ in the seed only count as one, with their mean. Among the points that are as
-    good as the best, lower peak memory wins, then less energy per sample (each within 2 %), then
-    the better value. As good is within 2 %, or what the rounds say. If they could not decide, the
-    most exact precision of the points that may be the best wins, then the fewest extras, then the
-    better value. The order of the rows does not matter.
+    Points that differ in the seed only count as one, with their mean. Measured several times, a
+    point has its median, and points whose ranges overlap the best one's are tied with it: the most
+    exact precision wins, then the fewest extras, then the better value. Measured once, points
+    within 2 % of the best are as good: lower peak memory wins, then less energy per sample (each
+    within 2 %), then the better value. The order of the rows does not matter.
 
     Args:
         rows: the trials of one sweep, with its references.
@@ -62,7 +58,6 @@ def recommend(
         parity_tolerance: the largest ``parity`` (relative loss difference to fp32) that a point may
             have in any seed.
         capacity_bytes: the device's memory, for the reason.
-        found: the measurements in rounds, if there were any.
 
     Raises:
         ValueError: the mode is unknown.
@@ -81,42 +76,25 @@ def recommend(
         point_results(swept, metric), key=lambda point: (cost(point), point.trial["trial_id"])
     )
     accepted = [point for point in points if point.parity <= parity_tolerance]
-    if found is not None:
-        accepted = [point for point in accepted if point.key in found.standing.centers]
     if not accepted:
         return None
-    words, undecided = Words(metric, mode, found), ""
+    words, best = Words(metric), accepted[0]
     plain = [point for point in point_results(trials, metric) if point.is_plain]
-    if found is None:
+    if best.repeats > 1:
+        close = [p for p in accepted if p.low <= best.high and best.low <= p.high]
+        winner = min(close, key=lambda p: (p.coarseness, p.extras))
+        standing = words.tie(accepted, close)
+    else:
         close = _lowest(accepted, cost)
         winner, merits = _leanest(close)
-        best = close[0]
         standing = words.standing(accepted, close, merits)
-    else:
-        by_key = {point.key: point for point in accepted}
-        state = found.standing
-        best = by_key[state.best]
-        others = [by_key[name] for name in state.order[1:]]
-        if state.is_decided:
-            close = [best, *(point for point in others if point.key in state.equal)]
-            winner, merits = _leanest(close)
-        else:
-            near = {*state.open, *state.equal}.difference(state.apart)
-            close = [best, *(point for point in others if point.key in near)]
-            winner = min(close, key=lambda p: (p.coarseness, p.extras, close.index(p)))
-            merits = []
-            undecided = words.undecided(accepted, close)
-        standing = words.standing_in_rounds(accepted, close, merits)
     better = [p for p in points if p.parity > parity_tolerance and cost(p) < cost(winner)]
-    compared = _runner_up(winner, accepted, found)
     sentences = [
         standing
         + words.value(winner)
-        + words.next(compared)
-        + words.comparison(winner, accepted[-1], min(plain, key=cost, default=None), compared),
-        words.decision(compared),
+        + words.comparison(winner, accepted[-1], min(plain, key=cost, default=None), close),
         uneven_split(winner),
-        memory_and_outcomes(winner, swept, capacity_bytes),
+        memory_and_outcomes(winner, medians(swept), capacity_bytes),
         words.rejection(winner, better, parity_tolerance),
         words.caution(winner, accepted),
     ]
@@ -124,11 +102,11 @@ def recommend(
     return Recommendation(
         str(winner.trial["trial_id"]),
         winner.value,
+        winner.low,
+        winner.high,
         winner.recommended_settings(),
         reason,
         best.settings,
-        _columns(winner, compared, found, words),
-        undecided,
     )
 
 
@@ -153,7 +131,7 @@ def snippet(settings: Mapping[str, Any], comment: str = "") -> str:
     return "\n".join([*lines, dump_yaml(nested)])
 
 
-def nothing(rows: Iterable[Row], metric: str, parity_tolerance: float) -> str:
+def nothing(rows: Collection[Row], metric: str, parity_tolerance: float) -> str:
     """Return why no point is recommended.
 
     Args:
@@ -165,12 +143,11 @@ def nothing(rows: Iterable[Row], metric: str, parity_tolerance: float) -> str:
     succeeded = [r for r in rows if r["status"] == "succeeded" and not r.get("reference")]
     if not succeeded:
         return "no point succeeded"
-    found = point_results(succeeded, metric)
-    if not found:
+    if not point_results(succeeded, metric):
         return f"no point has a finite {metric}"
-    if all(point.parity > parity_tolerance for point in found):
-        return f"every loss differs from fp32's by more than {percent(parity_tolerance)}"
-    return "no point was measured in every round without an error"
+    if not point_results(list(rows), metric):
+        return "no point was measured each time without an error"
+    return f"every loss differs from fp32's by more than {percent(parity_tolerance)}"
 
 
 def _lowest(
@@ -190,49 +167,3 @@ def _leanest(close: Sequence[PointResult]) -> tuple[PointResult, list[str]]:
     merits = ["memory"] if len(lean) < len(close) else []
     merits += ["energy"] if len(frugal) < len(lean) else []
     return frugal[0], merits
-
-
-def _runner_up(
-    winner: PointResult, accepted: Sequence[PointResult], found: Measured | None
-) -> tuple[PointResult, Comparison] | None:
-    """Return the best of the other points, and how the winner compares with it in the rounds."""
-    if found is None or len(accepted) < 2:
-        return None
-    state = found.standing
-    if winner.key != state.best:
-        best = next(point for point in accepted if point.key == state.best)
-        return best, state.comparisons[winner.key].inverse
-    others = [point for point in accepted if point.key != winner.key]  # the best first
-    rest = [point for point in others if point.key in state.order]
-    second = (rest or others)[0]
-    return second, state.comparisons[second.key]
-
-
-def _columns(
-    winner: PointResult,
-    compared: tuple[PointResult, Comparison] | None,
-    found: Measured | None,
-    words: Words,
-) -> dict[str, Any]:
-    """Return what the table says of the rounds."""
-    if found is None:
-        return {}
-    low, high = found.standing.intervals[winner.key]
-    columns: dict[str, Any] = {
-        "value_low": low if math.isfinite(high) else None,
-        "value_high": high if math.isfinite(high) else None,
-        "rounds": found.standing.rounds[winner.key],
-        "decided": found.standing.is_decided,
-        "load": found.load,
-        "longer": None if found.standing.is_decided else found.longer,
-    }
-    if compared is None:
-        return columns
-    other, ratio = compared
-    return columns | {
-        "runner_up": words.name(other, winner),
-        "ratio": ratio.ratio,
-        "ratio_low": ratio.low if ratio.is_known else None,
-        "ratio_high": ratio.high if ratio.is_known else None,
-        "noise": ratio.noise,
-    }

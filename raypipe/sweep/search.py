@@ -1,9 +1,9 @@
-"""Adaptive search: the interface, and points proposed by a sampler of Optuna."""
+"""Adaptive search: points proposed by a sampler of Optuna."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState, create_trial
@@ -14,37 +14,7 @@ from raypipe.sweep.objective import Objective
 from raypipe.sweep.trials import Trial, TrialMaker
 
 
-class Search(Protocol):
-    """Source of trials that are not known before a sweep starts."""
-
-    @property
-    def total(self) -> int:
-        """The number of trials."""
-        ...
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all trials were proposed."""
-        ...
-
-    def ask(self) -> Trial | None:
-        """Return the next trial; None while there is none, and at the end."""
-        ...
-
-    def tell(self, trial: Trial, row: Row | None) -> None:
-        """Record the outcome of a trial; None if it failed and the next command retries it."""
-        ...
-
-    def about(self, trial: Trial) -> dict[str, Any]:
-        """Return the columns that place a trial in the search; ``search`` is its name."""
-        ...
-
-    def spent(self, trial: Trial) -> list[str]:
-        """Return the trials whose checkpoints are no longer needed after this outcome."""
-        ...
-
-
-class OptunaSearch:
+class Search:
     """Points proposed by Optuna's tree-structured Parzen estimator.
 
     A proposal depends on the seed, its number and the values reported so far. A continued search
@@ -120,10 +90,6 @@ class OptunaSearch:
     def about(self, trial: Trial) -> dict[str, Any]:
         """Return the columns that place a trial in the search."""
         return {"search": self._name, "number": self._numbers[trial.unit.key]}
-
-    def spent(self, trial: Trial) -> list[str]:
-        """Return the trial itself: no other one continues from it."""
-        return [trial.unit.key]
 
     def _cost(self, row: Row) -> float | None:
         if row["status"] not in ("succeeded", "interrupted"):

@@ -9,14 +9,9 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from raypipe.config.axes import AxisSettings, dotted_axes, without_dropped
 from raypipe.config.settings import Settings
+from raypipe.report.measures import REPEATED
 
-Scheduler = Literal["asha", "median", "pbt"]
-
-#: columns of `trials` that another measurement of the same trial changes; all are above 0
-REPEATED = (
-    *("samples_per_s", "tokens_per_s", "step_time_s", "flops_per_s", "mfu"),
-    *("energy_j", "energy_j_per_sample"),
-)
+Scheduler = Literal["asha", "median"]
 
 
 class ConstraintSettings(Settings):
@@ -26,30 +21,6 @@ class ConstraintSettings(Settings):
         None,
         description="Samples per optimizer step at every point; the accumulation follows from the "
         "micro-batch.",
-    )
-
-
-class RoundsSettings(Settings):
-    """Repeated measurements of a sweep of kind=systems, until the best point is known."""
-
-    most: PositiveInt = Field(
-        16, description="Most measurements of a point; with 1 no two points can be distinguished."
-    )
-    seconds: float | None = Field(
-        None,
-        ge=0,
-        description="Most seconds of all rounds after the first; by default as many as the first "
-        "one takes, but at least 60.",
-    )
-    negligible: float = Field(
-        0.03,
-        gt=0,
-        lt=1,
-        description="Relative difference that does not matter: the rounds end once no point can be "
-        "better than the best one by more.",
-    )
-    alpha: float = Field(
-        0.05, gt=0, lt=0.5, description="Probability of a wrong decision of all rounds together."
     )
 
 
@@ -79,9 +50,7 @@ class SweepSettings(Settings):
         description="Whether the metric is minimized or maximized; by default what is declared, "
         "the mode of the monitor, or what its name tells.",
     )
-    samples: PositiveInt = Field(
-        16, description="Number of draws if an axis is not a grid; size of a population."
-    )
+    samples: PositiveInt = Field(16, description="Number of draws if an axis is not a grid.")
     search: Literal["random", "optuna"] = Field(
         "random",
         description="How points are drawn if an axis is not a grid: at random, or from the results "
@@ -90,24 +59,22 @@ class SweepSettings(Settings):
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of the draws.")
     scheduler: Scheduler | None = Field(
         None,
-        description="Scheduler that stops bad trials early (asha, median) or evolves a population "
-        "(pbt), for kind=quality.",
+        description="Scheduler that stops bad trials early (asha, median), for kind=quality.",
     )
     grace_steps: PositiveInt | None = Field(
         None,
-        description="Steps before a trial may be stopped or changed; by default a tenth of them.",
+        description="Steps before a trial may be stopped; by default a tenth of them.",
     )
     reduction_factor: float = Field(
         3, gt=1, description="ASHA continues one of this number of trials."
     )
-    steps: PositiveInt = Field(
-        10, description="Measured steps of a trial of kind=systems, in each round."
-    )
+    steps: PositiveInt = Field(10, description="Measured steps of a trial of kind=systems.")
     warmup_steps: PositiveInt = Field(
         5, description="Steps before the measured ones, which are not counted."
     )
-    rounds: RoundsSettings = Field(
-        RoundsSettings(), description="Repeated measurements of the trials of kind=systems."
+    repeats: PositiveInt = Field(
+        3,
+        description="Measurements of each point of kind=systems: all points once, then all again.",
     )
     parity_tolerance: float = Field(
         0.02, gt=0, description="Largest relative difference of the loss to fp32's."
@@ -129,14 +96,15 @@ class SweepSettings(Settings):
         return self.mode
 
     @property
-    def has_rounds(self) -> bool:
-        """Whether trials are measured again: their metric is another one each time."""
-        return self.kind == "systems" and self.metric_name in REPEATED and self.rounds.most > 1
+    def measurements(self) -> int:
+        """How often each point is measured: more than once only if its metric then differs."""
+        differs = self.kind == "systems" and self.metric_name in REPEATED
+        return self.repeats if differs else 1
 
     @property
     def is_searched(self) -> bool:
         """Whether later trials depend on the outcomes of earlier ones."""
-        return self.search != "random" or self.scheduler == "pbt"
+        return self.search != "random"
 
     _present = field_validator("axes", mode="before")(without_dropped)
 
@@ -159,13 +127,4 @@ class SweepSettings(Settings):
                     f"metric = {self.metric}: a trial of kind = systems is not evaluated; "
                     "take kind = quality"
                 )
-        if self.search != "random" and self.scheduler == "pbt":
-            raise ValueError(
-                f"search = {self.search}: a population (scheduler = pbt) draws at random"
-            )
-        grids = [name for name, axis in self.axes.items() if axis.is_grid]
-        if self.scheduler == "pbt" and grids:
-            raise ValueError(
-                f"scheduler = pbt: the axis {grids[0]} is a grid; give choice, or low and high"
-            )
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,15 +15,12 @@ from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
 from raypipe.storage.ledger import Row
 from raypipe.sweep.edges import edge_remarks
-from raypipe.sweep.memory import Memory
 from raypipe.sweep.objective import Objective, declared_columns, with_metric
 from raypipe.sweep.pareto import front, peak_bytes
 from raypipe.sweep.parity import record_parity
-from raypipe.sweep.population import Population, check_changeable, lineage
-from raypipe.sweep.prior import predicted
+from raypipe.sweep.point_results import medians
 from raypipe.sweep.recommendation import nothing, recommend, snippet
-from raypipe.sweep.rounds import adjusted_columns, measured
-from raypipe.sweep.search import OptunaSearch, Search
+from raypipe.sweep.search import Search
 from raypipe.sweep.sweep import Sweep
 from raypipe.sweep.trials import (
     Trial,
@@ -66,40 +63,34 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         where = f"{configuration.origin}: {sweep.stage}.command"
         check_counts_steps(swept, where, "a systems sweep", ", or kind: quality")
     maker = TrialMaker(configuration, sweep, nodes)
-    if sweep.scheduler == "pbt":
-        check_changeable(maker, swept)
     given = [] if sweep.is_searched else maker.trials()
     units = [trial.unit for trial in given]
     last = _last_unit(maker, units)
 
     def run(context: StageContext) -> None:
-        prior = predicted(given, maker.device, context.run_dir, context.say)
-        memory, trials = Memory(*maker.device, prior.fits), prior.ordered(given)
-        objective = Objective(sweep, declared_columns(configuration))
+        trials, objective = given, Objective(sweep, declared_columns(configuration))
         search: Search | None = None
         steps = total_steps(swept, context.run_dir)
         grace = sweep.grace_steps or max(1, steps // 10)
-        if sweep.scheduler == "pbt":
-            search = Population(maker, objective, last.key, grace, steps)
-        elif sweep.is_searched:
+        if sweep.is_searched:
             rows = [r for r in context.ledger.rows("trials") if r.get("search") == last.key]
-            search = OptunaSearch(maker, objective, last.key, rows)
+            search = Search(maker, objective, last.key, rows)
             trials = [t for row in rows if (t := maker.trial(row["point"])) is not None]
-        under_way = Sweep(context, sweep, trials, memory, objective, search)
+        under_way = Sweep(context, sweep, trials, objective, search)
         settings = sweep.model_copy(update={"grace_steps": grace})
         if remark := differing_batches(trials):
             context.say(remark)
         context.session.launcher.trials(under_way, settings, context.run_dir, context.rank)
         if under_way.mistake is not None:
             raise under_way.mistake
-        _summarize(context, maker, under_way.trials, memory, objective)
+        _summarize(context, maker, under_way.trials, objective)
         if under_way.failed:
             raise next(iter(under_way.failed.values()))
         context.finish(last.key)
 
     steps = sweep.steps + sweep.warmup_steps if sweep.kind == "systems" else None
     number = sweep.samples if sweep.is_searched else len(given)
-    workload = f"{number} trials" + (f" of {steps} steps" if steps else "")
+    workload = f"{number * sweep.measurements} trials" + (f" of {steps} steps" if steps else "")
     units = [*units, last]
     measures = sweep.kind == "systems" and maker.device[0] == "cpu"
     stage = Stage(
@@ -140,15 +131,12 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     """Return the unit that ends a sweep: the verdict on its trials, or its search."""
     sweep = maker.sweep
     if not sweep.is_searched:
-        decisive = {"metric", "mode", "parity_tolerance"} | (
-            {"rounds"} if sweep.has_rounds else set()
-        )
+        decisive = {"metric", "mode", "parity_tolerance", "repeats"}
         judged = sweep.model_dump(mode="json", include=decisive)
         identity = Identity.of({}, {**judged, "trials": [unit.key for unit in units]})
         key = f"{NAME}/{sweep.stage}/verdict-{identity.fingerprint[:12]}"
         return Unit(key, identity=identity)
-    rest = {"samples", "concurrent"} | (set() if sweep.has_rounds else {"rounds"})
-    literals = sweep.model_dump(mode="json", exclude=rest)
+    literals = sweep.model_dump(mode="json", exclude={"samples", "concurrent"})
     stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
     literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
     if extents := stage.units[0].extents:
@@ -202,19 +190,13 @@ def _summarize(
     context: StageContext,
     maker: TrialMaker,
     trials: Sequence[Trial],
-    memory: Memory,
     objective: Objective,
 ) -> None:
-    """Write the sweep's results: parity, memory models, Pareto front and recommendation."""
+    """Write the sweep's results: parity, Pareto front and recommendation."""
     settings = maker.sweep
     rows = record_parity(context, trials)
-    if settings.has_rounds:
-        measures = adjusted_columns(context.ledger, rows)
-        rows |= {key: {**rows[key], **found} for key, found in measures.items()}
-        context.ledger.put("trials", {key: rows[key] for key in measures})
-    context.ledger.put("memory_fits", _fits(trials, rows, memory, settings.stage))
     quality = objective.column if settings.kind == "quality" else None
-    best = front(list(rows.values()), quality, objective.mode)
+    best = front(medians(rows.values()), quality, objective.mode)
     columns = ("trained_stage", "trial_id", "samples_per_s", "energy_j_per_sample")
     context.ledger.remove("pareto", rows)
     context.ledger.put(
@@ -226,26 +208,20 @@ def _summarize(
             for row in best
         },
     )
-    memory.keep(trials, maker.configuration.experiment.name, settings.stage)
-    # of a population, only fully trained members count
-    end = max((trial.until or 0 for trial in trials), default=0)
-    whole = [t for t in trials if (t.until or 0) == end and t.unit.key in rows]
+    ended = [trial for trial in trials if trial.unit.key in rows]
     found = recommend(
-        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in whole],
+        [_with_sizes_of_all_workers(rows[trial.unit.key], trial) for trial in ended],
         objective.column,
         objective.mode,
         settings.parity_tolerance,
-        memory.capacity_bytes,
-        measured(context.ledger, rows.values(), settings) if settings.has_rounds else None,
+        maker.device[1],
     )
     if found is None:
         context.ledger.remove("recommendations", [settings.stage])
         why = nothing(rows.values(), objective.column, settings.parity_tolerance)
         context.say(f"nothing is recommended: {why}")
         return
-    if remark := lineage(rows[found.trial_id], rows):
-        found = replace(found, reason=f"{found.reason} {remark}.")
-    edges = dict(edge_remarks(maker, memory, found.best))
+    edges = dict(edge_remarks(maker, found.best))
     if remarks := "; ".join(edges.values()):
         found = replace(found, reason=f"{found.reason} {remarks[0].upper()}{remarks[1:]}.")
     row = {
@@ -254,15 +230,15 @@ def _summarize(
         "metric": objective.column,
         "mode": objective.mode,
         "value": found.value,
+        "value_low": found.low,
+        "value_high": found.high,
         "reason": found.reason,
-        **found.columns,
         "edges": ", ".join(edges) or None,
         "settings": found.settings,
         "snippet": snippet(found.settings),
     }
     context.ledger.put("recommendations", {settings.stage: row})
-    doubt = f"{found.undecided}; " if found.undecided else ""
-    context.say(f"{doubt}recommended: {shown(found.settings)}")
+    context.say(f"recommended: {shown(found.settings)}")
 
 
 def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
@@ -272,30 +248,3 @@ def _with_sizes_of_all_workers(row: Row, trial: Trial) -> Row:
     plan = BatchPlan(**{name: row[name] for name in (*KEYS, "workers")})
     plan = plan.for_workers(trial.training.settings.scaling.most_workers)
     return {**row, **{name: getattr(plan, name) for name in KEYS}}
-
-
-def _fits(
-    trials: Sequence[Trial], rows: Mapping[str, Row], memory: Memory, stage: str
-) -> dict[str, Row]:
-    """Return the fitted memory models, by group."""
-    fits: dict[str, Row] = {}
-    for trial in trials:
-        model, row = memory.model(trial.group), rows.get(trial.unit.key)
-        fit = model.fit()
-        if fit is None or row is None or not fit.trials:
-            continue
-        same = ("device", "precision", "gradient_checkpointing", "compile", "strategy", "workers")
-        fits[trial.group] = {
-            "group": trial.group[:12],
-            "trained_stage": stage,
-            **{name: row.get(name) for name in same},
-            "accumulates": trial.accumulation > 1,
-            "static_bytes": round(fit.static_bytes),
-            "bytes_per_sample": round(fit.bytes_per_sample),
-            "trials": fit.trials,
-            "largest_error": fit.largest_error,
-            "capacity_bytes": model.capacity_bytes,
-            "largest_micro_batch": model.largest_micro_batch(),
-            "failed_micro_batch": model.failed_micro_batch,
-        }
-    return fits

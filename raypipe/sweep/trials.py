@@ -21,14 +21,6 @@ from raypipe.training.batching import BatchConflict
 from raypipe.training.requirements import obstacles
 from raypipe.training.settings import TrainStageSettings
 
-#: training settings that do not change the memory of a step on one micro-batch
-_SAME_MEMORY = {
-    *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed", "clip_norm"),
-    *("learning_rate", "betas", "weight_decay", "weight_decay_on", "warmup_steps", "schedule"),
-    *("decay_steps", "log_every"),
-    *("eval_every", "eval_batch", "monitor", "checkpoint_every", "keep_checkpoints"),
-    *("restarts", "keep_state", "init_from"),
-}
 _IDENTITY_LETTERS = 12
 
 
@@ -36,25 +28,34 @@ _IDENTITY_LETTERS = 12
 class Trial:
     """A point of a sweep as a training run.
 
-    ``group`` identifies trials that share a memory model (equal but for the micro-batch),
-    ``larger_group`` those that need at least as much memory: with accumulation, gradients persist
-    during the next forward pass. ``parity`` identifies trials that must have the same losses (equal
-    but for precision and micro-batches); ``cut`` tells those apart. ``lacks`` says why this
-    hardware cannot run the trial. A ``reference`` is not a point of the sweep: it gives the losses
-    in fp32. A member of a population trains from the last checkpoint of the trial ``parent`` to
-    step ``until``.
+    ``parity`` identifies trials that must have the same losses (equal but for precision and
+    micro-batches); ``cut`` tells those apart. ``lacks`` says why this hardware cannot run the
+    trial. A ``reference`` is not a point of the sweep: it gives the losses in fp32. ``repeats`` is
+    the key of the trial that it measures again.
     """
 
     unit: Unit
     point: Point
     training: Training
-    group: str
-    larger_group: str
     parity: str
     lacks: str | None = None
     reference: bool = False
-    parent: str | None = None
-    until: int | None = None
+    repeats: str | None = None
+
+    def needs_more_than(self, other: Trial) -> bool:
+        """Whether the trial is another one with a larger micro-batch, and certainly needs more."""
+        if self.accumulation == 1 < other.accumulation:  # which also keeps gradients
+            return False
+        same = self.point.keys() == other.point.keys() and all(
+            value == other.point[key] or key.endswith(".training.micro_batch")
+            for key, value in self.point.items()
+        )
+        return same and self.micro_batch > other.micro_batch
+
+    def again(self, number: int) -> Trial:
+        """Return the trial that measures this one again, as the given number."""
+        unit = Unit(f"{self.unit.key}-{number}", identity=self.unit.identity)
+        return replace(self, unit=unit, repeats=self.unit.key)
 
     @property
     def identity(self) -> Identity:
@@ -88,15 +89,13 @@ class Trial:
 class TrialMaker:
     """Makes trials from points, for one stage of a configuration.
 
-    ``exact`` rules out a script's batch sizes whose product is not the constraint's. ``planned``
-    says that the trials do not run here: the packages of this machine do not matter.
+    ``exact`` rules out a script's batch sizes whose product is not the constraint's.
     """
 
     configuration: Configuration
     sweep: SweepSettings
     nodes: Sequence[Hardware]
     exact: bool = True
-    planned: bool = False
 
     def trials(self) -> list[Trial]:
         """Return the trials of all points that the constraints allow, small micro-batches first.
@@ -156,18 +155,13 @@ class TrialMaker:
             return None
         identity = self._identity(swept, training)
         settings = training.settings
-        kept = settings.training.model_dump(mode="json", exclude=_SAME_MEMORY)
-        scaling = settings.scaling.model_dump(mode="json", include={"workers", "strategy"})
         rest = dict(identity.shared)
-        same = [stage, sweep.kind, rest, kept, scaling]
         decisive = settings.training.identity()
         del decisive["precision"]
         return Trial(
             trial_unit(stage, identity),
             point,
             training,
-            group=fingerprint([*same, (settings.training.accumulation or 1) > 1]),
-            larger_group=fingerprint([*same, True]),
             parity=fingerprint([stage, rest, decisive, settings.training.effective_batch]),
             lacks=self._lacks(settings),
         )
@@ -183,7 +177,7 @@ class TrialMaker:
         return smallest.name, smallest.memory_bytes
 
     def _lacks(self, settings: TrainStageSettings) -> str | None:
-        found = obstacles(self.sweep.stage, settings, self.nodes, packages=not self.planned)
+        found = obstacles(self.sweep.stage, settings, self.nodes)
         return next((obstacle.reason for obstacle in found), None)
 
     def key(self, name: str) -> str:

@@ -31,8 +31,7 @@ class TrainingJob:
 
     ``plan`` is for the largest number of workers; a smaller group uses more accumulation steps.
     ``eval_batch`` is the number of samples per worker per forward pass of an evaluation. A
-    ``measured`` run is a benchmark: it does not evaluate and keeps no checkpoint or model. If it is
-    ``repeated``, an earlier one has stored the same logged steps, and only its speed is new.
+    ``measured`` run is a benchmark: it does not evaluate and keeps no checkpoint or model.
     ``identity`` is the hash of everything that decides the result except for the length and the
     schedule: only checkpoints with the same one are continued. A job that ``continues`` a finished
     training needs a checkpoint of it. ``initial`` are the weights to start from, if they are
@@ -50,8 +49,6 @@ class TrainingJob:
     attempt: int = 1
     eval_batch: int | None = None
     measured: bool = False
-    repeated: bool = False
-    parent: str | None = None
     until: int | None = None
     identity: str = ""
     continues: bool = False

@@ -9,7 +9,6 @@ them.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -67,8 +66,7 @@ def train(
     checkpoints, ``steps``, the model. If its ``ending`` is wanted, all save a checkpoint and end.
 
     Returns:
-        The columns of ``trials`` that it determines; ``ended_at``, the step of an early end; and if
-        it is measured ``load``, that of the node per core at the start.
+        The columns of ``trials`` that it determines; and ``ended_at``, the step of an early end.
 
     Raises:
         ValueError: the device or the task does not support a setting.
@@ -80,7 +78,6 @@ def train(
         return job.task.run(job, report or _ignore, ending or Ending())
     if worker.device.type == "cuda":
         torch.cuda.set_device(worker.device)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     with Telemetry(job.trial_id, worker.device, rank=worker.rank, attempt=job.attempt) as sampler:
         loop = _Loop(job, worker, report or _ignore, sampler, ending or Ending())
         try:
@@ -90,8 +87,7 @@ def train(
             loop.store_rows()
         summaries = parallel.gather(sampler.summary(), worker.workers)
     columns = outcome | loop.speed() | telemetry.combine(summaries)
-    columns = telemetry.with_energy_per_sample(columns)
-    return {**columns, "load": load} if job.measured else columns
+    return telemetry.with_energy_per_sample(columns)
 
 
 class _Loop:
@@ -267,11 +263,10 @@ class _Loop:
     def _monitor(self) -> MonitorSettings | None:
         """Return how the best model is chosen; None if it is that of the last step.
 
-        By default only held-out data chooses it. The generations of a population go on from the
-        last step.
+        By default only held-out data chooses it. A measured run does not evaluate.
         """
         monitor = self.training.monitor
-        if monitor is None or self.job.until is not None:
+        if monitor is None or self.job.measured:
             return None
         return monitor if self.held_out is not None or monitor.metric is not None else None
 
@@ -396,7 +391,7 @@ class _Loop:
             self._store_model()
         last = self.history.rows[-1] if self.history.rows else {}
         kept, chosen = last, dict[str, Any]()
-        if not self.job.measured and (best := self._best()) is not None:
+        if (best := self._best()) is not None:
             kept = next(row for row in self.history.rows if row["step"] == best.step)
             stopped = not early and step < self.job.steps
             chosen = {"best_step": best.step, "stopped_early": stopped}
@@ -435,8 +430,6 @@ class _Loop:
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""
-        if self.job.repeated:
-            return
         if self.worker.rank == 0 and self.history.rows:
             self.history.store()
         job, name = self.job, f"{self.job.trial_id}-{self.job.attempt}-{self.worker.rank}"

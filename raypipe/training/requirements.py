@@ -22,12 +22,9 @@ class Obstacle:
 
 
 def obstacles(
-    stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware], *, packages: bool = True
+    stage: str, settings: TrainStageSettings, nodes: Sequence[Hardware]
 ) -> list[Obstacle]:
-    """Return the settings of a training stage that these nodes cannot run, with full keys.
-
-    ``packages`` is whether a package that is not installed here counts.
-    """
+    """Return the settings of a training stage that these nodes cannot run, with full keys."""
     gpus = [gpu for node in nodes for gpu in node.gpus]
     scaling, each = settings.scaling, settings.scaling.gpus_per_worker
     on_gpu = hardware.lowest_compute_capability(nodes) if each != 0 else None
@@ -42,7 +39,7 @@ def obstacles(
         elif precision not in allowed:
             reason = f"this {'GPU' if on_gpu else 'CPU'} lacks {precision}"
             found.append(Obstacle(key, precision, reason, f"allowed here: {', '.join(allowed)}"))
-        elif packages and (reason := hardware.missing_package(precision)):
+        elif reason := hardware.missing_package(precision):
             found.append(Obstacle(key, precision, reason, "install it, or use bf16"))
     optimizer, precision = settings.training.optimizer, settings.training.precision
     if settings.training.weights == "bf16" and (optimizer, precision) != ("adafactor", "bf16"):

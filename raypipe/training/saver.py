@@ -71,17 +71,13 @@ class Saver:
 def newest(
     job: TrainingJob, store: CheckpointStore, trace: Trace, warn: Callable[[str], None]
 ) -> Checkpoint | None:
-    """Return the checkpoint from which a job starts, its own or its parent's; None without one.
+    """Return the checkpoint from which a job starts; None without one.
 
     Raises:
         ValueError: it cannot start without one.
 
     """
     checkpoint = store.newest(warn, trace)
-    if checkpoint is None and job.parent is not None:
-        checkpoint = CheckpointStore(job.run_dir, job.parent).newest(warn)
-        if checkpoint is None:
-            raise ValueError(f"{job.trial_id}: {job.parent} has no checkpoint left")
     if checkpoint is None and job.continues:
         raise ValueError(lost_state(job))
     return checkpoint

@@ -45,8 +45,6 @@ from raypipe.storage import tables as results
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.lock import _Holder
 from raypipe.storage.run_directory import RunDirectory
-from raypipe.sweep import memory_store
-from raypipe.sweep.memory_model import Measurements
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "raypipe" / "examples"))
 PROJECT = Path(__file__).parents[2]
@@ -452,22 +450,6 @@ def _cache_file() -> bytes:
         return (Path(folder) / "x.sqlite").read_bytes()
 
 
-def _measurements(content: bytes, folder: Path) -> bool:
-    with _cache_at(folder):
-        path = memory_store._path("card", "group")
-        stored(path.parent, path.name, content)
-        found = memory_store.load("card", "group")
-    return found != Measurements()
-
-
-@cache
-def _measurements_file() -> bytes:
-    record = memory_store._Record(
-        device="card", group="g", torch="2", description={}, peak_bytes={4: 9}, ran_out=(8,)
-    )
-    return record.model_dump_json().encode()
-
-
 def _lease(content: bytes, folder: Path) -> bool:
     holder = _Holder.parse(content)
     assert str(holder)
@@ -539,7 +521,6 @@ def readers() -> dict[str, Reader]:
         "table": Reader((parquet.to_bytes(pa.table(TABLE)),), _table),
         "artifact": Reader((parquet.to_bytes(pa.table(TABLE)),), _artifact),
         "cache": Reader((_cache_file(),), _cache),
-        "measurements": Reader((_measurements_file(),), _measurements),
         "lease": Reader((b'{"owner": "a", "host": "h", "pid": 3, "beat": 2}',), _lease),
     }
     for form, content in (("jsonl", JSONL.encode()), ("csv", CSV.encode()), ("parquet", PARQUET)):

@@ -185,7 +185,7 @@ def test_a_run_ends_at_the_entropy_of_its_tokens(tmp_path, monkeypatch):
 def test_it_can_be_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "start", lambda *_: InlineLauncher())
     request = Request(
-        "sweep", str(SWEEP), [*SMALL, "sweep.rounds.most=1"], str(tmp_path / "run"), profile="cpu"
+        "sweep", str(SWEEP), [*SMALL, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
     )
     assert sweep(request) == 0
     rows = results.read_table(RunDirectory.at(tmp_path / "run"), "trials")

@@ -376,7 +376,7 @@ def test_the_place_of_the_files_decides_nothing(tmp_path):
 def test_it_can_be_swept(tmp_path):
     given = [*SMALL, *corpus(tmp_path, 60)]
     request = Request(
-        "sweep", str(SWEEP), [*given, "sweep.rounds.most=1"], str(tmp_path / "run"), profile="cpu"
+        "sweep", str(SWEEP), [*given, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
     )
     assert sweep(request) == 0
     rows = found(tmp_path, "trials")

@@ -147,7 +147,7 @@ def test_it_can_be_swept(tmp_path, monkeypatch):
     request = Request(
         "sweep",
         str(SWEEP),
-        [*SMALL, *TABLE, "sweep.rounds.most=1"],
+        [*SMALL, *TABLE, "sweep.repeats=1"],
         str(tmp_path / "run"),
         profile="cpu",
     )

@@ -301,7 +301,7 @@ def test_what_trains_on_data_can_be_swept(tmp_path):
     path = PROJECT / "configs/sweeps/transformer.yaml"
     given = [*SMALL, *of_table(tmp_path)]
     request = Request(
-        "sweep", str(path), [*given, "sweep.rounds.most=1"], str(tmp_path / "run"), profile="cpu"
+        "sweep", str(path), [*given, "sweep.repeats=1"], str(tmp_path / "run"), profile="cpu"
     )
     assert sweep(request) == 0
     rows = found(tmp_path, "trials")

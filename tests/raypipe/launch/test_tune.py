@@ -132,12 +132,9 @@ def test_a_reused_actor_finds_what_this_process_finds(launcher, tmp_path):
     pd.testing.assert_frame_equal(trials(tuned)[same], trials(inline)[same])
     pd.testing.assert_frame_equal(curves(tuned), curves(inline))
     assert (trials(tuned)["samples_per_s"] > 0).all()
-    # the further rounds build a model for each measurement, too
-    rounds = table(tuned, "sweep_rounds")
-    assert set(rounds["round"]) >= {1, 2}
-    assert len(processes(tuned / "notes")) == len(rounds) > 12
+    # a repeated measurement builds a model, too
+    assert len(processes(tuned / "notes")) == len(table(tuned, "trials")) == 2 * 12
     assert len(set(processes(tuned / "notes"))) == 1  # what is measured has the node to itself
-    assert (rounds["duration_s"] > 0).all()
     assert not list(tuned.glob(".ray*"))
 
 
@@ -148,7 +145,7 @@ def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkey
     assert sweep(inline, InlineLauncher(), larger) is None
     assert sweep(tuned, launcher, larger) is None
     expected, found = trials(inline)["status"], trials(tuned)["status"]
-    assert set(found.loc[16]) == {"skipped"}
+    assert set(expected.loc[16]) == {"skipped"}
     # the next trial is chosen while one runs: what that one rules out is too late for it
     other = found[found != expected]
     assert len(other) <= 1
@@ -160,7 +157,7 @@ def test_out_of_memory_is_a_result_and_rules_out_more(launcher, tmp_path, monkey
 def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
     axes = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.axes.fail=[true, false]")
     axes += ("sweep.axes.exhaust=[true, false]", "sweep.axes.scaling.cpus_per_worker=[512, 1]")
-    assert sweep(tmp_path, launcher, *axes, "sweep.concurrent=1") is not None
+    assert sweep(tmp_path, launcher, *axes, "sweep.concurrent=1", "sweep.repeats=1") is not None
     rows = by_point(tmp_path, "train.scaling.cpus_per_worker", "exhaust", "fail")
     assert set(rows.loc[512, "status"]) == {"failed"}
     assert rows.loc[512, "reason"].str.contains("1 worker.* of 512 CPUs .* has room for 0").all()
@@ -177,7 +174,7 @@ def test_what_goes_wrong_in_a_trial_is_its_row_and_no_more(launcher, tmp_path):
 
 def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
     inline, tuned = tmp_path / "inline", tmp_path / "tuned"
-    points = ("sweep.axes.training.micro_batch=[4]", *ONLY)
+    points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.repeats=1")
     assert sweep(inline, InlineLauncher(), *points) is None
     monkeypatch.setenv(VARIABLE, "kill_worker:step=3")
     assert sweep(tuned, launcher, *points) is None
@@ -193,7 +190,8 @@ def test_a_killed_trial_is_tried_again(launcher, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_two_workers_have_the_losses_of_one(launcher, tmp_path):
     points = ("sweep.axes.training.micro_batch=[4]", *ONLY, "sweep.axes.scaling.workers=[1, 2]")
-    assert sweep(tmp_path, launcher, *points, "sweep.constraints.effective_batch=8") is None
+    points += ("sweep.constraints.effective_batch=8", "sweep.repeats=1")
+    assert sweep(tmp_path, launcher, *points) is None
     rows = table(tmp_path, "trials").set_index("workers")
     assert set(rows["status"]) == {"succeeded"}
     assert rows["accumulation"].to_dict() == {1: 2, 2: 1}
@@ -208,16 +206,15 @@ def test_a_worker_group_runs_one_trial_after_the_other(launcher, tmp_path, monke
     monkeypatch.setenv("RAYPIPE_FAULTS", "oom:micro_batch>4")
     points = ("sweep.axes.training.micro_batch=[2, 4, 8]", *ONLY, "train.scaling.workers=2")
     assert sweep(tmp_path, launcher, *points, "sweep.constraints.effective_batch=16") is None
-    rows = table(tmp_path, "trials").set_index("micro_batch")
+    rows = table(tmp_path, "trials")
+    rows = rows[rows["repeats"].isna()].set_index("micro_batch")
     assert rows["status"].to_dict() == {2: "succeeded", 4: "succeeded", 8: "out_of_memory"}
     found = curves(tmp_path)
     first, second = (found[rows.loc[size, "trial_id"]] for size in (2, 4))
     pd.testing.assert_series_equal(first, second, rtol=1e-5, check_names=False)
     workers = processes(tmp_path / "notes")
-    measured = table(tmp_path, "sweep_rounds")
-    assert measured.groupby("round")["trial_id"].nunique().to_dict() == {1: 2, 2: 2, 3: 2}
-    assert len(workers) == 2 * (len(measured) + 1)
-    assert len(set(workers)) == 2
+    assert len(workers) == 2 * len(table(tmp_path, "trials")) == 2 * (2 * 2 + 1)
+    assert len(set(workers)) == 4  # a group ends with the trial that ran out of memory
     assert not list(tmp_path.glob(".ray*"))
 
 

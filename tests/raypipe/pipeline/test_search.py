@@ -1,4 +1,4 @@
-"""Searches of a matrix: proposals, rungs, and graphs that grow from their outcomes."""
+"""Searches of a matrix: proposals, and graphs that grow from their outcomes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from raypipe.config.search import SearchSettings
 from raypipe.pipeline import runner
-from raypipe.pipeline.asha import most_per_rung, promotable
 from raypipe.pipeline.growth import Outcome
 from raypipe.pipeline.metric import Measured, Metric
 from raypipe.pipeline.search import Bound, Objective, Proposal, Search
@@ -254,22 +253,6 @@ def test_repetitions_and_fixed_axes_are_averaged(hill):
     assert sorted(means) == pytest.approx(sorted(found["measures.value (judge)"]))
 
 
-def test_rungs_run_the_best_points_longer(hill):
-    asha = "search.asha={key: fit.steps, values: [10, 20, 40], reduction_factor: 2}"
-    assert raypipe("run", "hill.yaml", "--matrix", asha, "--run-dir", "run") == 0
-    found = table(hill / "run", "search")
-    counts = found.groupby("rung").size().to_dict()
-    assert counts[0] == 12
-    assert counts[1] >= 6
-    assert counts[2] >= counts[1] // 2
-    metric = "measures.value (judge)"
-    first = found[found["rung"] == 0].set_index("number")[metric]
-    assert first.idxmin() in set(found[found["rung"] == 2]["number"])
-    steps = {row.rung: json.loads(row.point)["fit.steps"] for row in found.itertuples()}
-    assert steps == {0: 10, 1: 20, 2: 40}
-    assert found[found["on_front"]]["rung"].tolist() == [2]
-
-
 def test_two_metrics_and_a_condition(hill):
     text = SEARCH.replace(
         "{method: judge}}",
@@ -349,11 +332,6 @@ def test_impossible_combinations_are_excluded_and_the_search_goes_on(hill):
         ),
         ("search.sampler=tpee", "unknown sampler; did you mean tpe"),
         ("search.constraints=[{metric: measures.size}]", "measures.size: has no bound"),
-        ("search.asha={key: fit.steps, values: [10, 5]}", "must increase"),
-        ("search.asha={key: fit.steps, values: [a, b]}", "is not a number"),
-        ("search.asha={key: fit.steps, values: [1.5, 2.5]}", "input should be a valid integer"),
-        ("search.asha={key: fit.rate, values: [1, 2]}", "asha.key: fit.rate is also an axis"),
-        ("search.asha={key: fit.steps, values: [1, 2, 3, 4]}", "no point would reach the last"),
         ("search.axes.seed={low: 1, high: 5}", "a seed is nothing to choose"),
         ("search.axes.fit.seed={low: 1, high: 5}", "a seed is nothing to choose"),
         ("search.trials=10001", "has 10,001 points; give --yes"),
@@ -449,7 +427,7 @@ def outcome(proposal: Proposal) -> Outcome:
     a, b = proposal.values["a"], proposal.values["b"]
     if b % 7 == 0:
         return Outcome(failure="no luck")
-    loss = (a - 0.3) ** 2 + b / 100 + 1 / (1 + proposal.values.get("steps", 0))
+    loss = (a - 0.3) ** 2 + b / 100
     return Outcome({LOSS.name: Measured(loss, 1), SIZE.name: Measured(float(b), 1)})
 
 
@@ -474,8 +452,6 @@ KINDS = [
     {"sampler": "nsgaii", "metrics": [{"metric": "measures.loss"}, {"metric": "measures.size"}]},
     {"sampler": "nsgaiii", "metrics": [{"metric": "measures.loss"}, {"metric": "measures.size"}]},
     {"sampler": "tpe", "metrics": [{"metric": "measures.loss"}, {"metric": "measures.size"}]},
-    {"asha": {"key": "steps", "values": [1, 3, 9]}},
-    {"asha": {"key": "steps", "values": [1, 3, 9]}, "sampler": "qmc"},
 ]
 
 
@@ -529,32 +505,3 @@ def test_points_differ_between_seeds_and_numbers():
         for row in drive(made(sampler="random", seed=seed)).values()
     ]
     assert len(set(points)) == len(points)
-
-
-costs = st.dictionaries(st.integers(0, 30), st.floats(-5, 5), max_size=31)
-
-
-@given(first=costs, second=costs, factor=st.sampled_from([2, 3, 4.0]), data=st.data())
-def test_only_the_best_of_a_rung_go_on(first, second, factor, data):
-    second = {number: cost for number, cost in second.items() if number in first}
-    promoted = {(number, 1) for number in second}
-    promoted |= {(n, 2) for n in data.draw(st.sets(st.sampled_from([*second, -1]), max_size=3))}
-    found = promotable([first, second, {}], promoted, factor)
-    if found is None:
-        for rung, known in ((0, first), (1, second)):
-            best = sorted(known, key=lambda n: (known[n], n))[: int(len(known) / factor)]
-            assert all((number, rung + 1) in promoted for number in best)
-        return
-    number, rung = found
-    known = (first, second)[rung - 1]
-    assert found not in promoted
-    assert sum(cost < known[number] for cost in known.values()) < len(known) / factor
-    assert len(known) >= factor
-
-
-def test_rungs_shrink_by_the_factor():
-    assert most_per_rung(27, 4, 3) == [27, 9, 3, 1]
-    assert most_per_rung(10, 3, 4) == [10, 2, 0]
-    assert promotable([{0: 1.0, 1: 2.0}, {}], set(), 3) is None
-    assert promotable([{0: 1.0, 1: 2.0, 2: 0.5}, {}], set(), 3) == (2, 1)
-    assert promotable([{0: 1.0, 1: 2.0, 2: 0.5}, {}], {(2, 1)}, 3) is None

@@ -19,7 +19,7 @@ GIB = 2**30
 CAPACITY = 100 * GIB
 STATIC, SLOPE = 2 * GIB, {"fp32": 1.5 * GIB, "bf16": 0.75 * GIB}
 SPEED = {"fp32": 90.0, "bf16": 400.0}
-KINDS = ("speed", "pareto", "memory", "curves")
+KINDS = ("speed", "pareto", "curves")
 
 Tables = dict[str, pd.DataFrame]
 
@@ -37,7 +37,6 @@ def trial_row(number: int, point: dict[str, object], **values: object) -> dict[s
 def systems_tables(checkpointing: Iterable[bool] = (False, True)) -> Tables:
     """A sweep of micro-batch, precision and checkpointing that runs into the capacity."""
     trials: list[dict[str, object]] = []
-    fits = []
     for precision, on in product(SLOPE, checkpointing):
         slope, ran_out = SLOPE[precision] * (0.25 if on else 1), 0
         for size in (16, 32, 64, 128, 256):
@@ -54,13 +53,6 @@ def systems_tables(checkpointing: Iterable[bool] = (False, True)) -> Tables:
                         "energy_j_per_sample": 300 / speed,
                         "parity": None if precision == "fp32" else 0.002}  # fmt: skip
             trials.append(row)
-        fits.append(
-            {"group": str(len(fits)), "trained_stage": STAGE, "device": "NVIDIA H200",
-             "precision": precision, "gradient_checkpointing": on, "compile": False,
-             "strategy": "ddp", "workers": 1, "static_bytes": STATIC, "bytes_per_sample": slope,
-             "trials": 5, "largest_error": 0.013, "capacity_bytes": CAPACITY,
-             "largest_micro_batch": 64, "failed_micro_batch": ran_out or None}
-        )  # fmt: skip
     table = pd.DataFrame(trials)
     best = table.loc[table["samples_per_s"].idxmax()]
     steps = [
@@ -70,7 +62,6 @@ def systems_tables(checkpointing: Iterable[bool] = (False, True)) -> Tables:
     ]  # fmt: skip
     return {
         "trials": table,
-        "memory_fits": pd.DataFrame(fits),
         "pareto": pd.DataFrame(
             {"trial_id": [best["trial_id"]], "point": [best["point"]],
              "samples_per_s": [best["samples_per_s"]], "peak_bytes": [best["gpu_peak_bytes"]],

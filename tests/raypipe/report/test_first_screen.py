@@ -216,7 +216,7 @@ def _page(
     stages = pd.DataFrame({"run_id": "r", "stage": [f"s{n}" for n in range(len(statuses))],
                            "status": statuses, "started_at": pd.Timestamp("2026-03-02", tz="UTC"),
                            "duration_s": 1.0, "device": "cpu", "gpu_peak_bytes": None})  # fmt: skip
-    core = {"stages", "trials", "steps", "recommendations", "sweep_points", "pareto", "memory_fits"}
+    core = {"stages", "trials", "steps", "recommendations", "sweep_points", "pareto"}
     configuration = "seed: 0\nt0: {training: {steps: 50, seed: 0}}\n"
     files = report_files(
         {"stages": stages, **tables}, sections, "toy", {}, "raypipe run x.yaml --run-dir r",
@@ -323,8 +323,8 @@ def test_trainings(values: list[float], statuses: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 4])
-@pytest.mark.parametrize("decided", [True, False, None])
-def test_sweeps(stages: int, decided: bool | None) -> None:
+@pytest.mark.parametrize("recommended", [True, False])
+def test_sweeps(stages: int, recommended: bool) -> None:
     one = systems_tables()
     parts = [
         {name: table.replace({"trained_stage": {"train_medium": f"train_{place}"}})
@@ -332,10 +332,10 @@ def test_sweeps(stages: int, decided: bool | None) -> None:
         for place in range(stages)
     ]  # fmt: skip
     tables = {name: pd.concat([each[name] for each in parts], ignore_index=True) for name in one}
-    if decided is None:
+    if not recommended:
         del tables["recommendations"]
     else:
         chosen = tables["recommendations"]
         reasons = [f"The fastest of {stage}." for stage in chosen["trained_stage"]]
-        tables["recommendations"] = chosen.assign(decided=decided, rounds=5, reason=reasons)
+        tables["recommendations"] = chosen.assign(value_low=9.0, value_high=99.0, reason=reasons)
     _page(tables)

@@ -14,6 +14,7 @@ from numpy.testing import assert_allclose
 from raypipe.report.plots import Plot
 from raypipe.report.sections import Heading
 from raypipe.report.sweep_section import sweep_section
+from raypipe.report.sweep_trials import sweeps
 from raypipe.report.training import training_plots
 from tests.raypipe.report.sweep_tables import (
     KINDS,
@@ -44,13 +45,13 @@ def test_without_a_sweep_there_are_no_figures() -> None:
     assert plots_of({"trials": own, "steps": tables["steps"]}) == []
 
 
-def test_a_sweep_of_systems_has_four_figures() -> None:
+def test_a_sweep_of_systems_has_three_figures() -> None:
     figures = plots_by_kind(systems_tables())
     assert tuple(figures) == KINDS
     section = sweep_section(systems_tables())
     names = [part.name if isinstance(part, Plot) else part for part in section.parts]
     assert names[0] == Heading(STAGE)
-    assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:7]
+    assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:6]
 
 
 def test_the_heat_map_is_the_best_speed_of_each_cell_or_the_reason_for_none() -> None:
@@ -107,6 +108,16 @@ def test_a_failed_trial_has_no_speed_even_if_it_measured_one() -> None:
     assert figures["pareto"].figure.axes[0].get_ylim()[1] < 1000
 
 
+def test_repeated_measurements_are_one_point_with_the_median() -> None:
+    point = {"micro_batch": 4, "precision": "fp32"}
+    first = trial_row(0, point, samples_per_s=10.0)
+    again = [trial_row(n, point, samples_per_s=speed, repeats=first["trial_id"])
+             for n, speed in ((1, 30.0), (2, 14.0))]  # fmt: skip
+    [sweep] = sweeps({"trials": pd.DataFrame([first, *again])})
+    assert list(sweep.trials["trial_id"]) == [first["trial_id"]]
+    assert list(sweep.trials["samples_per_s"]) == [14.0]
+
+
 def test_many_micro_batches_share_rows_by_octave() -> None:
     rows = [
         trial_row(i, {"micro_batch": size, "precision": "fp32"}, samples_per_s=float(size))
@@ -131,30 +142,6 @@ def test_learning_curves_show_every_trial_and_where_it_ended() -> None:
     assert [line.get_linewidth() > 1 for line in curves] == [True] + [False] * 11
     caption = "12 trials, running median of the logged loss. 8 ended early, where their marks are."
     assert figures["curves"].caption == f"{caption} Recommended: learning rate 0.1."
-
-
-def test_the_curve_of_a_populations_member_begins_with_those_it_went_on_from() -> None:
-    tables = quality_tables(trials=3)
-    trials, steps = tables["trials"], tables["steps"]
-    first, second, third = trials["trial_id"]
-    # the first two train to step 100; the third goes on from the first, to step 200
-    tables["trials"] = trials.assign(
-        status="succeeded", parent=[None, None, first], until=[100, 100, 200]
-    )
-    before = steps["trial_id"].isin([first, second]) & (steps["step"] <= 100)
-    after = (steps["trial_id"] == first) & steps["step"].between(110, 200)
-    tables["steps"] = pd.concat([steps[before], steps[after].assign(trial_id=third)])
-    tables["recommendations"] = tables["recommendations"].assign(trial_id=third)
-    figure = plots_by_kind(tables)["curves"]
-    [axes] = figure.figure.axes
-    ends = {
-        line.get_linewidth() > 1: line.get_xdata()
-        for line in axes.lines
-        if len(line.get_xdata()) > 1
-    }
-    assert list(ends[True]) == list(range(10, 201, 10))
-    assert list(ends[False]) == list(range(10, 101, 10))
-    assert figure.caption.startswith("2 trials, running median of the logged loss. 1 ended early")
 
 
 def test_the_curves_are_of_the_metric_where_it_is_logged() -> None:
@@ -243,7 +230,6 @@ def test_a_reference_is_no_point_of_the_sweep() -> None:
     columns = [label.get_text() for label in figures["speed"].figure.axes[0].get_xticklabels()]
     assert columns == ["bf16"]
     assert "4 trials" in figures["pareto"].caption
-    assert {"fp32", "bf16"} < set(texts(figures["memory"].figure.axes[0]))
 
 
 MEASURES = ["samples_per_s", "gpu_peak_bytes", "host_peak_bytes", "energy_j_per_sample", "parity"]
@@ -271,7 +257,6 @@ def test_degenerate_sweeps_lose_figures_and_raise_nothing() -> None:
     infinite = trials.assign(samples_per_s=np.inf, gpu_peak_bytes=-np.inf)
     assert "speed" in _kinds({**whole, "trials": infinite})
     assert _kinds({**whole, "steps": steps.assign(loss=np.nan)}) == everything
-    assert _kinds({**whole, "memory_fits": whole["memory_fits"].iloc[:0]}) == everything
 
 
 @pytest.mark.parametrize("lost", MEASURES)

@@ -54,7 +54,7 @@ def run(launcher: RayLauncher, folder: Path, verb: str = "run") -> command.Ended
 
 def test_a_sweep_runs_in_the_directory_of_the_command(launcher: RayLauncher, folder: Path) -> None:
     axes = {"training.micro_batch": [2, 4]}
-    sweep = {"stage": "train", "steps": 20, "warmup_steps": 4, "axes": axes}
+    sweep = {"stage": "train", "steps": 20, "warmup_steps": 4, "repeats": 1, "axes": axes}
     write_configuration(
         folder, "--fits 2 --pause 0.05", sweep=sweep, training={"effective_batch": 8}
     )

@@ -437,6 +437,7 @@ def test_a_sweep_tries_parameters_and_does_not_retry(raypipe: Run, folder: Path)
             "stage": "train",
             "steps": 8,
             "warmup_steps": 2,
+            "repeats": 1,
             "axes": {"training.micro_batch": [2, 8], "parameters.fits": [4]},
         },
     )
@@ -531,14 +532,6 @@ def test_a_plan_starts_nothing(raypipe: Run, folder: Path) -> None:
     assert ended.status == 0, ended.output
     assert "python train.py --batch" in ended.output
     assert not (folder / "run").exists()
-
-
-def test_a_population_is_refused(raypipe: Run, folder: Path) -> None:
-    axes = {"training.learning_rate": {"low": 0.01, "high": 0.1}}
-    sweep = {"stage": "train", "kind": "quality", "scheduler": "pbt", "axes": axes, "samples": 2}
-    ended = raypipe("sweep", sweep=sweep)
-    assert ended.status == 2
-    assert "train is a script, which cannot continue" in ended.output
 
 
 def test_a_matrix_has_parameters_as_axes(raypipe: Run, folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.sweep.fit import Fit, next_micro_batch
+from raypipe.sweep.fit import Fit, memory_line, next_micro_batch
 
 GB = 10**9
 
@@ -17,11 +17,10 @@ GB = 10**9
 @given(
     limit=st.integers(0, 5000),
     most=st.integers(1, 5000),
-    guess=st.none() | st.integers(1, 5000),
 )
-def test_it_finds_the_largest_that_fits(limit, most, guess):
+def test_it_finds_the_largest_that_fits(limit, most):
     fitting, too_large, trials = set(), None, 0
-    while (size := next_micro_batch(fitting, too_large, most, guess)) is not None:
+    while (size := next_micro_batch(fitting, too_large, most)) is not None:
         trials += 1
         assert 1 <= size <= most
         assert size not in fitting
@@ -50,10 +49,11 @@ def test_it_doubles_and_then_halves_the_gap():
     assert next_micro_batch([64], None, 64) is None
 
 
-def test_it_begins_where_an_earlier_run_ended():
-    assert next_micro_batch([], None, 64, guess=40) == 40
-    assert next_micro_batch([], 40, 64, guess=40) == 20
-    assert next_micro_batch([40], None, 64, guess=40) == 64
+@given(static=st.integers(0, 10 * GB), slope=st.integers(10**6, GB))
+def test_the_memory_line_goes_through_exact_peaks(static, slope):
+    peaks = {size: static + slope * size for size in (4, 8, 16)}
+    found = memory_line(peaks)
+    assert found == pytest.approx((static, slope), rel=1e-3, abs=10**5)
 
 
 @pytest.mark.parametrize(

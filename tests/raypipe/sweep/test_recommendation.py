@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from raypipe.commands.recommendation import points_table
 from raypipe.config.yaml_text import load_yaml
 from raypipe.sweep.recommendation import Recommendation, nothing, recommend, snippet
-from raypipe.sweep.rounds import Measured
-from raypipe.sweep.space import point_key
-from raypipe.sweep.standing import standing
 
 GIB = 2**30
-ONCE = "Mind that each point was measured once, which does not tell them apart (sweep.rounds.most)."
+ONCE = "Mind that each point was measured once, which does not tell them apart (sweep.repeats)."
 Row = dict[str, Any]
 
 
@@ -117,53 +114,37 @@ def test_why_nothing_is_recommended() -> None:
     )
 
 
-def in_rounds(speeds: dict[int, list[float]]) -> Recommendation:
-    """The recommendation of points by micro-batch, with their speeds in the same rounds."""
-    rows = [trial(f"{micro}", values[0], micro=micro) for micro, values in speeds.items()]
-    names = {row["micro_batch"]: point_key(row["point"]) for row in rows}
-    values = {names[micro]: dict(enumerate(of_point)) for micro, of_point in speeds.items()}
-    trials = {names[row["micro_batch"]]: [row["trial_id"]] for row in rows}
-    state = standing(values, "max", 0.03, 0.05)
-    found = Measured(state, trials, 60.0, 60.0, None, len(values[names[1]]), 0.03, 0.05)
-    return best(rows, found=found)
+def measured(speeds: dict[str, list[float]]) -> Recommendation:
+    """The recommendation of points by precision, each with the speeds of its measurements."""
+    rows = []
+    for precision, values in speeds.items():
+        for number, value in enumerate(values):
+            repeats = f"sweep/t/{precision}-0" if number else None
+            rows.append(trial(f"{precision}-{number}", value, precision=precision, repeats=repeats))
+    return best(rows)
 
 
-def test_undecided_points_are_not_compared_as_if_they_were_decided() -> None:
-    noise = [1.0, 0.2, 1.6, 0.5, 2.4]
-    speeds = {
-        micro: [100.0 * noise[(n + micro) % 5] for n in range(5)] for micro in (1, 2, 3, 4, 5)
-    }
-    assert "the slowest" not in in_rounds(speeds).reason
-    found = in_rounds(speeds | {8: [0.001] * 5})
-    assert found.undecided == "Cannot tell which of 5 of 6 points is the fastest"
-    assert found.reason.startswith(f"{found.undecided}: micro_batch=")
-    assert found.reason.partition(". Recommended")[0].endswith("samples/s, 2 more")
-    assert "times the slowest (0.001 samples/s)" in found.reason
-    assert "e+" not in found.reason
-    assert " 1 times" not in found.reason
-    assert found.columns["longer"] == "sweep.rounds.most=10 sweep.rounds.seconds=120"
-    assert found.columns["longer"] in found.reason
-    low, high = found.columns["value_low"], found.columns["value_high"]
-    assert 0 < low < high
+def test_the_median_of_the_measurements_decides() -> None:
+    found = measured({"fp32": [50.0, 60.0, 10.0], "bf16": [99.0, 70.0, 80.0]})
+    assert (found.trial_id, found.value, found.low, found.high) == (
+        "sweep/t/bf16-0", 80.0, 70.0, 99.0
+    )  # fmt: skip
+    assert found.reason == (
+        "The fastest of 2 points: 80 samples/s (median of 3, 70 to 99), 1.6 times plain fp32, the "
+        "slowest (50 samples/s). Peak memory 16.0 GiB."
+    )
 
 
-def test_points_that_are_far_apart_are_no_tie() -> None:
-    """Two rounds are too few for an interval, but not to see that one is ahead."""
-    found = in_rounds({1: [1466.0, 1450.0], 2: [2236.0, 2201.0]})
-    assert found.undecided == "The fastest of 2 points in every round, too few to be certain"
-    assert found.reason.startswith(f"{found.undecided}: 2,236 samples/s")
-    assert "Cannot tell" not in found.reason
-    assert found.settings["t.training.micro_batch"] == 2
-    near = in_rounds({1: [1466.0, 1450.0], 2: [1470.0, 1455.0]})
-    assert near.undecided == "Cannot tell which of 2 points is the fastest"
-
-
-def test_decided_points_are_compared_with_the_slowest() -> None:
-    steady = [1.0, 1.001, 0.999, 1.0, 1.001, 1.0]
-    found = in_rounds({m: [100.0 * m * x for x in steady] for m in (1, 2, 4)})
-    assert found.undecided == ""
-    assert "4 times the slowest" in found.reason
-    assert found.columns["longer"] is None
+def test_of_a_tie_the_simpler_setting_is_recommended() -> None:
+    found = measured({"fp32": [50.0, 60.0, 72.0], "bf16": [99.0, 70.0, 80.0], "fp16": [8.0] * 3})
+    assert (found.trial_id, found.value) == ("sweep/t/fp32-0", 60.0)
+    assert found.reason == (
+        "2 of 3 points are tied for the fastest, as their ranges overlap: micro_batch=8 "
+        "precision=bf16 80 samples/s, micro_batch=8 precision=fp32 60 samples/s. Recommended is "
+        "the simplest of them: 60 samples/s (median of 3, 50 to 72), 7.5 times the slowest "
+        "(8 samples/s). Peak memory 16.0 GiB."
+    )
+    assert found.best["t.training.precision"] == "bf16"
 
 
 def test_points_of_other_effective_batches_are_other_trainings() -> None:
@@ -252,12 +233,12 @@ def test_seeds_are_averaged(order) -> None:
     assert (found.trial_id, found.value) == ("sweep/t/b", 13.0)
     assert "t.training.seed" not in found.settings
     assert found.reason == (
-        "The fastest of 2 points: 13 samples/s (mean of 3 seeds, from 10 samples/s to "
-        "16 samples/s), 1.18 times the slowest (11 samples/s). "
+        "The fastest of 2 points: 13 samples/s (mean of 3 seeds, 10 to "
+        "16), 1.18 times the slowest (11 samples/s). "
         "Peak memory 5.0 GiB; of 6 trials 1 failed. " + ONCE
     )
     found = best(rows[3:])
-    assert "(mean of 2 of 3 seeds, from 2 samples/s to 20 samples/s)" in found.reason
+    assert "(mean of 2 of 3 seeds, 2 to 20)" in found.reason
     assert "2 samples/s (1 of 2 seeds)" in best(rows[4:]).reason
 
 

@@ -97,8 +97,6 @@ def test_axes_may_be_nested_or_dotted():
     [
         ({"scheduler": "asha"}, "kind = quality"),
         ({"metric": "eval_loss"}, "kind = quality"),
-        ({"kind": "quality", "scheduler": "pbt"}, "is a grid"),
-        ({"kind": "quality", "scheduler": "pbt", "search": "optuna"}, "at random"),
     ],
 )
 def test_settings_that_contradict_each_other(given, message):
