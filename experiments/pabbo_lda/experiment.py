@@ -39,6 +39,7 @@ from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.stages import hardware_stage, train_stage
 from raypipe.provenance import release
+from raypipe.storage.cache import Cache
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
 
@@ -112,7 +113,6 @@ def _shipped_stage(name: str, settings: PabboStageSettings | CurveStageSettings)
         [Unit(name, {"weights": sha256(weights).hexdigest()})],
         reads=(),
         workload="the model that ships, no training",
-        portable=False,
     )
 
 
@@ -272,7 +272,7 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
 
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
-    with context.cache(kind, enabled=lda.cache) as values:
+    with Cache(kind, enabled=lda.cache) as values:
         run_studies(context, lda, study_specs(lda, objectives), scorer, values)
 
 

@@ -154,6 +154,6 @@ def refuse_lost_states(
                 raise ConfigError(
                     f"{where}: {stage.key} cannot be continued from {stored['budget']} to "
                     f"{unit.budget} ({unit.budget_key}): its last checkpoint is not stored. It is "
-                    f"missing if {stage.name}.training.keep_state was false, or if the result was "
-                    "taken from a store; use another --run-dir to train from the first step on"
+                    f"missing if {stage.name}.training.keep_state was false; use another --run-dir "
+                    "to train from the first step on"
                 )

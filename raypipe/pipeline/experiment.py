@@ -128,8 +128,6 @@ class Stage:
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
         alone: whether no other stage may run beside it, because it measures the speed of CPUs.
-        portable: whether other run directories may take its results from a shared store: not if
-            they are measurements of this machine.
         strict_code: whether its stored results are refused, not kept with a warning, once the
             experiment's source code changed.
         forget: removes the stored parts of units whose needs have gone on since, such as the
@@ -153,7 +151,6 @@ class Stage:
     training: Training | None = None
     on_gpu: bool = False
     alone: bool = False
-    portable: bool = True
     strict_code: bool = False
     forget: Callable[[StageContext, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None

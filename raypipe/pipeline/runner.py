@@ -10,7 +10,6 @@ from functools import partial
 from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError, message_of, trace_of
-from raypipe.pipeline import sharing
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.continuation import (
     BEGUN,
@@ -148,7 +147,7 @@ def run_stages(
         seconds = math.inf if estimate is None else estimate.seconds
         trainings = partial(_trainings, stage, ordered, session.ledger)
         context = StageContext(stage, session, rank, trainings, outcomes, seconds)
-        failure = None if _taken(context, writer) else _run_stage(context, writer, outcomes)
+        failure = _run_stage(context, writer, outcomes)
         ran.add(stage.key)
         return failure
 
@@ -182,17 +181,6 @@ def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:
     return 1 + sum(not all_stored([other], ledger) for other in others)
 
 
-def _taken(context: StageContext, writer: _TableWriter) -> bool:
-    """Whether a stage's results were taken from the store."""
-    started_at, clock = now(), time.monotonic()
-    if not sharing.take(context):
-        return False
-    seconds = time.monotonic() - clock
-    _record_stage(context.session, context.stage, "succeeded", started_at, seconds, None)
-    writer.after_stage()
-    return True
-
-
 def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) -> str | None:
     stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
@@ -203,7 +191,6 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
 
     try:
-        shared = sharing.begin(context)
         begin_units(context)
         context.todo()
         stage.run(context)
@@ -216,8 +203,6 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
             context.say(f"{len(context.unfinished())} units left out ({message})")
         else:
             status = "succeeded"
-            if shared:
-                sharing.share(context)
             _remember(context, units, time.monotonic() - clock - context.waited_s)
     except UnitError as error:
         status, message = error.status, brief(str(error))

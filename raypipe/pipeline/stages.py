@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from raypipe.training.task import JobTask
 
 
+#: name of the stage that reports the hardware
+HARDWARE = "hardware"
+
+
 def hardware_stage() -> Stage:
     """Return the stage that reports each node's hardware; no GPU is a note, not a failure."""
-    about = "a check of every node"
-    return Stage("hardware", _report_hardware, reads=(), workload=about, portable=False)
+    return Stage(HARDWARE, _report_hardware, reads=(), workload="a check of every node")
 
 
 def _report_hardware(context: StageContext) -> None:

@@ -111,7 +111,6 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         workload,
         on_gpu=tried.on_gpu,
         alone=measures,
-        portable=False,
     )
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]

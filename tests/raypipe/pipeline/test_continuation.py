@@ -232,17 +232,6 @@ def _failing_at(step: int) -> Callable[..., Any]:
     return loss
 
 
-def test_a_store_does_not_give_a_shorter_training(command: Run, tmp_path: Path) -> None:
-    store = f"store={tmp_path / 'store'}"
-    command("short", store)
-    longer = command("longer", store, steps=12)
-    assert "taken from the store" not in longer.output
-    taken = command("again", store, steps=12)
-    assert taken.output.count("taken from the store") == 3
-    assert_same_training(tmp_path, "again", "longer")
-    assert_fresh(tmp_path, "again")
-
-
 def test_points_of_a_matrix_with_other_lengths_are_variants(command: Run, tmp_path: Path) -> None:
     command("run", "matrix.train.training.steps=[6,12]", monitor="null")
     run = RunDirectory.at(tmp_path / "run")
