@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
 
-#: by stage, what its units compute: milestones and budget of each
-Extents = Mapping[str, Sequence[Sequence[int]]]
+#: by stage, the budget of each of its units
+Extents = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,10 @@ class Unit:
             starts when the needs of its first units are done.
         budget: how much of an extensible result to compute, such as the evaluations of a study.
         budget_key: the configuration key that sets the budget, for messages.
-        milestones: the smaller budgets whose stored result is the beginning of this one, rising;
-            None if every smaller budget is one.
+        extensible: whether its result is the beginning of that of every larger budget.
         identity: composed by the framework, as ``extents``.
         extents: of each stage that it needs, also through others, how much its units compute. A
-            result is out of date once one of them has gone on.
+            result is out of date once one of them has gone on. Plain lists, as the ledger has them.
 
     """
 
@@ -64,14 +63,9 @@ class Unit:
     needs: tuple[str, ...] | None = None
     budget: int = 1
     budget_key: str = ""
-    milestones: tuple[int, ...] | None = None
+    extensible: bool = True
     identity: Identity | None = None
     extents: Extents = field(default_factory=dict)
-
-    @property
-    def extent(self) -> list[int]:
-        """The milestones and the budget."""
-        return [*(self.milestones or ()), self.budget]
 
     @property
     def fingerprint(self) -> str:

@@ -230,7 +230,7 @@ def _decisive(
 
 
 def _identity(stage: Stage) -> str:
-    return fingerprint([stage_fingerprint(stage), [unit.extent for unit in stage.units]])
+    return fingerprint([stage_fingerprint(stage), [unit.budget for unit in stage.units]])
 
 
 def _determine(keys: set[str], identities: Sequence[tuple[Point, str]]) -> bool:

@@ -15,10 +15,8 @@ from raypipe.pipeline.continuation import (
     BEGUN,
     IDENTITIES,
     begin_units,
-    changes_of_budget,
     continues,
     is_outdated,
-    way_on,
 )
 from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
@@ -70,13 +68,14 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 else unit.identity.differences(stored, shared)
             )
             if not continues(stored, unit):
-                changes |= changes_of_budget(stored, unit)
+                changes[unit.budget_key] = stored["budget"], unit.budget
             if changes:
                 lines = [
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
-                if stored["budget"] < unit.budget and [*changes] == [unit.budget_key]:
-                    lines.append(way_on(stage, stored))
+                training, budget = stage.training, stored["budget"]
+                if training and budget < unit.budget and [*changes] == [unit.budget_key]:
+                    lines.append(f"  it cannot go on: {training.settings.fixed_by(budget)}")
                 name = variant_name(unit.key, stage.variant)
                 raise ConfigError(
                     f"{where}: {name} is stored with other settings, and stored results "

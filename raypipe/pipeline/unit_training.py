@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import UnitError
 from raypipe.hardware import bytes_text
-from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
+from raypipe.pipeline.continuation import CONTINUED, is_continued, records
 from raypipe.pipeline.identity import fingerprint
 from raypipe.pipeline.training_notes import held_out, last_step, training_note, workers_text
 from raypipe.pipeline.unit_logs import Failure
@@ -125,7 +125,7 @@ def job_of(
     context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
     steps = context.session.tables["steps"]
     trial_id = context.run_dir.trial_id(unit.key)
-    identity = fingerprint([unit.fingerprint, plain(unit.extents)])
+    identity = fingerprint([unit.fingerprint, unit.extents])
     return TrainingJob(
         trial_id,
         context.session.run_id,

@@ -105,7 +105,7 @@ def _forecasts(
     settings = trial.training.settings
     training, effective = settings.training, settings.training.effective_batch or 1
     rest = {key: value for key, value in trial.point.items() if ".training." not in key}
-    phases = [training.steps, training.epochs, training.restarts]
+    phases = [training.steps, training.epochs]
     key = fingerprint([rest, effective, phases, settings.scaling.most_workers])
     if key not in known:
         task = trial.training.task(run_dir)

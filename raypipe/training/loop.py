@@ -111,7 +111,7 @@ class _Loop:
         self.phases = self.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
         self.recompute = self.training.gradient_checkpointing
-        check_phases(self.training, self.phases, self.plan)
+        check_phases(self.phases, self.plan)
         self.trace = Trace(job, self.phases)
         self.model, self.module, self.loss = replica.build(job, worker, self.report)
         self.update = Update(self.model, self.task, self.training, worker.device)
@@ -123,8 +123,6 @@ class _Loop:
         self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
-        inside = steps(self.phases, 0) if self.training.restarts else ()
-        self.restarts = {n + 1 for n, phase, number in inside if number + 1 in phase.restarts}
         self.start = self._resume()
         self.ending.expect_save(self.model)
         self.has_data = False
@@ -279,12 +277,10 @@ class _Loop:
         """Whether a step is evaluated in any training that goes beyond it.
 
         These steps alone are compared, and the last one at the end: one that goes on is then the
-        beginning of a longer one. A training that ended at a restart was evaluated there.
+        beginning of a longer one.
         """
         every = self.training.eval_every
-        if self.monitor is None and every is None:
-            return step in self.restarts
-        return step in self.restarts or is_scheduled(step, every)
+        return (self.monitor is not None or every is not None) and is_scheduled(step, every)
 
     def _best(self, until: int | None = None) -> Best | None:
         """Return the best evaluation, also of the last step; else of the steps up to ``until``."""

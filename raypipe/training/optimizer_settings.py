@@ -64,11 +64,6 @@ class OptimizerSettings(Settings):
         le=1,
         description="Final learning rate of a schedule that decays, as a fraction of the peak.",
     )
-    restarts: tuple[PositiveInt, ...] = Field(
-        (),
-        description="Points at which a schedule that decays restarts at the peak, in the unit of "
-        "the length (steps or epochs): a training that ended at one of them can go on.",
-    )
 
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result.
@@ -77,8 +72,6 @@ class OptimizerSettings(Settings):
         keep their identity.
         """
         identity = super().identity()
-        if not self.restarts:
-            del identity["restarts"]
         if self.weight_decay_on == "all":
             del identity["weight_decay_on"]
         if self.weights == "fp32":
