@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
 
+#: share of a step spent waiting for data below which nothing is said
+_LEAST_WAIT = 0.01
+
 
 def train(
     context: StageContext,
@@ -97,6 +100,8 @@ def train(
     context.leased = outcome.pop("leased", None)
     context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
     context.record_trial(job, "succeeded", outcome)
+    if (waited := outcome.get("loader_wait_share") or 0.0) >= _LEAST_WAIT:
+        context.say(f"waiting for data: {100 * waited:.0f} % of the step")
     context.finish(unit)
     if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
         CheckpointStore(context.run_dir, unit.key, pinned=job.stable_end).prune(int(keep))

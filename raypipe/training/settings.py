@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -211,11 +211,11 @@ class ScalingSettings(Settings):
 class LoaderSettings(Settings):
     """Data loading; it cannot change the result."""
 
-    workers: Operational[Annotated[int, Field(ge=0)] | Literal["auto"] | None] = Field(
-        None,
-        description="Loader processes per worker; 0 loads in the worker itself. By default it "
-        "follows from the node's cores; `auto` measures some before the run and reports the "
-        "bottleneck.",
+    workers: Operational[int] = Field(
+        0,
+        ge=0,
+        description="Loader processes per worker, each of which reserves a CPU; 0 loads in the "
+        "worker itself.",
     )
     prefetch: Operational[PositiveInt] = Field(
         2, description="Batches that each loader process keeps ready."
@@ -223,11 +223,6 @@ class LoaderSettings(Settings):
     pin_memory: Operational[bool | None] = Field(
         None, description="Whether batches are in page-locked memory; by default on a GPU."
     )
-
-    @classmethod
-    def spelled_out(cls, given: Any) -> Any:
-        """Return the section for ``loader: auto``."""
-        return {"workers": "auto"} if given == "auto" else given
 
 
 OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]

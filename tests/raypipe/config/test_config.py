@@ -412,15 +412,6 @@ def test_any_override_is_a_configuration_or_one_error(key: str, text: str) -> No
         assert told is None or told.startswith("command line")
 
 
-def test_loader_auto_is_short_for_its_workers() -> None:
-    for text in ("fit: {loader: auto}\n", "profiles: {cpu: {fit: {loader: auto}}}\n"):
-        assert resolve(text).settings.fit.loader.workers == "auto"
-    assert resolve("", "fit.loader=auto", "fit.training.steps=3").settings.fit.loader.prefetch == 2
-    over = resolve("fit: {loader: auto}\n", "fit.loader.workers=3")
-    assert over.settings.fit.loader.workers == 3
-    assert "fit.loader = 'fast'" in refusal("fit: {loader: fast}\n")
-
-
 def test_elastic_workers_have_the_batch_of_the_largest_group() -> None:
     text = "fit: {scaling: {workers: [1, 4]}, training: {micro_batch: 8, effective_batch: 64}}\n"
     settings = resolve(text).settings.fit
