@@ -44,8 +44,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
     """Refuse a configuration that would alter stored results.
 
     Raises:
-        ConfigError: the keys that differ, with the stored and the new value; or results of an
-            earlier raypipe, whose identities cannot be compared.
+        ConfigError: the keys that differ, with the stored and the new value.
 
     """
     for stage in stages:
@@ -53,14 +52,8 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
             continue
         for unit in stage.units:
             stored = stage.seen(ledger).get("units", unit.key)
-            if stored is None or unit.identity is None or stored.get("status") == BEGUN:
+            if stored is None or unit.identity is None or stored["status"] == BEGUN:
                 continue
-            if "shared" not in stored:
-                raise ConfigError(
-                    f"{where}: created by raypipe 0.1, whose identities this version cannot "
-                    "compare; use another --run-dir, or continue it with raypipe 0.1 "
-                    "(`raypipe results` and `raypipe report` read it)"
-                )
             shared = ledger.get(IDENTITIES, stored["shared"]) or {}
             changes = (
                 {}

@@ -68,14 +68,9 @@ class OptimizerSettings(Settings):
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result.
 
-        Settings that came later are left out where they have no effect, so that earlier results
-        keep their identity.
+        A setting is left out where it has no effect.
         """
         identity = super().identity()
-        if self.weight_decay_on == "all":
-            del identity["weight_decay_on"]
-        if self.weights == "fp32":
-            del identity["weights"]
         if self.schedule != "warmup-stable-decay":
             del identity["decay_steps"]
         return identity
