@@ -163,7 +163,7 @@ PARTS = (
         training.loader,
         100,
         35,
-        ("loader_workers", *_SPEED[:2], "loader_wait_share", "bound", "gpu_util_mean"),
+        ("loader_workers", *_SPEED[:2], "loader_wait_share", "gpu_util_mean"),
     ),
     Part(
         "teleclass",

@@ -132,7 +132,7 @@ def _mfu(bench: Bench, compiled: bool, dropout: float) -> Row:
 
 def loader(bench: Bench) -> None:
     """Measure the transformer by number of loader processes."""
-    for workers in bench.pick((0, 1, 2, 4, "auto"), (0, 2), (0, 1, "auto")):
+    for workers in bench.pick((0, 1, 2, 4), (0, 2), (0, 1)):
         given = {
             "training.steps": bench.pick(300, 80, 6),
             "training.log_every": bench.pick(50, 20, 2),
@@ -144,10 +144,10 @@ def loader(bench: Bench) -> None:
         bench.measure(f"loader-{workers}", partial(_loader, bench, workers, given))
 
 
-def _loader(bench: Bench, workers: int | str, given: Mapping[str, Any]) -> Row:
+def _loader(bench: Bench, workers: int, given: Mapping[str, Any]) -> Row:
     done = bench.train("transformer", f"loader-{workers}", given, on_ray=True)
-    wait = ("loader_wait_share", "bound", "gpu_util_mean", "cpu_util_mean")
-    return {"loader_workers": str(workers), **done.columns(*_SPEED, *wait)}
+    wait = ("loader_wait_share", "gpu_util_mean", "cpu_util_mean")
+    return {"loader_workers": workers, **done.columns(*_SPEED, *wait)}
 
 
 def telemetry(bench: Bench) -> None:

@@ -10,7 +10,7 @@ improve transformer) or two matrices with GELU between them.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -71,13 +71,6 @@ class LmSettings(Settings):
                 "learned positions"
             )
         return self
-
-    def identity(self) -> dict[str, Any]:
-        """Return the values that decide the result; models without n-grams keep theirs."""
-        identity = super().identity()
-        if not self.ngrams:
-            del identity["ngrams"]
-        return identity
 
     @property
     def head_width(self) -> int:

@@ -63,8 +63,7 @@ class LanguageModelTask(TrainTask):
         if self.most_passes is None:
             return [phase]
         most = math.ceil(self.most_passes * len(self.data) / effective_batch)  # type: ignore[arg-type]
-        restarts = tuple(step for step in phase.restarts if step < most)
-        return [replace(phase, steps=min(phase.steps, most), restarts=restarts)]
+        return [replace(phase, steps=min(phase.steps, most))]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the decoder layers."""

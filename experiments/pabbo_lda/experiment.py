@@ -38,6 +38,7 @@ from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.experiment import Experiment, Stage, Unit
 from raypipe.pipeline.launcher import PoolOptions
 from raypipe.pipeline.stages import hardware_stage, train_stage
+from raypipe.storage.cache import Cache
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.training.weights import read_verified
 
@@ -111,7 +112,6 @@ def _shipped_stage(name: str, settings: PabboStageSettings | CurveStageSettings)
         [Unit(name, {"weights": sha256(weights).hexdigest()})],
         reads=(),
         workload="the model that ships, no training",
-        portable=False,
     )
 
 
@@ -271,7 +271,7 @@ def run_lda(context: StageContext, warnings: Sequence[str] = ()) -> None:
 
     # values of another version of this experiment or of scikit-learn are not shared
     kind = f"evaluations-{EXPERIMENT.version}-scikit-learn-{release('scikit-learn')}"
-    with context.cache(kind, enabled=lda.cache) as values:
+    with Cache(kind, enabled=lda.cache) as values:
         run_studies(context, lda, study_specs(lda, objectives), scorer, values)
 
 

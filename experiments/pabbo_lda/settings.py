@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -118,19 +118,11 @@ class PabboStageSettings(ModelStageSettings):
         PabboSettings(), description="Model, training functions and losses of PABBO."
     )
 
-    restartable: ClassVar[bool] = False
-
     def fixed_by(self, length: int) -> str | None:
         """Return why a training of this length is not the beginning of a longer one; else None."""
         if 0 < self.pabbo.burn_in < 1:
             return f"pabbo.burn_in = {self.pabbo.burn_in} is a share of the length"
         return super().fixed_by(length)
-
-    @model_validator(mode="after")
-    def _no_restarts(self) -> PabboStageSettings:
-        if self.training.restarts:
-            raise ValueError("training.restarts: PABBO has two phases, each with its own schedule")
-        return self
 
 
 class CurveStageSettings(ModelStageSettings):

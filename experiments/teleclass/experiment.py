@@ -111,7 +111,6 @@ def stages(settings: TeleclassSettings) -> list[Stage]:
             reads=("encode", *_LABELS, "infer", "train.classifier"),
             workload=f"{predicted} documents",
             on_gpu=settings.infer.gpus != 0,
-            portable=False,  # it writes a separate table, as large as the corpus
         ),
     ]
 

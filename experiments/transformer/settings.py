@@ -146,13 +146,6 @@ class EncoderSettings(Settings):
             raise ValueError(f"heads={self.heads} must divide hidden={self.hidden}")
         return self
 
-    def identity(self) -> dict[str, Any]:
-        """Return the values that decide the result; those without n-grams keep theirs."""
-        identity = super().identity()
-        if self.ngrams is None:
-            del identity["ngrams"]
-        return identity
-
     @property
     def head_count(self) -> int:
         """The number of attention heads; by default the most of width 64 or more that fit."""

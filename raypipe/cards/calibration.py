@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from filelock import FileLock
 from pydantic import PositiveFloat
 
 from raypipe.config.settings import Settings
-from raypipe.storage import shared_record
-from raypipe.storage.run_directory import cache_directory
+from raypipe.storage.run_directory import RunDirectory, cache_directory
+
+log = logging.getLogger(__name__)
 
 #: relative half-width of an interval below which few measurements say nothing
 _LEAST_SPREAD = 0.1
@@ -61,8 +64,7 @@ def load(card: str) -> Calibration:
 
     A file that cannot be read is reported and counts as missing.
     """
-    record = shared_record.read(_path(card), _Record)
-    found = record.measurements if record else ()
+    found = _measurements(_path(card))
     if not found:
         return Calibration()
     speeds = [each.speed for each in found]
@@ -82,12 +84,26 @@ def load(card: str) -> Calibration:
 def save(card: str, measured: Sequence[Measured]) -> None:
     """Add measurements of a card to the stored ones; a warning if the folder cannot be written."""
     new = [each for each in measured if math.isfinite(each.speed)]
+    path = _path(card)
+    try:
+        with FileLock(path.with_suffix(".lock"), fallback_to_soft=False):
+            both = {each.key: each for each in (*_measurements(path), *new)}
+            record = _Record(card=card, measurements=tuple(both.values()))
+            folder = RunDirectory.at(path.parent)  # writes are atomic
+            folder.write(folder.path(path.name), record.model_dump_json(indent=2).encode())
+    except OSError as error:
+        log.warning("%s: the calibration cannot be kept: %s", path, error)
 
-    def merged(known: _Record | None) -> _Record:
-        both = {each.key: each for each in (*(known.measurements if known else ()), *new)}
-        return _Record(card=card, measurements=tuple(both.values()))
 
-    shared_record.update(_path(card), _Record, merged, "calibration")
+def _measurements(path: Path) -> tuple[Measured, ...]:
+    """Return the measurements in a file; none if it is missing or, with a warning, damaged."""
+    try:
+        return _Record.model_validate_json(path.read_bytes()).measurements
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        log.warning("%s: ignored, since it is damaged: %s", path, error)
+        return ()
 
 
 def _path(card: str) -> Path:

@@ -32,7 +32,7 @@ _FLASH, _OLDER = 8.0, 7.0
 _FRACTIONS, _LARGEST = (4, 2), 64
 #: settings of a training that its recordings do not depend on
 _SAME_STEP = {
-    *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "restarts", "seed"),
+    *("micro_batch", "accumulation", "effective_batch", "steps", "epochs", "seed"),
     *("learning_rate", "min_lr_ratio", "warmup_steps", "log_every", "eval_every", "eval_batch"),
 }
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from raypipe.cli import experiments, machine, runs, store
+from raypipe.cli import experiments, machine, runs
 from raypipe.errors import ConfigError, UnitError
 from raypipe.redaction import without_credentials
 
@@ -24,7 +24,6 @@ app = typer.Typer(
 )
 for commands in (experiments, machine, runs):
     app.add_typer(commands.app)
-app.add_typer(store.app, name="store")
 
 
 def _show_version(asked: bool) -> None:

@@ -87,7 +87,7 @@ def code_of(configuration: Configuration, stages: Sequence[Stage]) -> Code:
 
 
 def kept_code(run_dir: RunDirectory, fingerprint: str) -> dict[str, str]:
-    """Return the kept files by path; none of a run directory that has no such archive.
+    """Return the kept files by path; none if nothing was kept.
 
     Raises:
         ConfigError: it is damaged.
@@ -121,17 +121,17 @@ def code_text(run_dir: RunDirectory) -> str:
     ledger = Ledger.to_read(run_dir)
     units: dict[str, list[str]] = {}
     for key, row in ledger.items("units"):
-        units.setdefault(str(row.get("code")), []).append(key)
+        units.setdefault(row["code"], []).append(key)
     parts, earlier = list[str](), dict[str, str]()
     for fingerprint, row in ledger.items("code"):
         files = kept_code(run_dir, fingerprint)
         ran = units.get(fingerprint, [])
         first = ", ".join(ran[:_MOST_NAMED]) + ", ..." * (len(ran) > _MOST_NAMED)
         parts.append(f"code {fingerprint[:12]}: {len(ran)} units{': ' * bool(ran)}{first}")
-        if row.get("commit"):
+        if row["commit"]:
             changed = f"; what files differ is in {_CHANGES}" if _CHANGES in files else ""
             parts.append(f"commit {row['commit']}{changed}")
-        if row.get("left_out"):
+        if row["left_out"]:
             parts.append(f"not kept, too large: {', '.join(row['left_out'])}")
         parts += _shown(earlier, files)
         earlier = files or earlier
@@ -281,4 +281,4 @@ def _stored_code(stage: Stage, ledger: Ledger) -> set[str]:
         return set()
     seen = stage.seen(ledger)
     rows = (seen.get("units", unit.key) for unit in stage.units)
-    return {str(row.get("code") or "") for row in rows if row is not None}
+    return {row["code"] for row in rows if row is not None}

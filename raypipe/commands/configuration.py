@@ -40,10 +40,6 @@ class CommonSettings(Settings):
     sweep: Operational[SweepSettings | None] = Field(
         None, description="Sweep over settings of a training stage."
     )
-    store: Operational[str | None] = Field(
-        None,
-        description="Folder or URI where run directories share results; by default RAYPIPE_STORE.",
-    )
     tracking: Operational[tuple[TrackerName, ...]] = Field(
         (), description="Trackers that receive a copy of the metrics."
     )

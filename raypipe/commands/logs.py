@@ -32,12 +32,12 @@ def listing(run_dir: str) -> pd.DataFrame:
     ledger = Ledger.to_read(run)
     failures: dict[str, list[Row]] = {}
     for row in ledger.rows("failures"):
-        failures.setdefault(_file(run, row), []).append(row)
+        failures.setdefault(row["log"], []).append(row)
     sizes = run.sizes(run.logs)
     units = {}
     for key, row in ledger.items("units"):
         variant = row.get("variant", BASE)
-        unit = _full(key.removesuffix(f"@{variant}"), str(row.get("stage", "")), variant)
+        unit = _full(key.removesuffix(f"@{variant}"), row["stage"], variant)
         units[run.log(unit).rpartition("/")[2]] = unit
     rows = [
         {
@@ -72,7 +72,7 @@ def text(run_dir: str, unit: str) -> str:
         path = run.path("logs", f"{name}{_SUFFIX}")
         found = without_credentials(run.read(path).decode(errors="replace"))
     else:
-        rows = [row for row in failures if _file(run, row) == f"{name}{_SUFFIX}"]
+        rows = [row for row in failures if row["log"] == f"{name}{_SUFFIX}"]
         texts = (f"{row['kind']}: {row.get('traceback') or row['message']}" for row in rows)
         found = "\n".join(texts)
     return printable("\n".join(map(last_state, found.split("\n"))), keep="\n\t").rstrip()
@@ -80,11 +80,11 @@ def text(run_dir: str, unit: str) -> str:
 
 def _chosen(run: RunDirectory, unit: str, logs: Sequence[str], failures: Sequence[Row]) -> str:
     """Return the name of the log that a user means, without its suffix."""
-    known = [*logs, *(_file(run, row).removesuffix(_SUFFIX) for row in failures)]
+    known = [*logs, *(row["log"].removesuffix(_SUFFIX) for row in failures)]
     known = list(dict.fromkeys(known))
     asked = unit.removeprefix("logs/").removesuffix(_SUFFIX)
     exact = run.log(asked).rpartition("/")[2].removesuffix(_SUFFIX)
-    named = [_file(run, row).removesuffix(_SUFFIX) for row in failures if row["unit"] == unit]
+    named = [row["log"].removesuffix(_SUFFIX) for row in failures if row["unit"] == unit]
     ends = [name for name in known if name.endswith(f"-{exact}")]
     stage = asked.partition("/")[0]
     rest = exact.removeprefix(stage)
@@ -114,7 +114,7 @@ def _status(ledger: Ledger, failed: Sequence[Row]) -> str:
 
 def has_recovered(ledger: Ledger, failure: Row) -> bool:
     """Whether the unit of a failed attempt succeeded later; of another task, whether its stage."""
-    unit, stage = failure["unit"], failure.get("stage", "")
+    unit, stage = failure["unit"], failure["stage"]
     variant = failure.get("variant", BASE)
     row = ledger.get("units", variant_name(unit, variant))
     if row is None and not unit.startswith(f"{stage}/"):
@@ -124,17 +124,12 @@ def has_recovered(ledger: Ledger, failure: Row) -> bool:
 
 def _unit(failure: Row) -> str:
     """Return the name of the unit of a failure in the whole run."""
-    return _full(failure["unit"], failure.get("stage", ""), failure.get("variant", BASE))
+    return _full(failure["unit"], failure["stage"], failure.get("variant", BASE))
 
 
 def _full(unit: str, stage: str, variant: str) -> str:
     """Return the name of a unit in the whole run, as its log has it: it begins with its stage."""
     first, slash, rest = unit.partition("/")
-    if first == stage or not stage:
+    if first == stage:
         return f"{variant_name(first, variant)}{slash}{rest}"
     return f"{variant_name(stage, variant)}/{unit}"
-
-
-def _file(run: RunDirectory, failure: Row) -> str:
-    """Return the name of the log of a failure; earlier versions of raypipe did not record it."""
-    return str(failure.get("log") or run.log(failure["unit"]).rpartition("/")[2])

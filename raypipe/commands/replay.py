@@ -1,7 +1,7 @@
 """``raypipe replay``: compute stored units again, and compare their rows with the stored ones.
 
 A stage runs by itself, in this process and in a scratch run directory, with the rows and files of
-the stages before it but nothing that it wrote itself. Caches, stores and trackers are not used.
+the stages before it but nothing that it wrote itself. Caches and trackers are not used.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.progress import Display
 from raypipe.pipeline.runner import run_stages
 from raypipe.pipeline.session import Session
-from raypipe.pipeline.sharing import NOT_RESULTS
 from raypipe.pipeline.stage_units import is_done
+from raypipe.pipeline.stages import HARDWARE
 from raypipe.provenance import environment_row
 from raypipe.redaction import printable, without_secrets
-from raypipe.storage.ledger import Ledger, Row
+from raypipe.storage.ledger import INTERNAL, Ledger, Row
 from raypipe.storage.ledger_view import writes
 from raypipe.storage.run_directory import BASE, RunDirectory, variant_name
 from raypipe.storage.tables import read_rows
@@ -51,6 +51,8 @@ from raypipe.sweep.stage import NAME as SWEEP
 SAMPLE, TOLERANCE = 3, 1e-5
 _UNITS, _STEPS, _REPLAY, _MOST_LINES = "units", "steps", "replay", 30
 _CACHE = "RAYPIPE_CACHE"
+#: tables that are not part of the result of a stage
+_NOT_RESULTS = INTERNAL | {"failures", "stages", "environment"}
 #: columns of the environment in which the same machine differs a little
 _INEXACT = ("memory_bytes", "gpu_memory_bytes")
 _SAME = ("equal", "within the tolerance")
@@ -125,7 +127,7 @@ def replay(
 ) -> Replay:
     """Compute stored units again and compare them with what is stored: ``raypipe replay``.
 
-    They are computed in this process, without caches and stores. The run directory is only read.
+    They are computed in this process, without caches. The run directory is only read.
 
     Args:
         run_dir: the run directory.
@@ -221,8 +223,8 @@ def _find(
     """Return the stored units that a configuration of the run asks for.
 
     Units are returned apart, each with the reason, if their result is decided by something else
-    now; an edited script is not, as it is code. If not named, stages that measure a machine or only
-    summarize are left out.
+    now; an edited script is not, as it is code. If not named, the check of the hardware and stages
+    that only summarize are left out.
     """
     found, changed = dict[str, _Stored](), dict[str, Replayed]()
     nodes, wanted = cluster.hardware_of(None), set(names)
@@ -242,7 +244,7 @@ def _find(
         stages = graph.stages if growing is None else growing.growth(ledger).replay(ledger)[0]
         keyed = {stage.key: stage for stage in stages}
         for stage in stages:
-            if not (named or (stage.portable and not stage.always_rerun)):
+            if not named and (stage.name == HARDWARE or stage.always_rerun):
                 continue
             for unit in stage.units:
                 one = _Stored(configuration, keyed, stage, unit)
@@ -380,7 +382,7 @@ def _computed(
 
     before: dict[str, dict[str, Row]] = {}  # what the stage may see, without its own rows
     places: dict[tuple[str, str], Row] = {}
-    for table in sorted({*ledger.tables()} - NOT_RESULTS | {"environment"}):
+    for table in sorted({*ledger.tables()} - _NOT_RESULTS | {"environment"}):
         is_written = writes(ledger, stage.key, table)
         for key, row in ledger.items(table):
             variant, unit = row.get("variant", BASE), owner(key, row)
@@ -408,7 +410,7 @@ def _computed(
         failure = run_stages([stage], session)
     now = {
         (table, key): row
-        for table in {*fresh.tables()} - NOT_RESULTS
+        for table in {*fresh.tables()} - _NOT_RESULTS
         for key, row in fresh.items(table)
         if row.get("command_id") == _REPLAY
     }

@@ -21,7 +21,7 @@ _UNITS = frozenset({"s", "B", "W", "J", "%", "1/s"})
 _PLACES = frozenset({"worker", "hostname", "host", "node", "pid"})
 _WAYS = frozenset(
     (
-        *("attempt", "attempts", "cached", "device", "workers", "strategy", "bound", "mfu"),
+        *("attempt", "attempts", "cached", "device", "workers", "strategy", "mfu"),
         *("micro_batch", "accumulation", "speed_spread", "loader_wait_share", "gpu_shared"),
     )
 )

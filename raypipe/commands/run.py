@@ -25,7 +25,6 @@ from raypipe.commands.selection import (
     selected,
     stored_stages,
 )
-from raypipe.commands.store import store_of
 from raypipe.commands.time_budget import TimeBudget
 from raypipe.config import search_path
 from raypipe.config.yaml_text import dump_yaml, load_yaml
@@ -106,9 +105,7 @@ def execute(request: Request) -> Ended:
         refuse_other_axes(stored, configuration, run_dir.shown)
         tracking.check(configuration.settings.tracking, run_dir)
         stages, complete = stored_stages(graph, stored, run_dir.shown)
-        store = store_of(configuration)
-        if store is None:  # else it may hold the longer training
-            refuse_lost_states(run_dir, stored, stages, run_dir.shown)
+        refuse_lost_states(run_dir, stored, stages, run_dir.shown)
         check_initial_weights(run_dir, stored, stages, configuration.origin)
         if not any(node.gpus for node in nodes):  # a task may take one in this process
             check_losses(run_dir, stored, stages, configuration.origin)
@@ -182,7 +179,6 @@ def execute(request: Request) -> Ended:
                 command_id,
                 code.fingerprint,
                 None if request.local else Durations(nodes),
-                store,
             )
             with budget.watched(launcher, display.say):
                 growth = None if growing is None else growing.growth(ledger)

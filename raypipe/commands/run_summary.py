@@ -1,7 +1,4 @@
-"""Summary of a run directory: what became of its newest command, without its ledger.
-
-Run directories of raypipe 0.2 have no status; their table ``stages`` stands for it.
-"""
+"""Summary of a run directory: what became of its newest command, without its ledger."""
 
 from __future__ import annotations
 
@@ -10,17 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from raypipe.commands.declarations import about
-from raypipe.config.yaml_text import load_yaml
 from raypipe.errors import ConfigError
-from raypipe.storage import run_status, tables
+from raypipe.storage import run_status
 from raypipe.storage.lock import is_held
 from raypipe.storage.run_directory import RunDirectory, is_run
 from raypipe.storage.run_status import RunStatus
 
 KILLED = "its process ended without a word: it or Ray's raylet was killed, or the machine is gone"
-
-#: statuses of stages, the worst first
-_WORST = ("failed", "out_of_memory", "interrupted", "skipped", "succeeded")
 
 
 @dataclass(frozen=True)
@@ -30,13 +23,13 @@ class Summary:
     Attributes:
         run: the run directory.
         experiment: its experiment; empty if unknown.
-        status: running, succeeded, failed, interrupted, or incomplete if no stage has ended.
+        status: running, succeeded, failed, interrupted, or unknown without details.
         message: why it ended, if that is known.
         started_at: the start of the newest command.
         duration_s: seconds of all commands.
         ended, stages: stages that have ended, and how many there are.
         result: the result that stands for the run, in words.
-        details: what the newest command wrote; None of raypipe 0.2.
+        details: what the newest command wrote; None if that is missing or damaged.
 
     """
 
@@ -91,8 +84,9 @@ def summary(run: RunDirectory) -> Summary:
 
     """
     found = run_status.read(run)
-    if found is None:
-        return _from_stages(run)
+    if found is None:  # damaged, or the first command has not written it yet
+        status = "running" if is_held(run) else "unknown"
+        return Summary(run, "", status, "", None, None, 0, 0, "")
     status, message, duration_s = found.status, found.message, found.duration_s
     if status == "running":
         if is_held(run):
@@ -118,45 +112,3 @@ def summary(run: RunDirectory) -> Summary:
         found.key_result.text if found.key_result is not None else "",
         found,
     )
-
-
-def _from_stages(run: RunDirectory) -> Summary:
-    """Return a summary from the table of stages, which every run of raypipe 0.2 has."""
-    try:
-        stages = tables.read_arrow(run, "stages").to_pylist()
-    except ConfigError:
-        stages = []
-    experiment = _experiment(run)
-    statuses = [str(row.get("status")) for row in stages]
-    status = next((each for each in _WORST if each in statuses), "incomplete")
-    status = {"out_of_memory": "failed", "skipped": "failed"}.get(status, status)
-    if is_held(run):
-        status = "running"
-    starts = [row["started_at"] for row in stages if row.get("started_at") is not None]
-    ends = [
-        row["started_at"].timestamp() + (row.get("duration_s") or 0.0)
-        for row in stages
-        if row.get("started_at") is not None
-    ]
-    start = min(starts, default=None)
-    return Summary(
-        run,
-        experiment,
-        status,
-        "",
-        start,
-        None if start is None else max(ends) - start.timestamp(),
-        len(stages),
-        len(stages),
-        "",
-    )
-
-
-def _experiment(run: RunDirectory) -> str:
-    """Return the name of the experiment's module, without its packages."""
-    try:
-        found = load_yaml(run.read(run.config).decode(), "config.yaml")
-    except (OSError, ValueError):
-        return ""
-    name = found.get("experiment") if isinstance(found, dict) else None
-    return str(name).rpartition(".")[2] if isinstance(name, str) else ""

@@ -177,7 +177,7 @@ def left_out_locally(configuration: Configuration, graph: Graph) -> list[str]:
         if isinstance(section, TrainStageSettings):
             if (workers := section.scaling.workers) not in (1, "auto"):
                 found[f"{name}.scaling.workers"] = f"{workers}: 1, with the same effective batch"
-            if (processes := section.loader.workers) not in (None, 0, "auto"):
+            if processes := section.loader.workers:
                 found[f"{name}.loader.workers"] = f"{processes}: 0"
     sweep = configuration.settings.sweep
     if sweep is not None and sweep.scheduler is not None:

@@ -180,8 +180,8 @@ def newest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of the newest command, one per node."""
     if not rows:
         return []
-    newest = max(rows, key=lambda row: str(row.get("started_at")))
-    return [row for row in rows if row.get("command_id") == newest.get("command_id")]
+    newest = max(rows, key=lambda row: str(row["started_at"]))
+    return [row for row in rows if row["command_id"] == newest["command_id"]]
 
 
 def _rows(run: RunDirectory, table: str) -> list[dict[str, Any]]:

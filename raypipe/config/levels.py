@@ -104,7 +104,7 @@ def _copy(value: Any) -> Any:
 
 
 def _spelled_out(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Return the values with abbreviated sections in their full form (``loader: auto``)."""
+    """Return the values with abbreviated sections in their full form."""
     result = dict(values)
     for name, field in model.model_fields.items():
         section = section_of(field.annotation)

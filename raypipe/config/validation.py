@@ -10,16 +10,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from raypipe.config.settings import Level
-from raypipe.config.synonyms import meant_by
 from raypipe.errors import ConfigError
 from raypipe.redaction import HIDDEN, is_secret, without_secrets
 
 _MAX_MISTAKES = 50
 _MAX_SHOWN = 300
-#: keys that a hint names at most
-_MOST_MEANT = 4
-#: parts of an unknown key in which a hint looks for a known one
-_MOST_PARTS = 8
 #: similarity from which one name of a key is a misspelling of another
 _NEAR = 0.65
 
@@ -60,10 +55,8 @@ def _explain(
         allowed = sorted(_keys(model))
         siblings = [name for name in allowed if name.rpartition(".")[0] == key.rpartition(".")[0]]
         names = ", ".join(name.rpartition(".")[2] for name in siblings)
-        what = (
-            f"unknown key{did_you_mean_key(key, detail['input'], allowed)} (allowed here: {names})"
-        )
-        return f"{origin}: {key} = {given}", what
+        hint = did_you_mean_key(key, allowed)
+        return f"{origin}: {key} = {given}", f"unknown key{hint} (allowed here: {names})"
     message = detail["msg"].removeprefix("Value error, ") or "is not allowed"
     value = f" = {given}" if not isinstance(detail["input"], Mapping) else ""
     if detail["type"] != "value_error":  # pydantic's own sentence
@@ -124,44 +117,16 @@ def did_you_mean(word: str, allowed: Sequence[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def did_you_mean_key(key: str, value: Any, allowed: Sequence[str]) -> str:
-    """Return a hint at the dotted keys that an unknown one stands for, if any is likely.
-
-    In this order: what its name means in other libraries, in the same section; the same name or
-    meaning in another section; the nearest spelling. For an unknown section it is the section whose
-    keys it has, else what its first key stands for.
-    """
-    section, _, name = key.rpartition(".")
-    siblings = {each.rpartition(".")[2]: each for each in allowed if _section(each) == section}
-    near = [siblings[each] for each in difflib.get_close_matches(name, siblings, 1, _NEAR)]
-    if isinstance(value, Mapping) and value and key.count(".") < _MOST_PARTS:
-        first = next(iter(value))
-        if near and f"{near[0]}.{first}" in allowed:
-            return f"; did you mean {near[0]}?"
-        if deeper := did_you_mean_key(f"{key}.{first}", value[first], allowed):
-            return deeper
-    meant = [each for end in meant_by(name) for each in _ending(end, allowed)]
-    found = [each for each in meant if section and each.startswith(f"{section}.")]
-    found = found or list(dict.fromkeys([*_ending(name, allowed), *meant])) or near
-    if not found:
-        close = difflib.get_close_matches(key, allowed, n=5, cutoff=0.5)
-        found = [each for each in close if _are_near(name, each.rpartition(".")[2])][:1]
-    if not found:
-        return ""
-    shown_keys = " or ".join(found[:_MOST_MEANT])
-    return f"; did you mean {shown_keys}{' or ...' * (len(found) > _MOST_MEANT)}?"
+def did_you_mean_key(key: str, allowed: Sequence[str]) -> str:
+    """Return a hint at the nearest of the dotted keys whose own name is near, if any is."""
+    name = _name(key)
+    near = [each for each in allowed if difflib.get_close_matches(name, [_name(each)], 1, _NEAR)]
+    close = difflib.get_close_matches(key, near, n=1, cutoff=0.0)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
-def _are_near(name: str, other: str) -> bool:
-    return bool(difflib.get_close_matches(name, [other], cutoff=_NEAR))
-
-
-def _section(key: str) -> str:
-    return key.rpartition(".")[0]
-
-
-def _ending(end: str, allowed: Sequence[str]) -> list[str]:
-    return [key for key in allowed if f".{key}".endswith(f".{end}")]
+def _name(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def check_sections(

@@ -123,18 +123,6 @@ def of_a_worker(job: TrainingJob) -> tuple[float, float]:
     return cpus, max(1.0, gpus) if gpus and job.measured else gpus
 
 
-def workers_on_node(job: TrainingJob, concurrent: int | None) -> int:
-    """Return the largest number of workers of concurrent trials on one node.
-
-    It does not depend on how many trials are left, so that their speeds can be compared.
-    """
-    (cpus, gpus), workers = of_a_worker(job), job.settings.scaling.most_workers
-    if job.measured and not gpus:
-        concurrent = 1  # alone on its nodes
-    most = max((room(cpus, gpus, nodes=[node]) for node in living_nodes().values()), default=1)
-    return max(1, most if concurrent is None else min(most, concurrent * workers))
-
-
 def claim_of(job: TrainingJob, *, alone: bool = False) -> Claim:
     """Return what the workers hold; an elastic group, as many as there is room for.
 

@@ -236,12 +236,7 @@ def _train(name: str, job: TrainingJob, mailbox: Any) -> dict[str, Any]:
 
     context = ray.train.get_context()
     compute_with(ray.get(mailbox.threads.remote()))
-    worker = Worker(
-        context.get_world_rank(),
-        get_device(),
-        context.get_world_size(),
-        max(context.get_local_world_size(), job.workers_on_node),
-    )
+    worker = Worker(context.get_world_rank(), get_device(), context.get_world_size())
     over, ending = threading.Event(), Ending()
     if worker.rank == 0:
         watch = (name, mailbox, ending, over)

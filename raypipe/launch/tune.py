@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +29,6 @@ from raypipe.launch.capacity import (
     of_a_worker,
     requested,
     room,
-    workers_on_node,
 )
 from raypipe.launch.failures import group_failure
 from raypipe.launch.group import Groups, WorkerGroup
@@ -140,7 +138,6 @@ class _Order(Searcher):
             return Searcher.FINISHED
         if (lease := self._lease_for(job)) is None:
             return None
-        job = replace(job, workers_on_node=workers_on_node(job, self._concurrent))
         self._held, self.running[trial_id], self._lease_of[trial_id] = None, job, lease
         group = self._groups.take(job)
         if group is not None:

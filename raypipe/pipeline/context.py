@@ -15,12 +15,10 @@ from raypipe.pipeline.continuation import records
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.session import Session
 from raypipe.pipeline.settings_view import SettingsView, view
-from raypipe.pipeline.sharing import RecordedView
 from raypipe.pipeline.stage_units import StageUnits
 from raypipe.pipeline.unit_logs import Failure, UnitLogs
 from raypipe.pipeline.unit_training import job_of, train
 from raypipe.provenance import ago
-from raypipe.storage.cache import Cache
 from raypipe.storage.ledger import RESULTS, Ledger, Row, checksum
 from raypipe.storage.run_directory import RunDirectory
 
@@ -80,15 +78,7 @@ class StageContext:
     @cached_property
     def ledger(self) -> Ledger:
         """The durable record, which results are written to: the rows that the stage sees."""
-        stage, ledger = self.stage, self.session.ledger
-        if self.session.store is not None:
-            return RecordedView(ledger, stage.variant, stage.variants.values(), stage.key)
-        return stage.seen(ledger)
-
-    def cache(self, kind: str, *, enabled: bool = True) -> Cache:
-        """Return a cache of rows; with a store it also shares the rows of the same source code."""
-        shared = self.session.store if self.session.code else None
-        return Cache(kind, enabled=enabled, store=shared, code=self.session.code)
+        return self.stage.seen(self.session.ledger)
 
     def unfinished(self) -> list[Unit]:
         """Return the units that are not finished, in order."""

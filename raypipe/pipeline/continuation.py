@@ -1,22 +1,23 @@
 """Continuation: which stored results a unit begins with, and which are out of date.
 
 A stored result may be continued if it is a prefix of the new one: a fresh computation would begin
-with the same steps. A unit says so by its budget and its milestones. What depends on it is computed
-again once it has gone on.
+with the same steps. A unit says so by its budget, and by whether it is extensible. What depends on
+it is computed again once it has gone on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from raypipe.errors import ConfigError
-from raypipe.pipeline.experiment import Extents, Stage, Unit
+from raypipe.pipeline.experiment import Unit
 from raypipe.provenance import now
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from raypipe.pipeline.context import StageContext
+    from raypipe.pipeline.experiment import Stage
     from raypipe.storage.ledger import Ledger, Row
     from raypipe.storage.run_directory import RunDirectory
 
@@ -43,14 +44,13 @@ def records(context: StageContext, units: Iterable[Unit], status: str) -> dict[s
             **unit.identity.record(),
             "status": status,
             "budget": unit.budget,
+            "extensible": unit.extensible,
             "stage": context.stage.name,
             "code": context.session.code,
             "finished_at": now(),
         }
-        if unit.milestones is not None:
-            row["milestones"] = list(unit.milestones)
         if unit.extents:
-            row["extents"] = plain(unit.extents)
+            row["extents"] = dict(unit.extents)
         tables["units"][unit.key] = row
         if context.ledger.get(IDENTITIES, row["shared"]) is None:
             tables.setdefault(IDENTITIES, {})[row["shared"]] = dict(unit.identity.shared)
@@ -81,15 +81,14 @@ def begin_units(context: StageContext) -> None:
 def is_outdated(stored: Row, unit: Unit) -> bool:
     """Whether a stored result is of another identity, or what it needs has gone on since."""
     same = stored["fingerprint"] == unit.fingerprint
-    return not same or plain(stored.get("extents", {})) != plain(unit.extents)
+    return not same or stored.get("extents", {}) != unit.extents
 
 
 def continues(stored: Row, unit: Unit) -> bool:
     """Whether the unit begins with a stored result of its identity, which may be all of it."""
-    if stored.get("milestones") is None and unit.milestones is None:
+    if stored["extensible"]:
         return bool(stored["budget"] <= unit.budget)
-    begun = extent(stored)
-    return begun == unit.extent[: len(begun)]
+    return bool(stored["budget"] == unit.budget)
 
 
 def is_continued(stored: Row | None, unit: Unit) -> bool:
@@ -97,39 +96,6 @@ def is_continued(stored: Row | None, unit: Unit) -> bool:
     if stored is None or stored["status"] == BEGUN:
         return False
     return not is_outdated(stored, unit) and continues(stored, unit)
-
-
-def plain(extents: Extents) -> dict[str, list[list[int]]]:
-    """Return extents as JSON has them."""
-    return {stage: [list(each) for each in of_stage] for stage, of_stage in extents.items()}
-
-
-def extent(stored: Row) -> list[int]:
-    """Return the milestones and the budget of a stored unit."""
-    return [*(stored.get("milestones") or ()), stored["budget"]]
-
-
-def changes_of_budget(stored: Row, unit: Unit) -> dict[str, tuple[Any, Any]]:
-    """Return what differs if a stored result is not the beginning of a unit."""
-    if stored["budget"] != unit.budget:
-        return {unit.budget_key: (stored["budget"], unit.budget)}
-    key = f"{unit.budget_key.rpartition('.')[0]}.restarts"
-    return {key: (stored.get("milestones"), list(unit.milestones or ()))}
-
-
-def way_on(stage: Stage, stored: Row) -> str:
-    """Return why a finished training is not the beginning of a longer one, and the way out."""
-    training = stage.training
-    if training is None:
-        return ""
-    settings = training.settings
-    reason = settings.fixed_by(stored["budget"])
-    if settings.training.schedule == "constant" or not settings.restartable:
-        return f"  it cannot go on: {reason}"
-    return (
-        f"  {reason}; to continue the stored training with a new decay, give "
-        f"{stage.name}.training.restarts={extent(stored)}"
-    )
 
 
 def refuse_lost_states(
@@ -146,7 +112,7 @@ def refuse_lost_states(
             stored = stage.seen(ledger).get("units", unit.key)
             if stored is None or not is_continued(stored, unit):
                 continue
-            if stored["status"] != CONTINUED and extent(stored) == unit.extent:
+            if stored["status"] != CONTINUED and stored["budget"] == unit.budget:
                 continue
             files = stage.files(run_dir)
             names = files.list(files.checkpoints(unit.key))
@@ -154,6 +120,6 @@ def refuse_lost_states(
                 raise ConfigError(
                     f"{where}: {stage.key} cannot be continued from {stored['budget']} to "
                     f"{unit.budget} ({unit.budget_key}): its last checkpoint is not stored. It is "
-                    f"missing if {stage.name}.training.keep_state was false, or if the result was "
-                    "taken from a store; use another --run-dir to train from the first step on"
+                    f"missing if {stage.name}.training.keep_state was false; use another --run-dir "
+                    "to train from the first step on"
                 )

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
 
-#: by stage, what its units compute: milestones and budget of each
-Extents = Mapping[str, Sequence[Sequence[int]]]
+#: by stage, the budget of each of its units
+Extents = Mapping[str, Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,10 @@ class Unit:
             starts when the needs of its first units are done.
         budget: how much of an extensible result to compute, such as the evaluations of a study.
         budget_key: the configuration key that sets the budget, for messages.
-        milestones: the smaller budgets whose stored result is the beginning of this one, rising;
-            None if every smaller budget is one.
+        extensible: whether its result is the beginning of that of every larger budget.
         identity: composed by the framework, as ``extents``.
         extents: of each stage that it needs, also through others, how much its units compute. A
-            result is out of date once one of them has gone on.
+            result is out of date once one of them has gone on. Plain lists, as the ledger has them.
 
     """
 
@@ -64,14 +63,9 @@ class Unit:
     needs: tuple[str, ...] | None = None
     budget: int = 1
     budget_key: str = ""
-    milestones: tuple[int, ...] | None = None
+    extensible: bool = True
     identity: Identity | None = None
     extents: Extents = field(default_factory=dict)
-
-    @property
-    def extent(self) -> list[int]:
-        """The milestones and the budget."""
-        return [*(self.milestones or ()), self.budget]
 
     @property
     def fingerprint(self) -> str:
@@ -128,8 +122,6 @@ class Stage:
         training: its training run, which a sweep can vary.
         on_gpu: whether it works on GPUs if there are any.
         alone: whether no other stage may run beside it, because it measures the speed of CPUs.
-        portable: whether other run directories may take its results from a shared store: not if
-            they are measurements of this machine.
         strict_code: whether its stored results are refused, not kept with a warning, once the
             experiment's source code changed.
         forget: removes the stored parts of units whose needs have gone on since, such as the
@@ -153,7 +145,6 @@ class Stage:
     training: Training | None = None
     on_gpu: bool = False
     alone: bool = False
-    portable: bool = True
     strict_code: bool = False
     forget: Callable[[StageContext, Sequence[Unit]], None] | None = None
     settings: BaseModel | None = None

@@ -115,11 +115,11 @@ def _without_length(values: dict[str, Any], stage: Stage) -> dict[str, Any]:
     return {**values, stage.name: own}
 
 
-def _extents(stage: Stage) -> dict[str, list[list[int]]]:
-    """Return what a stage and those that it needs compute; not of units that cannot grow."""
-    found = {name: [*map(list, each)] for u in stage.units for name, each in u.extents.items()}
-    own = [unit.extent for unit in stage.units]
-    return {**found, stage.name: own} if any(extent != [1] for extent in own) else found
+def _extents(stage: Stage) -> dict[str, Sequence[int]]:
+    """Return the budgets of a stage and of those that it needs; not of units that cannot grow."""
+    found = {name: budgets for unit in stage.units for name, budgets in unit.extents.items()}
+    own = [unit.budget for unit in stage.units]
+    return {**found, stage.name: own} if any(budget != 1 for budget in own) else found
 
 
 def stage_fingerprint(stage: Stage) -> str:

@@ -25,7 +25,7 @@ from raypipe.training.batching import KEYS as BATCH_KEYS
 from raypipe.training.batching import BatchConflict
 
 #: sections that say what runs, not how
-_NOT_VARIED = ("matrix", "store", "sweep", "tracking")
+_NOT_VARIED = ("matrix", "sweep", "tracking")
 _NAME_LENGTH = 80
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=,-]")
 
@@ -230,7 +230,7 @@ def _decisive(
 
 
 def _identity(stage: Stage) -> str:
-    return fingerprint([stage_fingerprint(stage), [unit.extent for unit in stage.units]])
+    return fingerprint([stage_fingerprint(stage), [unit.budget for unit in stage.units]])
 
 
 def _determine(keys: set[str], identities: Sequence[tuple[Point, str]]) -> bool:

@@ -10,16 +10,13 @@ from functools import partial
 from threading import Lock
 
 from raypipe.errors import ConfigError, UnitError, message_of, trace_of
-from raypipe.pipeline import sharing
 from raypipe.pipeline.context import StageContext
 from raypipe.pipeline.continuation import (
     BEGUN,
     IDENTITIES,
     begin_units,
-    changes_of_budget,
     continues,
     is_outdated,
-    way_on,
 )
 from raypipe.pipeline.durations import Estimate
 from raypipe.pipeline.experiment import Stage, Unit, in_order
@@ -47,8 +44,7 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
     """Refuse a configuration that would alter stored results.
 
     Raises:
-        ConfigError: the keys that differ, with the stored and the new value; or results of an
-            earlier raypipe, whose identities cannot be compared.
+        ConfigError: the keys that differ, with the stored and the new value.
 
     """
     for stage in stages:
@@ -56,14 +52,8 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
             continue
         for unit in stage.units:
             stored = stage.seen(ledger).get("units", unit.key)
-            if stored is None or unit.identity is None or stored.get("status") == BEGUN:
+            if stored is None or unit.identity is None or stored["status"] == BEGUN:
                 continue
-            if "shared" not in stored:
-                raise ConfigError(
-                    f"{where}: created by raypipe 0.1, whose identities this version cannot "
-                    "compare; use another --run-dir, or continue it with raypipe 0.1 "
-                    "(`raypipe results` and `raypipe report` read it)"
-                )
             shared = ledger.get(IDENTITIES, stored["shared"]) or {}
             changes = (
                 {}
@@ -71,13 +61,14 @@ def refuse_changes(ledger: Ledger, stages: Sequence[Stage], where: str) -> None:
                 else unit.identity.differences(stored, shared)
             )
             if not continues(stored, unit):
-                changes |= changes_of_budget(stored, unit)
+                changes[unit.budget_key] = stored["budget"], unit.budget
             if changes:
                 lines = [
                     f"  {key}: stored {old!r}, now {new!r}" for key, (old, new) in changes.items()
                 ]
-                if stored["budget"] < unit.budget and [*changes] == [unit.budget_key]:
-                    lines.append(way_on(stage, stored))
+                training, budget = stage.training, stored["budget"]
+                if training and budget < unit.budget and [*changes] == [unit.budget_key]:
+                    lines.append(f"  it cannot go on: {training.settings.fixed_by(budget)}")
                 name = variant_name(unit.key, stage.variant)
                 raise ConfigError(
                     f"{where}: {name} is stored with other settings, and stored results "
@@ -148,7 +139,7 @@ def run_stages(
         seconds = math.inf if estimate is None else estimate.seconds
         trainings = partial(_trainings, stage, ordered, session.ledger)
         context = StageContext(stage, session, rank, trainings, outcomes, seconds)
-        failure = None if _taken(context, writer) else _run_stage(context, writer, outcomes)
+        failure = _run_stage(context, writer, outcomes)
         ran.add(stage.key)
         return failure
 
@@ -182,17 +173,6 @@ def _trainings(stage: Stage, stages: Sequence[Stage], ledger: Ledger) -> int:
     return 1 + sum(not all_stored([other], ledger) for other in others)
 
 
-def _taken(context: StageContext, writer: _TableWriter) -> bool:
-    """Whether a stage's results were taken from the store."""
-    started_at, clock = now(), time.monotonic()
-    if not sharing.take(context):
-        return False
-    seconds = time.monotonic() - clock
-    _record_stage(context.session, context.stage, "succeeded", started_at, seconds, None)
-    writer.after_stage()
-    return True
-
-
 def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) -> str | None:
     stage, session = context.stage, context.session
     started_at, clock = now(), time.monotonic()
@@ -203,7 +183,6 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
     session.display.start(stage.key, "waiting for resources" if waits else stage.workload)
 
     try:
-        shared = sharing.begin(context)
         begin_units(context)
         context.todo()
         stage.run(context)
@@ -216,8 +195,6 @@ def _run_stage(context: StageContext, writer: _TableWriter, outcomes: Outcomes) 
             context.say(f"{len(context.unfinished())} units left out ({message})")
         else:
             status = "succeeded"
-            if shared:
-                sharing.share(context)
             _remember(context, units, time.monotonic() - clock - context.waited_s)
     except UnitError as error:
         status, message = error.status, brief(str(error))

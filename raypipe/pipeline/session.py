@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from raypipe.integrations.tracking import Trackers
     from raypipe.pipeline.durations import Durations
     from raypipe.pipeline.launcher import Launcher
-    from raypipe.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,7 @@ class Session:
     """State that all stages of a command share.
 
     ``command_id`` refers to the command's rows in the table ``environment``; ``code`` is the
-    fingerprint of the experiment's source. ``durations`` remembers what stages took. ``store``
-    shares results with other run directories.
+    fingerprint of the experiment's source. ``durations`` remembers what stages took.
     """
 
     run_dir: RunDirectory
@@ -44,4 +42,3 @@ class Session:
     command_id: str = ""
     code: str = ""
     durations: Durations | None = None
-    store: Store | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from raypipe.pipeline.continuation import extent, is_outdated
+from raypipe.pipeline.continuation import is_outdated
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.storage.ledger import Ledger
 
@@ -18,9 +18,7 @@ def is_done(ledger: Ledger, unit: Unit) -> bool:
     stored = ledger.get("units", unit.key)
     if stored is None or stored["status"] != "succeeded" or is_outdated(stored, unit):
         return False
-    if unit.milestones is None:
-        return bool(stored.get("budget", 0) >= unit.budget)
-    return extent(stored) == unit.extent
+    return bool(stored["budget"] >= unit.budget)
 
 
 def all_stored(stages: Iterable[Stage], ledger: Ledger) -> bool:

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from raypipe.training.task import JobTask
 
 
+#: name of the stage that reports the hardware
+HARDWARE = "hardware"
+
+
 def hardware_stage() -> Stage:
     """Return the stage that reports each node's hardware; no GPU is a note, not a failure."""
-    about = "a check of every node"
-    return Stage("hardware", _report_hardware, reads=(), workload=about, portable=False)
+    return Stage(HARDWARE, _report_hardware, reads=(), workload="a check of every node")
 
 
 def _report_hardware(context: StageContext) -> None:
@@ -71,9 +74,13 @@ def train_stage(
         initial = find(trained.init_from, name, f"{name}.training.init_from")
         literals = {**(literals or {}), "training.init_from": initial.sha256}
     training = Training(settings, build_task, initial=initial)
-    milestones = settings.milestones
-    key = training.length_key(name)
-    unit = Unit(name, literals or {}, budget=trained.length, budget_key=key, milestones=milestones)
+    unit = Unit(
+        name,
+        literals or {},
+        budget=trained.length,
+        budget_key=training.length_key(name),
+        extensible=settings.fixed_by(trained.length) is None,
+    )
     if trained.effective_batch is not None:
         features = {**(features or {}), "effective_batch": trained.effective_batch}
         featured = (*featured, f"{name}.training.effective_batch")

@@ -174,25 +174,6 @@ RACE = Table(
     optional=True,
 )
 
-REUSED = Table(
-    "reused",
-    "a stage whose results come from the shared store",
-    (
-        Column("stage", "text", "Name of the stage."),
-        Column("user", "text", "Who computed the results."),
-        Column("host", "text", "The machine of the command that computed them."),
-        Column("computed_at", "time", "When they were complete."),
-        Column("git_commit", "text", "Commit of the directory that the command ran in."),
-        Column("git_dirty", "boolean", "Whether files differed from the commit."),
-        Column("raypipe", "text", "Version of raypipe."),
-        Column("torch", "text", "Version of torch."),
-        Column("device", "text", "Name of the GPU, or cpu."),
-        Column("source_run_id", "text", "The run that computed them."),
-        Column("fingerprint", "text", "Name of the entry in the store."),
-        Column("store", "text", "Location of the store."),
-    ),
-)
-
 #: the tables that every run has
 CORE = (
     STAGES,
@@ -203,7 +184,6 @@ CORE = (
     VARIANT_METRICS,
     VARIANT_TESTS,
     BEST_VARIANTS,
-    REUSED,
 )
 
 #: those of a matrix whose points are chosen while it runs

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.errors import UnitError
 from raypipe.hardware import bytes_text
-from raypipe.pipeline.continuation import CONTINUED, is_continued, plain, records
+from raypipe.pipeline.continuation import CONTINUED, is_continued, records
 from raypipe.pipeline.identity import fingerprint
 from raypipe.pipeline.training_notes import held_out, last_step, training_note, workers_text
 from raypipe.pipeline.unit_logs import Failure
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from raypipe.training.job import TrainingJob
     from raypipe.training.settings import TrainStageSettings
     from raypipe.training.task import JobTask
+
+#: share of a step spent waiting for data below which nothing is said
+_LEAST_WAIT = 0.01
 
 
 def train(
@@ -94,6 +97,8 @@ def train(
     context.leased = outcome.pop("leased", None)
     context.gpu_peak_bytes = outcome.get("gpu_peak_bytes")
     context.record_trial(job, "succeeded", outcome)
+    if (waited := outcome.get("loader_wait_share") or 0.0) >= _LEAST_WAIT:
+        context.say(f"waiting for data: {100 * waited:.0f} % of the step")
     context.finish(unit)
     if not ((keep := job.settings.training.keep_state) and isinstance(job.task, ExternalTask)):
         CheckpointStore(context.run_dir, unit.key, pinned=job.stable_end).prune(int(keep))
@@ -122,7 +127,7 @@ def job_of(
     context.device = gpus[0] if gpus and settings.scaling.gpus_per_worker else "cpu"
     steps = context.session.tables["steps"]
     trial_id = context.run_dir.trial_id(unit.key)
-    identity = fingerprint([unit.fingerprint, plain(unit.extents)])
+    identity = fingerprint([unit.fingerprint, unit.extents])
     return TrainingJob(
         trial_id,
         context.session.run_id,

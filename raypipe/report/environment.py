@@ -9,7 +9,7 @@ import pandas as pd
 
 from raypipe.report.formatting import cell, heading
 from raypipe.report.plots import rows
-from raypipe.report.sections import Code, Fold, Part, Section, TableView
+from raypipe.report.sections import Code, Fold, Section, TableView
 
 #: columns that are the same in the rows of all nodes of a command
 _OF_COMMAND = (
@@ -27,15 +27,13 @@ def environment_section(tables: Mapping[str, pd.DataFrame]) -> Section:
     """Return the environment of the last command of a run, and the earlier commands to open.
 
     The summary has the last command itself.
-    Rows that an earlier version of raypipe wrote name no command and count as one.
     """
-    environment = rows(tables, "environment", ["hostname"])
+    environment = rows(tables, "environment", ["hostname", *_OF_COMMAND])
     if environment is None:
         return Section("Environment", [])
-    known = environment.reindex(columns=list({**dict.fromkeys(_OF_COMMAND), **environment}))
-    known["started_at"] = pd.to_datetime(known["started_at"], utc=True, format="ISO8601")
-    known = known.sort_values("started_at", kind="stable")
-    groups = known.groupby("command_id", sort=False, dropna=False)
+    at = pd.to_datetime(environment["started_at"], utc=True, format="ISO8601")
+    known = environment.assign(started_at=at).sort_values("started_at", kind="stable")
+    groups = known.groupby("command_id", sort=False)
     *earlier, last = [_command(nodes) for _, nodes in groups]
     last = replace(last, parts=[part for part in last.parts if not isinstance(part, Code)])
     return Section("Environment", [last.title, *last.parts, *earlier])
@@ -46,12 +44,11 @@ def _command(nodes: pd.DataFrame) -> Fold:
     about = nodes.iloc[0]
     commit = "no commit" if pd.isna(about["git_commit"]) else f"commit {about['git_commit']}"
     changes = " with uncommitted changes" if nodes["git_dirty"].eq(True).any() else ""
-    started = "" if pd.isna(about["started_at"]) else cell("started_at", about["started_at"]) + ", "
+    started = cell("started_at", about["started_at"])
     columns = nodes.columns.drop([*_OF_COMMAND, "hostname"])
     names = [str(name) for name in columns if nodes[name].notna().any()]
     table = pd.DataFrame({"property": [heading(name) for name in names]})
     for _, node in nodes.drop_duplicates("hostname").iterrows():
         table[str(node["hostname"])] = [cell(name, node[name]) for name in names]
-    parts: list[Part] = [] if pd.isna(about["command"]) else [Code(str(about["command"]))]
-    parts.append(TableView(table, list(table.columns), "Nodes and packages"))
-    return Fold(f"{started}{commit}{changes}", parts)
+    view = TableView(table, list(table.columns), "Nodes and packages")
+    return Fold(f"{started}, {commit}{changes}", [Code(str(about["command"])), view])

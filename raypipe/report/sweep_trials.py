@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -129,13 +128,7 @@ def _sweep(stage: str, table: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) 
 
 
 def points_of(trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return the settings that each trial of a swept stage varies, by dotted key.
-
-    They are the axes of the table ``sweep_points``, or JSON texts in the column ``point`` that
-    raypipe 0.1 wrote.
-    """
-    if "point" in trials.columns:
-        return [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
+    """Return the settings that each trial of a swept stage varies, by dotted key."""
     points = tables.get("sweep_points")
     if points is None:
         return [{} for _ in trials.index]

@@ -28,10 +28,7 @@ PLACES = ("output_dir", "checkpoint_dir", "newest_checkpoint")
 RESUME = "resume"
 #: environment variables that change what raypipe does, also in a script that uses it
 OWN = frozenset(
-    {
-        *("RAYPIPE_CACHE", "RAYPIPE_CARDS", "RAYPIPE_FAULTS", "RAYPIPE_RUNS"),
-        *("RAYPIPE_SEARCH_PATH", "RAYPIPE_STORE"),
-    }
+    ("RAYPIPE_CACHE", "RAYPIPE_CARDS", "RAYPIPE_FAULTS", "RAYPIPE_RUNS", "RAYPIPE_SEARCH_PATH")
 )
 #: names that a parameter cannot have
 RESERVED = frozenset({*SIZES, *PRECISIONS, *SCALING, *PLACES, RESUME})

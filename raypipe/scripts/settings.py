@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
@@ -17,7 +17,6 @@ _REFUSED = {
     "training.init_from": "pass the path of the weights as a parameter",
     "training.betas": "pass them as a parameter",
     "training.weights": "pass it as a parameter",
-    "training.restarts": "a script's schedule is its own",
     "training.monitor": "let the script choose its best model",
     "training.keep_checkpoints": "let the script delete old checkpoints",
     "loader.workers": "reserve cores with scaling.cpus_per_worker, pass a number as a parameter",
@@ -78,8 +77,6 @@ class ScriptStageSettings(TrainStageSettings):
     time_limit_s: Operational[PositiveFloat | None] = Field(
         None, description="Seconds after which an attempt is ended as failed."
     )
-
-    restartable: ClassVar[bool] = False
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:

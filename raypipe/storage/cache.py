@@ -16,7 +16,6 @@ from typing import Self
 
 from raypipe.storage.ledger import Row
 from raypipe.storage.run_directory import cache_directory
-from raypipe.storage.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +32,10 @@ class Cache:
     Args:
         name: the kind of result, part of the file's name.
         enabled: whether to use the cache.
-        store: a shared store, asked for rows that the file lacks; new rows go there, too.
-        code: the fingerprint of the source code of which rows are shared.
 
     """
 
-    def __init__(
-        self, name: str, *, enabled: bool = True, store: Store | None = None, code: str = ""
-    ) -> None:
-        self._store, self._kind = store if enabled else None, f"{name}-{code}"
+    def __init__(self, name: str, *, enabled: bool = True) -> None:
         self._path = cache_directory() / f"{name}.sqlite"
         self._database: sqlite3.Connection | None = None
         if not enabled:
@@ -68,7 +62,6 @@ class Cache:
 
     def get(self, keys: Iterable[str]) -> dict[str, Row]:
         """Return the cached rows among these keys."""
-        keys = list(keys)
         found: dict[str, Row] = {}
         for key in keys:
             if self._database is None:
@@ -81,23 +74,10 @@ class Cache:
                 break
             if stored is not None and (row := _row(key, *stored)) is not None:
                 found[key] = row
-        if self._store is not None:
-            found |= self._shared(self._store, [key for key in keys if key not in found])
         return found
 
     def put(self, rows: Mapping[str, Row]) -> None:
         """Store rows by their keys."""
-        if self._store is not None:
-            self._store.put_rows(self._kind, rows)
-        self._put(rows)
-
-    def _shared(self, store: Store, keys: list[str]) -> dict[str, Row]:
-        """Return rows of the store; the next command finds them in the file."""
-        found = store.get_rows(self._kind, keys)
-        self._put(found)
-        return found
-
-    def _put(self, rows: Mapping[str, Row]) -> None:
         if self._database is None or not rows:
             return
         texts = {key: json.dumps(row) for key, row in rows.items()}

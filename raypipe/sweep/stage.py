@@ -10,7 +10,6 @@ from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
 from raypipe.pipeline.context import StageContext
-from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Unit
 from raypipe.pipeline.identity import Identity
 from raypipe.storage.ledger import Row
@@ -102,7 +101,6 @@ def with_sweep(configuration: Configuration, nodes: Sequence[Hardware]) -> list[
         workload,
         on_gpu=tried.on_gpu,
         alone=measures,
-        portable=False,
     )
     place = [each.name for each in plain].index(sweep.stage)
     together = [*plain[:place], stage, *plain[place:]]
@@ -140,7 +138,7 @@ def _last_unit(maker: TrialMaker, units: Sequence[Unit]) -> Unit:
     stage, training = training_stage(maker.configuration.stages(), sweep.stage, "sweep.stage")
     literals |= {"training": training.settings.training.identity(), "device": maker.device[0]}
     if extents := stage.units[0].extents:
-        literals["extents"] = plain(extents)
+        literals["extents"] = extents
     of_stage = without_training(stage)
     identity = Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
     key = f"{NAME}/{sweep.stage}/search-{identity.fingerprint[:12]}"

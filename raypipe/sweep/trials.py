@@ -9,7 +9,6 @@ from typing import Any
 from raypipe.errors import ConfigError
 from raypipe.hardware import Hardware
 from raypipe.pipeline.configuration import Configuration
-from raypipe.pipeline.continuation import plain
 from raypipe.pipeline.experiment import Stage, Training, Unit
 from raypipe.pipeline.identity import Identity, fingerprint
 from raypipe.scripts.settings import ScriptStageSettings
@@ -141,7 +140,6 @@ class TrialMaker:
         if sweep.kind == "systems":
             values[f"{stage}.training.steps"] = sweep.warmup_steps + sweep.steps
             values[f"{stage}.training.log_every"] = sweep.warmup_steps
-            values[f"{stage}.training.restarts"] = ()
         try:
             varied = self.configuration.with_values(
                 values, f"{self.configuration.origin}: sweep.axes"
@@ -201,7 +199,7 @@ class TrialMaker:
             literals["sweep"] = sweep.model_dump(mode="json", include=ended)
         of_stage = without_training(swept)
         if extents := swept.units[0].extents:  # other trainings that it needs
-            literals["extents"] = plain(extents)
+            literals["extents"] = extents
         return Identity.of(of_stage.shared, {**of_stage.literals, **literals}, of_stage.needs)
 
     def _references(self, trials: Iterable[Trial]) -> Iterator[Trial]:

@@ -285,9 +285,9 @@ class _Manifest(BaseModel):
 
 
 def _is_of(manifest: _Manifest, trace: Trace) -> bool:
-    """Whether a checkpoint continues a training; those of raypipe 0.2 have no trace."""
+    """Whether a checkpoint continues a training."""
     expected = trace(manifest.step)
-    return expected is not None and manifest.trace in (None, expected)
+    return expected is not None and manifest.trace == expected
 
 
 def _joined(parts: Sequence[Checkpoint]) -> dict[str, Any]:

@@ -35,8 +35,7 @@ class TrainingJob:
     ``identity`` is the hash of everything that decides the result except for the length and the
     schedule: only checkpoints with the same one are continued. A job that ``continues`` a finished
     training needs a checkpoint of it. ``initial`` are the weights to start from, if they are
-    another run's. ``workers_on_node`` also counts workers of concurrent trials, which share the
-    cores of a node for their loader processes.
+    another run's.
     """
 
     trial_id: str
@@ -53,7 +52,6 @@ class TrainingJob:
     identity: str = ""
     continues: bool = False
     initial: InitialWeights | None = None
-    workers_on_node: int = 1
 
     @property
     def whole(self) -> int:
@@ -83,14 +81,14 @@ class TrainingJob:
 
         """
         if not self.settings.scaling.gpus_per_worker:
-            return Worker(0, torch.device("cpu"), workers_on_node=self.workers_on_node)
+            return Worker(0, torch.device("cpu"))
         os.environ.update(expandable_segments())
         try:
             torch.cuda.init()
         except (AssertionError, RuntimeError) as error:
             reason = f"CUDA does not start: {error}; `raypipe doctor` shows the GPUs"
             raise UnitError(self.trial_id, "error", reason) from error
-        return Worker(0, torch.device("cuda", 0), workers_on_node=self.workers_on_node)
+        return Worker(0, torch.device("cuda", 0))
 
 
 @dataclass(frozen=True)
@@ -100,4 +98,3 @@ class Worker:
     rank: int
     device: torch.device
     workers: int = 1
-    workers_on_node: int = 1

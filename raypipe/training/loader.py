@@ -11,7 +11,6 @@ loading overlaps with computation. A separate CUDA stream would hide only the co
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections import deque
@@ -143,9 +142,6 @@ def batches(
     """
     dataset, seed = task.build_dataset(), settings.training.seed
     walk = Walk(phases, plan.micro_batch, worker.rank, worker.workers, first_step)
-    processes = loader_workers(
-        settings.loader, dataset, worker.device, cores(), worker.workers_on_node
-    )
     indices = None
     if isinstance(dataset, IterableDataset):
         dataset = _StreamReader(dataset, walk)
@@ -153,6 +149,7 @@ def batches(
         chosen = _order(task, dataset, phases[0].samples, seed, measured=measured)
         indices = sample_indices(walk, _length(dataset), chosen)
     draws = (seed * 1_000_003 + first_step) * 4096 + worker.rank
+    processes = settings.loader.workers
     return _load(task, dataset, indices, settings.loader, worker.device, processes, draws)
 
 
@@ -193,32 +190,11 @@ def eval_batches(
     length, workers = _length(dataset), worker.workers
     parts = micro_batches(length, workers, worker.rank, batch_size)
     indices = (list(part) or [0] for part in parts)
-    processes = loader_workers(settings, dataset, worker.device, cores(), worker.workers_on_node)
-    processes = min(processes, len(parts))
+    processes = min(settings.workers, len(parts))
     loaded = _load(task, dataset, indices, settings, worker.device, processes, worker.rank)
     with closing(loaded):
         for part, batch in zip(parts, loaded, strict=True):
             yield batch, bool(part)
-
-
-def loader_workers(
-    settings: LoaderSettings,
-    dataset: Dataset[Any],
-    device: torch.device,
-    cores: int,
-    workers_on_node: int,
-) -> int:
-    """Return the number of loader processes per worker, from the settings or the node's cores.
-
-    The default is 60 % of the cores, shared by the workers of the node, from 1 to 8 per worker.
-    It is 0 if the model itself needs the cores (on a CPU) or there is nothing to load
-    (``SampleIds``).
-    """
-    if isinstance(settings.workers, int):
-        return settings.workers
-    if device.type == "cpu" or isinstance(dataset, SampleIds):
-        return 0
-    return max(1, min(8, 6 * cores // (10 * workers_on_node)))
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -293,10 +269,3 @@ def _length(dataset: Dataset[Any]) -> int:
     if length < 1:
         raise ValueError(f"the dataset {type(dataset).__name__} has no samples")
     return length
-
-
-def cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -21,7 +21,6 @@ from raypipe import faults
 from raypipe.errors import BatchLimit
 from raypipe.storage import tables as results
 from raypipe.training import (
-    bottleneck,
     evaluation,
     loader,
     parallel,
@@ -33,7 +32,6 @@ from raypipe.training import (
 from raypipe.training import oom as memory
 from raypipe.training.additivity import refuse_means
 from raypipe.training.batching import BatchPlan, micro_batches
-from raypipe.training.bottleneck import Diagnosis
 from raypipe.training.checkpoint import Checkpoint, CheckpointStore, on_cpu
 from raypipe.training.ending import Agreement, Ending
 from raypipe.training.half_memory import bf16_may_fit
@@ -97,7 +95,6 @@ class _Loop:
         self.job, self.worker, self.sampler = job, worker, sampler
         self.ending = Agreement(ending, worker)
         self.settings = job.settings
-        self.diagnosis: Diagnosis | None = None
         self.report = report if worker.rank == 0 else _ignore
         self.task, self.training = cast("TrainTask", job.task), job.settings.training
         self.plan: BatchPlan = job.plan.for_workers(worker.workers)
@@ -107,7 +104,7 @@ class _Loop:
         self.phases = self.task.phases(self.training, self.plan.effective_batch)
         self.sharded = parallel.is_sharded(job.settings, worker)
         self.recompute = self.training.gradient_checkpointing
-        check_phases(self.training, self.phases, self.plan)
+        check_phases(self.phases, self.plan)
         self.trace = Trace(job, self.phases)
         self.model, self.module, self.loss = replica.build(job, worker, self.report)
         self.update = Update(self.model, self.task, self.training, worker.device)
@@ -119,8 +116,6 @@ class _Loop:
         self.saver = Saver(worker, sharded=self.sharded)
         self.history = History(job, self.report, tolerate_overflow=self.update.skips_overflows)
         self.throughput = Throughput(worker.device)
-        inside = steps(self.phases, 0) if self.training.restarts else ()
-        self.restarts = {n + 1 for n, phase, number in inside if number + 1 in phase.restarts}
         self.start = self._resume()
         self.ending.expect_save(self.model)
         self.has_data = False
@@ -135,8 +130,6 @@ class _Loop:
         # the state after the last step of the whole training is only for further ones
         keeps = self.training.keep_state or total < self.job.whole
         self.module.train()
-        if self.settings.loader.workers == "auto" and not over:
-            self._choose_loader_workers()
         with closing(self._batches()) as batches:
             self.has_data = True
             for number, phase, phase_step in steps(self.phases, self.start):
@@ -274,12 +267,10 @@ class _Loop:
         """Whether a step is evaluated in any training that goes beyond it.
 
         These steps alone are compared, and the last one at the end: one that goes on is then the
-        beginning of a longer one. A training that ended at a restart was evaluated there.
+        beginning of a longer one.
         """
         every = self.training.eval_every
-        if self.monitor is None and every is None:
-            return step in self.restarts
-        return step in self.restarts or is_scheduled(step, every)
+        return (self.monitor is not None or every is not None) and is_scheduled(step, every)
 
     def _best(self, until: int | None = None) -> Best | None:
         """Return the best evaluation, also of the last step; else of the steps up to ``until``."""
@@ -342,46 +333,17 @@ class _Loop:
         self.report(f"continues from step {step} of {self.job.steps} (checkpoint)")
         return int(step)
 
-    def _batches(self, processes: int | None = None) -> Generator[Any, None, None]:
+    def _batches(self) -> Generator[Any, None, None]:
         """Return the micro-batches of this worker from the first step on."""
-        settings = self.settings
-        if processes is not None:
-            settings = settings.with_loader_workers(processes)
         return loader.batches(
             self.task,
             self.phases,
-            settings,
+            self.settings,
             self.plan,
             self.worker,
             self.start,
             measured=self.job.measured,
         )
-
-    def _choose_loader_workers(self) -> None:
-        """Choose the loader processes by the bottleneck, measured before the run."""
-        numbers = bottleneck.candidates(loader.cores(), self.worker.workers_on_node)
-        prefetch, phase = self.settings.loader.prefetch, self.phases[0]
-        left = self.job.steps - self.start
-        a_step = max(1, phase.samples // self.plan.workers // self.plan.micro_batch)
-        if left * a_step < bottleneck.needed(numbers, prefetch):
-            self.report("loader: auto needs a longer run to measure; the default is taken")
-            return
-        context = StepContext(self.start, phase, self.training.seed)
-
-        def run(batch: Any, exchange: bool) -> None:
-            self._forward_backward(batch, context, exchange=exchange)
-            if self.worker.device.type == "cuda":
-                torch.cuda.synchronize(self.worker.device)
-
-        limit = BatchLimit("training", self.plan.micro_batch)
-        with memory.fitting(limit, self._bf16_helps), parallel.same_buffers(self.model):
-            found = bottleneck.diagnose(
-                self._batches, run, numbers, prefetch, a_step, self.worker, sharded=self.sharded
-            )
-        self.update.drop_gradients()
-        self.report(str(found))
-        self.diagnosis = found
-        self.settings = self.settings.with_loader_workers(found.loader_workers)
 
     def _finish(self, step: int, *, early: bool) -> dict[str, Any]:
         self.saver.wait()
@@ -418,15 +380,14 @@ class _Loop:
             write_weights(self.job.run_dir, path, on_cpu(weights), self.task.metadata())
 
     def speed(self) -> dict[str, Any]:
-        """Return throughput, FLOPs utilization and the bottleneck."""
+        """Return throughput and FLOPs utilization."""
         summary: dict[str, Any] = self.throughput.summary(typical=self.job.measured)
         rows = self.history.rows[1:] or self.history.rows
         tokens = [row["tokens_per_s"] for row in rows if row.get("tokens_per_s")]
         summary["tokens_per_s"] = sum(tokens) / len(tokens) if tokens else None
         flops, rate = self.task.flops_per_sample(self.model), summary["samples_per_s"]
         device, workers = self.worker.device, self.plan.workers
-        summary |= utilization(flops, rate, device, self.training.precision, workers)
-        return summary | {"bound": self.diagnosis.bound if self.diagnosis else None}
+        return summary | utilization(flops, rate, device, self.training.precision, workers)
 
     def store_rows(self) -> None:
         """Write the logged steps and, if the training had data, the telemetry of this worker."""

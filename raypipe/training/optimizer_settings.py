@@ -64,25 +64,13 @@ class OptimizerSettings(Settings):
         le=1,
         description="Final learning rate of a schedule that decays, as a fraction of the peak.",
     )
-    restarts: tuple[PositiveInt, ...] = Field(
-        (),
-        description="Points at which a schedule that decays restarts at the peak, in the unit of "
-        "the length (steps or epochs): a training that ended at one of them can go on.",
-    )
 
     def identity(self) -> dict[str, Any]:
         """Return the values that decide the result.
 
-        Settings that came later are left out where they have no effect, so that earlier results
-        keep their identity.
+        A setting is left out where it has no effect.
         """
         identity = super().identity()
-        if not self.restarts:
-            del identity["restarts"]
-        if self.weight_decay_on == "all":
-            del identity["weight_decay_on"]
-        if self.weights == "fp32":
-            del identity["weights"]
         if self.schedule != "warmup-stable-decay":
             del identity["decay_steps"]
         return identity

@@ -99,8 +99,7 @@ def beyond(stage: str, settings: TrainStageSettings, node: Hardware) -> list[Obs
 
 def cpus_of_a_worker(settings: TrainStageSettings) -> float:
     """Return the CPUs that a worker reserves, with those of its loader's processes."""
-    processes = settings.loader.workers
-    return settings.scaling.reserved_cpus + (processes if isinstance(processes, int) else 0)
+    return settings.scaling.reserved_cpus + settings.loader.workers
 
 
 def automatic_workers(

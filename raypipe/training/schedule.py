@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from raypipe.training.batching import BatchPlan
@@ -21,16 +21,11 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
     """Return the learning rate of a phase's step: linear warm-up, then the schedule.
 
     The decay of ``warmup-stable-decay`` falls with the root of its steps (Haegele et al. 2024,
-    "Scaling laws and compute-optimal training beyond fixed training durations", section 3).
-
-    At a restart the schedule begins again at the peak, without a warm-up (Loshchilov and Hutter
-    2017, "SGDR: Stochastic Gradient Descent with Warm Restarts"). Up to the first restart, the
-    rates are those of a training that ends there. Steps are counted from 0.
+    "Scaling laws and compute-optimal training beyond fixed training durations", section 3). Steps
+    are counted from 0.
     """
-    ends = (*phase.restarts, phase.steps)
-    begin, end = next((a, b) for a, b in pairwise((0, *ends)) if step < b)
-    step, length = step - begin, end - begin
-    warmup = 0 if begin else _steps(training.warmup_steps, length)
+    length = phase.steps
+    warmup = _steps(training.warmup_steps, length)
     if step < warmup:
         return phase.learning_rate * (step + 1) / warmup
     if training.schedule == "warmup-stable-decay":
@@ -47,13 +42,11 @@ def learning_rate(training: TrainingSettings, phase: Phase, step: int) -> float:
 
 
 def stable_end(training: TrainingSettings, phases: Sequence[Phase]) -> int | None:
-    """Return the step at which the last decay of a warmup-stable-decay training begins.
+    """Return the step at which the decay of a warmup-stable-decay training begins.
 
     A longer training goes on from there. None if the length decides more than that.
     """
     if training.schedule != "warmup-stable-decay" or training.decay_steps < 1 or len(phases) != 1:
-        return None
-    if phases[0].restarts:
         return None
     return max(0, phases[0].steps - round(training.decay_steps))
 
@@ -104,18 +97,13 @@ class Trace:
         return str(self._digest.hexdigest())
 
 
-def check_phases(training: TrainingSettings, phases: Sequence[Phase], plan: BatchPlan) -> None:
-    """Reject a phase with fewer samples per step than workers, and restarts that no phase has.
+def check_phases(phases: Sequence[Phase], plan: BatchPlan) -> None:
+    """Reject a phase with fewer samples per step than workers.
 
     Raises:
         ValueError: a phase has too few samples; the message names it and the numbers.
 
     """
-    if training.restarts and not any(phase.restarts for phase in phases):
-        raise ValueError(
-            f"training.restarts = {list(training.restarts)}: this task has its own phases, "
-            "which restart the schedule; leave it out"
-        )
     for phase in phases:
         if phase.samples < plan.workers:
             raise ValueError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     Field,
@@ -25,7 +24,7 @@ from raypipe.training.optimizer_settings import OptimizerSettings
 #: modes of torch.compile; those with CUDA graphs overwrite values that the training loop keeps
 CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
 #: the settings that say how long a training is
-LENGTH_KEYS = ("steps", "epochs", "restarts")
+LENGTH_KEYS = ("steps", "epochs")
 
 
 class TrainingSettings(OptimizerSettings):
@@ -130,7 +129,7 @@ class TrainingSettings(OptimizerSettings):
 
     @property
     def length_in(self) -> Literal["steps", "epochs"]:
-        """The unit of the length and of the restarts."""
+        """The unit of the length."""
         return "epochs" if self.steps is None else "steps"
 
     @property
@@ -142,18 +141,6 @@ class TrainingSettings(OptimizerSettings):
     def _one_length(self) -> TrainingSettings:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("give either steps or epochs, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _rising_restarts(self) -> TrainingSettings:
-        if self.restarts and self.schedule == "constant":
-            raise ValueError("restarts: a constant schedule has no decay to restart")
-        ends = [0, *self.restarts, self.length]
-        if self.restarts and any(a >= b for a, b in pairwise(ends)):
-            raise ValueError(
-                f"restarts = {list(self.restarts)}: must rise, and lie below "
-                f"{self.length_in} = {self.length}"
-            )
         return self
 
 
@@ -224,11 +211,11 @@ class ScalingSettings(Settings):
 class LoaderSettings(Settings):
     """Data loading; it cannot change the result."""
 
-    workers: Operational[Annotated[int, Field(ge=0)] | Literal["auto"] | None] = Field(
-        None,
-        description="Loader processes per worker; 0 loads in the worker itself. By default it "
-        "follows from the node's cores; `auto` measures some before the run and reports the "
-        "bottleneck.",
+    workers: Operational[int] = Field(
+        0,
+        ge=0,
+        description="Loader processes per worker, each of which reserves a CPU; 0 loads in the "
+        "worker itself.",
     )
     prefetch: Operational[PositiveInt] = Field(
         2, description="Batches that each loader process keeps ready."
@@ -236,11 +223,6 @@ class LoaderSettings(Settings):
     pin_memory: Operational[bool | None] = Field(
         None, description="Whether batches are in page-locked memory; by default on a GPU."
     )
-
-    @classmethod
-    def spelled_out(cls, given: Any) -> Any:
-        """Return the section for ``loader: auto``."""
-        return {"workers": "auto"} if given == "auto" else given
 
 
 OomStep = Literal["gradient_checkpointing", "fsdp", "shorten", "bf16"]
@@ -276,8 +258,6 @@ class TrainStageSettings(Settings):
         False, description="Whether to train with the settings that the sweep recommends."
     )
 
-    #: whether the schedule of this training can restart (``training.restarts``)
-    restartable: ClassVar[bool] = True
     #: precisions that this training rejects, each with the reason
     unusable: ClassVar[Mapping[Precision, str]] = {}
 
@@ -286,22 +266,13 @@ class TrainStageSettings(Settings):
         training = self.training
         if training.schedule in ("linear", "cosine"):
             return f"a {training.schedule} schedule decays over the whole length"
-        if training.schedule == "warmup-stable-decay":
-            if training.restarts:
-                return "a schedule with restarts decays before each of them"
-            if training.decay_steps < 1:
-                return f"decay_steps = {training.decay_steps} is a fraction of the length"
+        if training.schedule == "warmup-stable-decay" and training.decay_steps < 1:
+            return f"decay_steps = {training.decay_steps} is a fraction of the length"
         if 0 < training.warmup_steps < 1:
             return f"warmup_steps = {training.warmup_steps} is a fraction of the length"
         if training.length_in == "steps" and training.warmup_steps > length:
             return f"warmup_steps = {training.warmup_steps} is longer than the training"
         return None
-
-    @property
-    def milestones(self) -> tuple[int, ...] | None:
-        """The lengths after which a stored training can go on to this one; None for any."""
-        fixed = self.fixed_by(self.training.length)
-        return None if fixed is None else self.training.restarts
 
     @classmethod
     def settle(cls, name: str, values: Any, levels: Sequence[Level]) -> None:

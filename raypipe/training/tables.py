@@ -51,7 +51,6 @@ TRIALS = Table(
         Column("speed_spread", "real", "Range of the speed over logged intervals, relative."),
         Column("step_time_s", "real", "Mean time of an optimizer step.", "s"),
         Column("loader_wait_share", "real", "Fraction of the time spent waiting for the loader."),
-        Column("bound", "text", "Bottleneck that `loader: auto` found."),
         Column("flops_per_s", "real", "Model FLOPs per second, over all workers.", "1/s"),
         Column("mfu", "real", "Model FLOPs utilization: fraction of the devices' peak."),
         Column("gpu_util_mean", "real", "Mean utilization of the GPUs after warm-up.", "%"),

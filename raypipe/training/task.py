@@ -27,15 +27,13 @@ class StreamLengthError(ValueError):
 class Phase:
     """Consecutive steps with their own batch size (``samples`` per step) and learning rate.
 
-    The warm-up and the schedule of the settings run once over each phase; the schedule restarts
-    at its steps ``restarts``, counted from 0.
+    The warm-up and the schedule of the settings run once over each phase.
     """
 
     name: str
     steps: int
     samples: int
     learning_rate: float
-    restarts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class TrainTask(JobTask):
         A training can be continued with more steps if its phases are the beginning of those of the
         longer one.
         """
-        ends = (*training.restarts, training.length)
+        steps = training.length
         if training.length_in == "epochs":
             dataset: Any = self.build_dataset()
             if not hasattr(dataset, "__len__"):
@@ -188,11 +186,8 @@ class TrainTask(JobTask):
                     f"training.epochs: the dataset is a stream ({type(dataset).__name__}), whose "
                     "length is not known; give training.steps instead"
                 )
-            samples = len(dataset)
-            ends = tuple(-(-samples * epochs // effective_batch) for epochs in ends)
-        *restarts, steps = ends
-        rate = training.learning_rate
-        return [Phase("train", steps, effective_batch, rate, tuple(restarts))]
+            steps = -(-len(dataset) * training.length // effective_batch)
+        return [Phase("train", steps, effective_batch, training.learning_rate)]
 
     def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return the repeated blocks of the model, such as a transformer's layers.

@@ -78,12 +78,8 @@ class Update:
             self._skipped += ~torch.isfinite(found)
         self._scaler.step(self.optimizer)
         self._scaler.update()
-        self.drop_gradients()
-        return found
-
-    def drop_gradients(self) -> None:
-        """Drop the accumulated gradients."""
         self.optimizer.zero_grad(set_to_none=not self._has_views)
+        return found
 
     def scaler_state(self) -> dict[str, Any]:
         """Return the state of the gradient scaler and the number of skipped steps."""

@@ -51,7 +51,7 @@ def test_the_code_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYPIPE_CACHE", str(tmp_path / "cache"))
-    for name in ("RAYPIPE_RUNS", "RAYPIPE_STORE", "RAYPIPE_FAULTS"):
+    for name in ("RAYPIPE_RUNS", "RAYPIPE_FAULTS"):
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "work"
     folder.mkdir()

@@ -41,7 +41,7 @@ def train(
 ) -> dict[str, Any]:
     """Train two steps and return peaks of memory and counters; ``training`` replaces settings."""
     build_model = task.build_model
-    fixed = {"steps": _STEPS, "epochs": None, "warmup_steps": 0, "restarts": (), "log_every": 1}
+    fixed = {"steps": _STEPS, "epochs": None, "warmup_steps": 0, "log_every": 1}
     given = settings.training.model_copy(update=fixed | training)
     micro = given.micro_batch or 1
     accumulation = min(_ACCUMULATION, -(-(given.effective_batch or 1) // micro))

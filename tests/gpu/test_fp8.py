@@ -41,7 +41,7 @@ task, device = trainings.language_model(), torch.device("cuda", 0)
 dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=2)
 case = trainings.Case(task, (4, 1, 8, 2), "fsdp", {"precision": os.environ["PRECISION"]})
 with tempfile.TemporaryDirectory() as folder:
-    print(json.dumps(trainings._train_all({"": case}, Worker(0, device, 2, 2), folder)[""]))
+    print(json.dumps(trainings._train_all({"": case}, Worker(0, device, 2), folder)[""]))
 """
 
 

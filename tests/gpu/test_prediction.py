@@ -58,7 +58,7 @@ def of_workload(name: str, checkpointing: bool) -> tuple[TrainTask, TrainStageSe
     task = training.task(None)
     assert isinstance(task, TrainTask)
     update = {
-        "steps": 2, "epochs": None, "restarts": (), "warmup_steps": 0, "compile": False,
+        "steps": 2, "epochs": None, "warmup_steps": 0, "compile": False,
         "precision": "bf16", "gradient_checkpointing": checkpointing, "effective_batch": 16,
     }  # fmt: skip
     training_settings = training.settings.training.model_copy(update=update)

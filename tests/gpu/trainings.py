@@ -74,7 +74,7 @@ def _member(rank: int, folder: str, cases: Mapping[str, Case], workers: int) -> 
     torch.cuda.set_device(device)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("nccl", init_method=meeting, rank=rank, world_size=workers)
-    found = _train_all(cases, Worker(rank, device, workers, workers), folder)
+    found = _train_all(cases, Worker(rank, device, workers), folder)
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     os._exit(0)  # a sharded model that outlives its process group aborts the interpreter's end

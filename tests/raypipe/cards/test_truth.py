@@ -49,7 +49,7 @@ def of_step(
     task: TrainTask, settings: TrainStageSettings, plan: BatchPlan, *, checkpointing: bool
 ) -> tuple[TrainTask, TrainStageSettings]:
     update = {
-        "steps": 2, "epochs": None, "restarts": (), "warmup_steps": 0, "compile": False,
+        "steps": 2, "epochs": None, "warmup_steps": 0, "compile": False,
         "micro_batch": plan.micro_batch, "accumulation": plan.accumulation,
         "effective_batch": plan.effective_batch, "gradient_checkpointing": checkpointing,
     }  # fmt: skip

@@ -302,9 +302,9 @@ def test_an_elastic_group_holds_what_there_is_room_for(launcher, cpus, tmp_path)
         claim = claim_of(replace(job(tmp_path, 1, 1, 1), settings=settings))
         return claim.fewest * claim.bundle["CPU"]
 
-    assert cpus_of((1, 64), 1, None) == cpus
+    assert cpus_of((1, 64), 1, 0) == cpus
     assert cpus_of(1, 1, 1) == 2
-    assert cpus_of(3 * cpus, 1, "auto") == 3 * cpus
+    assert cpus_of(3 * cpus, 1, 0) == 3 * cpus
 
 
 class Beside(Regression):

@@ -18,7 +18,6 @@ from torch import nn
 from raypipe.config.settings import Operational
 from raypipe.faults import VARIABLE
 from raypipe.integrations.tracking import Target, Trackers
-from raypipe.launch import capacity, tune
 from raypipe.launch.inline import InlineLauncher
 from raypipe.pipeline.experiment import Experiment, Stage
 from raypipe.pipeline.launcher import Launcher
@@ -29,9 +28,6 @@ from raypipe.pipeline.stages import train_stage
 from raypipe.storage.ledger import Ledger
 from raypipe.storage.run_directory import RunDirectory
 from raypipe.storage.tables import read_table
-from raypipe.training.batching import BatchPlan
-from raypipe.training.job import TrainingJob, Worker
-from raypipe.training.settings import ScalingSettings, TrainStageSettings
 from tests.raypipe.examples import sweeping
 from tests.raypipe.examples.example_sweep import Line, SweptSettings
 from tests.raypipe.sweep.test_sweep import HERE, NONE, ONLY, YAML, row_of, stages_of, trials
@@ -281,47 +277,3 @@ def is_running(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-@pytest.mark.parametrize(
-    ("gpus", "measured", "concurrent", "workers", "expected"),
-    [
-        (1.0, True, None, 1, 4),  # as many as the largest node has GPUs
-        (1.0, True, 3, 1, 3),
-        (1.0, True, 1, 2, 2),  # the two of a single trial
-        (0.5, True, None, 1, 4),  # a measured trial has its GPU to itself
-        (0.5, False, None, 1, 8),
-        (0.0, True, None, 1, 1),  # it has its node to itself
-        (0.0, False, None, 1, 16),
-    ],
-)
-def test_concurrent_trials_share_the_cores_of_a_node_for_their_loaders(
-    gpus: float,
-    measured: bool,
-    concurrent: int | None,
-    workers: int,
-    expected: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nodes = {"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0, "GPU": 2.0}}
-    monkeypatch.setattr(capacity, "living_nodes", lambda: nodes)
-    settings = TrainStageSettings(scaling=ScalingSettings(workers=workers, gpus_per_worker=gpus))
-    plan, run = BatchPlan(1, 1, workers, workers), RunDirectory.at(tmp_path)
-    job = TrainingJob("t", "run", Line(4, False), settings, plan, run, measured=measured)
-    assert capacity.workers_on_node(job, concurrent) == expected
-
-
-def test_a_trial_knows_how_many_workers_are_on_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Worker] = []
-    monkeypatch.setattr(tune, "train", lambda job, worker, report: found.append(worker))
-    monkeypatch.setattr(tune.tune, "report", lambda outcome: None)
-    monkeypatch.setattr(TrainingJob, "steps", 1)
-    run, plan = RunDirectory.at(tmp_path), BatchPlan(1, 1, 1, 1)
-    job = TrainingJob(
-        "t", "run", Line(4, False), TrainStageSettings(), plan, run, workers_on_node=4
-    )
-    tune._train({"job": job, "mailbox": None, "threads": 1, "faults": ""})
-    assert [worker.workers_on_node for worker in found] == [4]

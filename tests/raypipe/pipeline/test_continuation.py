@@ -85,18 +85,8 @@ def assert_fresh(tmp_path: Path, folder: str) -> None:
         ({"steps": 7}, {"steps": 15}),  # 7 was evaluated as the last step only
         ({"eval_every": "null", "steps": 9}, {"eval_every": "null", "steps": 15}),
         ({"epochs": 1}, {"epochs": 3}),  # 4 steps of 16 among 50 samples: a step spans epochs
-        ({"schedule": "cosine"}, {"schedule": "cosine", "steps": 12, "restarts": "[6]"}),
-        (
-            {"schedule": "linear", "warmup_steps": 0.5, "steps": 8, "restarts": "[4]"},
-            {"schedule": "linear", "warmup_steps": 0.5, "steps": 9, "restarts": "[4,8]"},
-        ),
         (WSD, {**WSD, "steps": 12}),  # from step 4, where the decay begins
         ({**WSD, "monitor": "null"}, {**WSD, "monitor": "null", "steps": 12}),
-        (WSD, {**WSD, "steps": 12, "restarts": "[6]"}),  # after the decay
-        (
-            {"monitor": "{metric: loss}", "schedule": "cosine", "steps": 5},
-            {"monitor": "{metric: loss}", "schedule": "cosine", "steps": 9, "restarts": "[5]"},
-        ),
         (
             {"monitor": "{patience: 2}", "eval_every": 4, "steps": 5},  # 5 is not one of these
             {"monitor": "{patience: 2}", "eval_every": 4, "steps": 9},
@@ -127,31 +117,14 @@ def test_a_training_that_goes_on_equals_an_uninterrupted_one(
         (
             {"schedule": "cosine"},
             {"schedule": "cosine", "steps": 12},
-            ["steps: stored 6, now 12", "train.training.restarts=[6]", "use another --run-dir"],
-        ),
-        (
-            {"schedule": "cosine", "steps": 12, "restarts": "[6]"},
-            {"schedule": "cosine", "steps": 18, "restarts": "[6]"},
-            ["steps: stored 12, now 18", "train.training.restarts=[6, 12]"],
-        ),
-        (
-            {"schedule": "cosine", "steps": 12, "restarts": "[6]"},
-            {"schedule": "cosine", "steps": 12},
-            ["train.training.restarts: stored [6], now []"],
+            ["steps: stored 6, now 12", "a cosine schedule decays", "use another --run-dir"],
         ),
         ({"warmup_steps": 0.5}, {"warmup_steps": 0.5, "steps": 12}, ["fraction of the length"]),
         ({"warmup_steps": 9}, {"warmup_steps": 9, "steps": 12}, ["longer than the training"]),
-        ({"schedule": "constant"}, {"restarts": "[3]"}, ["constant schedule has no decay"]),
-        (WSD, {**WSD, "restarts": "[3]"}, ["train.training.restarts: stored None, now [3]"]),
         (
             {**WSD, "decay_steps": 0.5},
             {**WSD, "decay_steps": 0.5, "steps": 12},
-            ["decay_steps = 0.5 is a fraction of the length", "train.training.restarts=[6]"],
-        ),
-        (
-            {"schedule": "cosine"},
-            {"schedule": "cosine", "restarts": "[3, 2]"},
-            ["must rise, and lie below steps = 6"],
+            ["decay_steps = 0.5 is a fraction of the length"],
         ),
     ],
 )
@@ -230,17 +203,6 @@ def _failing_at(step: int) -> Callable[..., Any]:
         return real(self, model, batch, context)
 
     return loss
-
-
-def test_a_store_does_not_give_a_shorter_training(command: Run, tmp_path: Path) -> None:
-    store = f"store={tmp_path / 'store'}"
-    command("short", store)
-    longer = command("longer", store, steps=12)
-    assert "taken from the store" not in longer.output
-    taken = command("again", store, steps=12)
-    assert taken.output.count("taken from the store") == 3
-    assert_same_training(tmp_path, "again", "longer")
-    assert_fresh(tmp_path, "again")
 
 
 def test_points_of_a_matrix_with_other_lengths_are_variants(command: Run, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from example_tasks import SAMPLES, Points, Regression
 from torch import Tensor, nn
+from torch.utils.data import default_collate
 
 from raypipe.errors import ConfigError, UnitError
 from raypipe.hardware import Hardware
@@ -288,3 +290,27 @@ def test_the_launcher_learns_the_expected_seconds_of_what_ran_before(tmp_path, m
     assert expected[:2] == [("train", math.inf), ("pool", math.inf)]
     assert [name for name, _ in expected[2:]] == ["train", "pool"]
     assert all(0 < seconds < math.inf for _, seconds in expected[2:])
+
+
+class Slow(Regression):
+    """Loads each batch in 20 ms, which is nearly all of its step."""
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        def late(samples: list[Any]) -> Any:
+            time.sleep(0.02)
+            return default_collate(samples)
+
+        return late
+
+
+def test_a_training_says_how_long_it_waited_for_data(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(Display, "say", lambda _, text: said.append(text))
+    training = TrainingSettings(micro_batch=8, accumulation=1, effective_batch=8, steps=4)
+    settings = TrainStageSettings(training=training)
+    run_stages([train_stage("train", settings, lambda *_: Slow())], session)
+    share = read_table(session.run_dir, "trials")["loader_wait_share"].item()
+    assert 0.3 < share < 1
+    assert f"train: waiting for data: {100 * share:.0f} % of the step" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
@@ -157,28 +156,6 @@ def test_a_stage_that_was_interrupted_counts_the_time_of_every_command(work):
     assert after["status"] == "succeeded"
     assert after["duration_s"] > before["duration_s"] + 0.3
     assert after["started_at"] == before["started_at"]
-
-
-def test_a_run_of_the_previous_version_is_read_but_not_continued(work, capsys):
-    assert run(work, "toy.yaml") == 0
-    ledger = work / "run" / "ledger" / "00000000.jsonl"
-    lines = []
-    for number, text in enumerate(ledger.read_text().splitlines(), start=1):
-        entry = json.loads(text)
-        if entry["table"] == "units":
-            identity = {"identity": {"squares": {"power": 2}}, "fingerprint": "0" * 32}
-            entry["row"] = {**identity, "status": "succeeded", "extent": 1, "stage": "squares"}
-        content = {name: entry[name] for name in ("table", "key", "row")} | {"line": number}
-        line = json.dumps(content).removesuffix("}").encode()
-        lines.append(b'%s, "crc": %d}\n' % (line, zlib.crc32(line)))
-    ledger.write_bytes(b"".join(lines))
-    capsys.readouterr()
-    assert run(work, "toy.yaml") == 2
-    message = capsys.readouterr().err
-    assert "raypipe 0.1" in message
-    assert "Traceback" not in message
-    assert raypipe("results", str(work / "run"), "evaluations") == 0
-    assert raypipe("report", str(work / "run")) == 0
 
 
 class Section(Settings):

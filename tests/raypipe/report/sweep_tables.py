@@ -102,8 +102,19 @@ def quality_tables(trials: int = 12, **changes: object) -> Tables:
     }
 
 
+def stored(tables: Tables) -> Tables:
+    """The tables as a run has them: the points of the trials are a table with a column per axis."""
+    trials = tables.get("trials")
+    if trials is None or "point" not in trials.columns:
+        return tables
+    values = [json.loads(text) if isinstance(text, str) else {} for text in trials["point"]]
+    points = pd.DataFrame(values, index=trials.index).assign(trial_id=trials["trial_id"])
+    return {**tables, "trials": trials.drop(columns="point"), "sweep_points": points}
+
+
 def plots_of(tables: Tables) -> list[Plot]:
     """The plots of all sweeps."""
+    tables = stored(tables)
     return [plot for sweep in sweeps(tables) for plot in sweep_plots(sweep, tables)]
 
 

@@ -479,7 +479,8 @@ def test_the_section_of_trainings_lists_every_held_out_column() -> None:
 def test_the_page_repeats_the_run() -> None:
     environment = pd.DataFrame(
         {"hostname": ["n1"], "git_commit": "abc123", "git_dirty": True, "python": "3.11.7",
-         "torch": "2.13.0", "cpus": 8, "memory_bytes": 2**30, "started_at": "2026-01-01"}
+         "torch": "2.13.0", "cpus": 8, "memory_bytes": 2**30, "started_at": "2026-01-01",
+         "run_id": "r", "variant": "base", "command_id": "a", "command": COMMAND}
     )  # fmt: skip
     files = report_files(
         {"stages": _stages("succeeded"), "environment": environment}, [], "toy", {}, COMMAND,
@@ -499,7 +500,8 @@ def test_the_page_repeats_the_run() -> None:
 def test_the_page_has_the_command_once() -> None:
     environment = pd.DataFrame(
         {"hostname": ["n1"], "git_commit": None, "git_dirty": None, "python": "3.11.7",
-         "command": COMMAND, "started_at": "2026-01-01", "command_id": "a"}
+         "command": COMMAND, "started_at": "2026-01-01", "command_id": "a", "run_id": "r",
+         "variant": "base"}
     )  # fmt: skip
     tables = {"stages": _stages("succeeded"), "environment": environment}
     page = report_files(tables, [], "toy", {}, COMMAND, CONFIGURATION)["index.html"].decode()

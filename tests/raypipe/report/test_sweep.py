@@ -23,6 +23,7 @@ from tests.raypipe.report.sweep_tables import (
     plots_by_kind,
     plots_of,
     quality_tables,
+    stored,
     systems_tables,
     texts,
     trial_row,
@@ -48,7 +49,7 @@ def test_without_a_sweep_there_are_no_figures() -> None:
 def test_a_sweep_of_systems_has_three_figures() -> None:
     figures = plots_by_kind(systems_tables())
     assert tuple(figures) == KINDS
-    section = sweep_section(systems_tables())
+    section = sweep_section(stored(systems_tables()))
     names = [part.name if isinstance(part, Plot) else part for part in section.parts]
     assert names[0] == Heading(STAGE)
     assert [f"sweep-{kind}-{STAGE}" for kind in KINDS] == names[3:6]

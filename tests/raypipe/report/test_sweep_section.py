@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import re
 
 import pandas as pd
@@ -9,14 +8,13 @@ from raypipe.report.page import report_files
 from tests.raypipe.report.sweep_tables import (
     STAGE,
     Tables,
-    plots_of,
+    stored,
     systems_tables,
-    trial_row,
 )
 
 
 def _page(tables: Tables) -> str:
-    return report_files(tables, [], "A sweep", {})["index.html"].decode()
+    return report_files(stored(tables), [], "A sweep", {})["index.html"].decode()
 
 
 def _section(page: str, name: str) -> str:
@@ -61,34 +59,3 @@ def test_running_out_of_memory_in_a_sweep_is_no_alarm() -> None:
     assert "2 attempts failed: error (1), out of memory (1)." in section
     assert "m1" not in section
     assert 'id="failures"' not in _page({"failures": failures.iloc[:1]})
-
-
-def _with_sweep_points(tables: Tables) -> Tables:
-    """The tables of today: the points are a table with a column per axis."""
-    trials = tables["trials"]
-    points = pd.DataFrame([json.loads(text) for text in trials["point"]])
-    points.insert(0, "trial_id", trials["trial_id"].to_numpy())
-    # another stage's axis
-    points["other.training.seed"] = None
-    about = ["trained_stage", "kind", "reference"]
-    points[about] = trials[about].to_numpy()
-    return {
-        **tables,
-        "trials": trials.drop(columns=["point", *about]),
-        "pareto": tables["pareto"].drop(columns="point"),
-        "recommendations": tables["recommendations"].drop(columns="settings"),
-        "sweep_points": points,
-    }
-
-
-def test_a_sweep_reads_its_points_from_columns_and_from_the_json_of_earlier_versions() -> None:
-    earlier = systems_tables()
-    extra = trial_row(99, {"micro_batch": 8, "precision": "fp32"}, reference=True)
-    earlier["trials"] = pd.concat([earlier["trials"], pd.DataFrame([extra])], ignore_index=True)
-    today = _with_sweep_points(earlier)
-    sections = [_section(_page(tables), "sweep") for tables in (earlier, today)]
-    assert sections[0] == sections[1]
-    assert "checkpointing" in sections[0]
-    plots = [[plot.caption for plot in plots_of(tables)] for tables in (earlier, today)]
-    assert plots[0] == plots[1]
-    assert len(plots[0]) == 3

@@ -8,11 +8,11 @@ from raypipe.report.about import About, Declarations
 from raypipe.report.advice import advice
 from raypipe.report.sections import Code, Tiles
 from raypipe.report.summary import asked, came_out, certainty
-from tests.raypipe.report.sweep_tables import STAGE, systems_tables
+from tests.raypipe.report.sweep_tables import STAGE, stored, systems_tables
 
 
 def _about(**recommendation: object) -> About:
-    tables = systems_tables()
+    tables = stored(systems_tables())
     tables["recommendations"] = tables["recommendations"].assign(**recommendation)
     tables["stages"] = pd.DataFrame({"stage": ["sweep"], "status": ["succeeded"]})
     declared = Declarations("Classify things.", (), (), frozenset(tables))

@@ -108,7 +108,7 @@ def numbers(kind: Kind, length: int) -> Listing:
 
 def load(
     task: TrainTask, phases: Sequence[Phase], micro: int, first: int = 0,
-    *, rank: int = 0, workers: int = 1, seed: int = 0, processes: int | None = None,
+    *, rank: int = 0, workers: int = 1, seed: int = 0, processes: int = 0,
 ) -> Any:  # fmt: skip
     stage = TrainStageSettings(
         training=TrainingSettings(seed=seed), loader=LoaderSettings(workers=processes)
@@ -326,7 +326,7 @@ def _runs(pid: int) -> bool:
 
 def held_out(
     task: TrainTask, dataset: Dataset[Any], size: int, rank: int = 0, workers: int = 1,
-    processes: int | None = None,
+    processes: int = 0,
 ) -> Iterator[tuple[Any, bool]]:  # fmt: skip
     given = LoaderSettings(workers=processes)
     return loader.eval_batches(task, dataset, size, Worker(rank, CPU, workers), given)
@@ -362,29 +362,6 @@ def test_evaluation_needs_samples_that_can_be_counted() -> None:
         next(held_out(numbers("ordered", 3), Stream(3), 2))
     with pytest.raises(ValueError, match="no samples"):
         next(held_out(numbers("ordered", 3), Numbers(0), 2))
-
-
-@pytest.mark.parametrize(
-    ("workers", "dataset", "device", "cores", "on_node", "expected"),
-    [
-        (None, Numbers(1), "cuda", 8, 1, 4),
-        (None, Numbers(1), "cuda", 64, 8, 4),
-        (None, Numbers(1), "cuda", 64, 1, 8),
-        (None, Numbers(1), "cuda", 1, 1, 1),
-        (None, Numbers(1), "cuda", 4, 8, 1),
-        (None, Numbers(1), "cpu", 64, 1, 0),
-        (None, SampleIds(), "cuda", 64, 1, 0),
-        ("auto", Numbers(1), "cuda", 8, 1, 4),
-        (0, Numbers(1), "cuda", 64, 1, 0),
-        (20, SampleIds(), "cpu", 1, 1, 20),
-    ],
-)
-def test_loader_processes_by_the_cores(
-    workers: Any, dataset: Dataset[Any], device: str, cores: int, on_node: int, expected: int
-) -> None:
-    given = LoaderSettings(workers=workers)
-    count = loader.loader_workers(given, dataset, torch.device(device), cores, on_node)
-    assert count == expected
 
 
 def test_batches_of_any_shape_reach_the_device() -> None:

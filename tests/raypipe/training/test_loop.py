@@ -221,7 +221,6 @@ def test_the_seed_decides_the_run(tmp_path: Path) -> None:
         ({}, 15),
         ({"decay_steps": 30}, 0),
         ({"decay_steps": 0.25}, None),
-        ({"restarts": (8,)}, None),
         ({"monitor": None}, 15),
     ],
 )
@@ -230,7 +229,7 @@ def test_the_start_of_a_decay_is_kept_if_a_longer_training_can_go_on_from_it(
 ) -> None:
     values = {"schedule": "warmup-stable-decay", "steps": 20, "decay_steps": 5, "eval_every": 5}
     settings = TrainStageSettings(training=TrainingSettings.model_validate(values | given))
-    phase = Phase("train", 20, 8, 0.1, settings.training.restarts)
+    phase = Phase("train", 20, 8, 0.1)
     assert stable_end(settings.training, [phase]) == end
     assert (settings.fixed_by(20) is None) == (end is not None)
 
@@ -257,13 +256,12 @@ def test_learning_rates_follow_their_closed_forms(schedule: Any, floor: float) -
     assert short == [0.5, 1.0]
 
 
-def test_a_decay_is_a_fraction_of_the_steps_up_to_the_next_restart() -> None:
-    """Each decay ends at the floor, and the next steps begin at the peak."""
+def test_a_decay_is_a_fraction_of_the_steps() -> None:
     training = TrainingSettings(schedule="warmup-stable-decay", decay_steps=0.25)
-    phase = Phase("p", 12, 1, 1.0, restarts=(4,))
-    rates = [learning_rate(training, phase, step) for step in range(12)]
-    assert rates[:11] == [1.0] * 11
-    assert rates[11] == pytest.approx(1 - math.sqrt(0.5))
+    phase = Phase("p", 8, 1, 1.0)
+    rates = [learning_rate(training, phase, step) for step in range(8)]
+    assert rates[:7] == [1.0] * 7
+    assert rates[7] == pytest.approx(1 - math.sqrt(0.5))
 
 
 def test_the_rates_reach_the_optimiser_and_the_table(tmp_path: Path) -> None:
